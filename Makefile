@@ -1,0 +1,86 @@
+# The project's commands. `make serve` and `make test` need nothing but Python 3.11 or newer, and a network once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODELS ?= docs/examples/digits/models
+# Where recorded answers of a real Triton lie, if they are at hand.
+ORACLE ?= ../shared/oracle
+PORT   ?= 8000
+
+BIN := $(VENV)/bin
+PY  := $(BIN)/python
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+LOCKED := pyproject.toml constraints.txt
+# The generator is old on purpose (docs/decisions/0004): its code runs on every protobuf from 4.25 on.
+PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
+
+.DEFAULT_GOAL := help
+.PHONY: help serve demo venv test check fmt unit test-oracle bench proto lock wheel clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+serve: $(VENV)/demo.stamp  ## build the digits example, serve it, classify a first image, go on until Ctrl-C
+	@$(PY) docs/examples/digits/demo.py --models $(MODELS) --http-port $(PORT)
+
+demo: serve
+
+venv: $(VENV)/dev.stamp  ## the environment that every other target uses
+
+test: check unit test-oracle  ## all that CI runs
+
+check: $(VENV)/dev.stamp  ## formatting, lint, types and import contracts; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=core:adapters $(BIN)/lint-imports
+
+fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
+	$(PY) -m pytest $(T)
+
+# Without the recordings the target says so and passes: a clone of this repository alone must stay testable.
+test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand
+	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
+	elif [ ! -f tests/oracle/run.py ]; then echo "SKIPPED test-oracle: no tests/oracle/run.py"; \
+	else $(PY) tests/oracle/run.py; fi
+
+bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
+	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi
+
+proto: $(VENV)-proto/stamp  ## regenerate core/remora/proto/*_pb2.py from the .proto files
+	cd core && ../$(VENV)-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. remora/proto/*.proto
+
+lock: $(PY)  ## resolve constraints.txt anew
+	@$(PY) -m pip install --quiet --dry-run --ignore-installed --report $(VENV)/lock.json '.[dev,otel,lambda,s3]'
+	@$(PY) .ci/lock.py $(VENV)/lock.json > constraints.txt
+
+wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
+	$(BIN)/hatchling build
+
+clean:  ## remove all that make made
+	rm -rf $(VENV) $(VENV)-proto dist $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "remora needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV)
+
+# The stamps make a second call cost nothing; a changed pyproject or lock installs again.
+$(VENV)/demo.stamp: $(LOCKED) | $(PY)
+	@echo "installing remora and what the example needs into $(VENV) (once)"
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(LOCKED) | $(PY)
+	@echo "installing remora and its developer tools into $(VENV) (once)"
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/demo.stamp $@
+
+$(VENV)-proto/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-proto
+	@$(VENV)-proto/bin/python -m pip install --quiet --disable-pip-version-check $(PROTO_TOOLS)
+	@touch $@

@@ -1,0 +1,37 @@
+"""remora: one inference engine that rides on any cloud.
+
+>>> import remora
+>>> with remora.Engine("models") as engine:                   # doctest: +SKIP
+...     engine.infer("digits", {"image": pixels})
+
+Only names are imported here; numpy and the engine come with the first use of `Engine`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remora._version import __version__
+
+if TYPE_CHECKING:
+    from remora.engine import Engine, InferResult
+    from remora.errors import RemoraError
+    from remora.options import EngineOptions
+
+_HOMES = {
+    "Engine": "remora.engine",
+    "InferResult": "remora.engine",
+    "EngineOptions": "remora.options",
+    "RemoraError": "remora.errors",
+}
+
+__all__ = ["Engine", "EngineOptions", "InferResult", "RemoraError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'remora' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,103 @@
+"""What a backend is: three small protocols between the engine and a framework; the law: no framework is imported here.
+
+A ``Backend`` opens one version of one model and gives a ``BackendModel``. That can complete a configuration that says
+too little, and makes ``Instance``s. An instance runs a batch. The engine owns threads, queues, batching and statistics;
+a backend owns nothing but its framework's objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from remora.messages import Outcome, Request
+from remora.proto.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One version of one model on disk, and what the operator said about it.
+
+    ``path`` is the version's directory, or the file itself for a bare ``model.onnx``. ``model_dir`` is the model's
+    directory (labels, warmup files). ``settings`` are this backend's ``--backend-config`` pairs. ``cpus`` is how many
+    processors all instances of the model may use together (cgroup quota and affinity, not the machine's).
+    """
+
+    name: str
+    version: int
+    model_dir: Path
+    path: Path
+    repository: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
+    cpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04)."""
+
+    name: str
+    kind: str = "CPU"
+    device_id: int = 0
+
+
+class Execution:
+    """One run of one instance: the requests that run together, and when its phases ended.
+
+    An instance that can tell sets ``input_end_ns`` when the inputs are assembled and ``output_start_ns`` when the
+    model is done; what is left at 0 counts as compute time (spec T01).
+    """
+
+    __slots__ = ("input_end_ns", "output_start_ns", "requests")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.input_end_ns = 0
+        self.output_start_ns = 0
+
+
+class Instance(Protocol):
+    """One place a model can run. Only one thread uses an instance at a time, not always the same one.
+
+    ``quick`` says that ``execute`` runs no user code and waits for nothing, so that the event loop may run it itself
+    when the batch is short.
+    """
+
+    name: str
+    quick: bool
+
+    def execute(self, execution: Execution) -> list[Outcome]:
+        """Run the batch; one outcome for each request, in order. Outputs are in the model's own shape.
+
+        An exception raised here fails every request of the batch; a RemoraError keeps its code and text.
+        """
+
+    def close(self) -> None:
+        """Give everything back. Called once, when nothing runs."""
+
+
+class BackendModel(Protocol):
+    """One version of one model, opened."""
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in what ``config`` leaves out: max_batch_size, inputs, outputs, policies (spec C13, C14).
+
+        Raises ConfigError when the configuration contradicts the model.
+        """
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """A new instance, for a configuration that is complete and valid."""
+
+    def close(self) -> None:
+        """Called once, after all instances are closed."""
+
+
+class Backend(Protocol):
+    """A framework."""
+
+    name: str
+
+    def open(self, source: Source, config: ModelConfig) -> BackendModel:
+        """Open the model. ``config`` may be incomplete. Raises RemoraError (or anything) when it cannot be opened."""

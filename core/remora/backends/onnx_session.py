@@ -1,0 +1,171 @@
+"""One ONNX Runtime session, and how values go in and come out; the law: no copy but where numpy lacks the type.
+
+BYTES are decoded to the text ONNX Runtime wants and encoded again. BF16, for which numpy has no type, goes through ONNX
+Runtime's own tensor objects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from remora.backends.onnx_plan import SessionPlan
+from remora.backends.onnx_signature import read_signature
+from remora.errors import InternalError, InvalidArgumentError, UnsupportedError
+from remora.messages import DTYPES, Array, Tensor
+from remora.proto.model_config_pb2 import ModelConfig
+
+_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
+_REASON = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+class OnnxSession:
+    """A session and the way values go in and out of it. Any number of threads may run it at once."""
+
+    def __init__(self, model: str, runtime: Any, inner: Any, plan: SessionPlan) -> None:
+        self.signature = read_signature(
+            model, inner.get_inputs(), inner.get_outputs(), inner.get_overridable_initializers()
+        )
+        self.providers: tuple[str, ...] = tuple(inner.get_providers())
+        self._model = model
+        self._runtime = runtime
+        self._inner = inner
+        self._inputs = self.signature.datatypes
+        self._outputs = {name: info.datatype for name, info in self.signature.outputs.items()}
+        self._texts = frozenset(name for name, datatype in self._inputs.items() if datatype == "BYTES")
+        self._options = None
+        if plan.run_entries:
+            self._options = runtime.RunOptions()
+            for key, value in plan.run_entries.items():
+                self._options.add_run_config_entry(key, value)
+        # The checks of the Python class cost a tenth of a small run; the engine and the C++ class make them as well.
+        self._call = getattr(getattr(inner, "_sess", None), "run", None) or inner.run
+        bfloat16 = "BF16" in (*self._inputs.values(), *self._outputs.values())
+        if bfloat16 and self._texts:
+            raise UnsupportedError(
+                f"model '{model}' mixes BF16 tensors and string inputs, for which ONNX Runtime has no Python "
+                "interface; export its inputs and outputs as FP32"
+            )
+        self._plain = not bfloat16 and "BYTES" not in (*self._inputs.values(), *self._outputs.values())
+        self._bfloat16 = bfloat16
+
+    def run_for(self, config: ModelConfig) -> Callable[[dict[str, Array], tuple[str, ...]], list[Tensor]]:
+        """The function that an instance runs. A scalar output gets the dimensions of 1 that ``config`` gives it."""
+        scalars = {
+            output.name: tuple(output.dims)
+            for output in config.output
+            if not config.max_batch_size and set(output.dims) == {1} and not self.signature.outputs[output.name].shape
+        }
+        if not scalars:
+            return self.run
+
+        def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+            return [
+                tensor if tensor.data.shape else tensor._replace(data=tensor.data.reshape(scalars.get(tensor.name, ())))
+                for tensor in self.run(inputs, wanted)
+            ]
+
+        return run
+
+    def run(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        """The outputs ``wanted``, in that order.
+
+        Raises:
+            InvalidArgumentError: an element of a BYTES input is not UTF-8.
+            InternalError: ONNX Runtime or the model failed, with Triton's text.
+        """
+        outputs = self._outputs
+        if not self._plain:
+            inputs = {name: self._decoded(name, array) for name, array in inputs.items()}
+        try:
+            run = self._run_bfloat16 if self._bfloat16 else self._run_arrays
+            values = run(inputs, wanted)
+        except Exception as error:  # its classes have no common parent but Exception
+            raise InternalError(reason_of(error), from_model=True) from error
+        if self._plain:
+            return [Tensor(name, outputs[name], value) for name, value in zip(wanted, values, strict=True)]
+        return [
+            Tensor(name, outputs[name], _encoded(value) if outputs[name] == "BYTES" else value)
+            for name, value in zip(wanted, values, strict=True)
+        ]
+
+    def _run_arrays(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:
+        return cast("list[Array]", self._call(wanted, inputs, self._options))
+
+    def _decoded(self, name: str, array: Array) -> Array:
+        """An array of text for one of bytes; any other as it is. ONNX's strings are UTF-8."""
+        if name not in self._texts:
+            return array
+        decoded = np.empty(array.size, object)
+        for index, element in enumerate(array.ravel()):
+            try:
+                decoded[index] = element.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidArgumentError(
+                    f"input '{name}' of model '{self._model}' takes UTF-8 text, but element {index} has the byte "
+                    f"0x{error.object[error.start]:02x} at {error.start}: {error.reason}; send binary values as text, "
+                    "in base64 for example"
+                ) from error
+        return decoded.reshape(array.shape)
+
+    def _run_bfloat16(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:
+        """A run whose tensors are ONNX Runtime's own objects, the only ones that can say BF16.
+
+        They borrow the arrays' memory, which ``inputs`` and ``kept`` hold until the run is over.
+        """
+        kept = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        tensors = self._runtime.OrtValue
+        feeds = {
+            name: tensors.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+            if self._inputs.get(name) == "BF16"
+            else tensors.ortvalue_from_numpy(array)
+            for name, array in kept.items()
+        }
+        values = self._inner.run_with_ort_values(wanted, feeds, self._options)
+        return [
+            _bfloat16_bits(value) if self._outputs[name] == "BF16" else value.numpy()
+            for name, value in zip(wanted, values, strict=True)
+        ]
+
+
+def session_options(runtime: Any, plan: SessionPlan) -> Any:
+    """ONNX Runtime's own form of a plan."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = plan.intra_op_threads
+    options.inter_op_num_threads = plan.inter_op_threads
+    modes = runtime.ExecutionMode
+    options.execution_mode = modes.ORT_PARALLEL if plan.parallel else modes.ORT_SEQUENTIAL
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, plan.graph_level)
+    options.enable_cpu_mem_arena = plan.mem_arena
+    options.enable_mem_pattern = plan.mem_pattern
+    for key, value in plan.entries.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def _encoded(value: Array) -> Array:
+    """Bytes for text."""
+    encoded = np.empty(value.size, object)
+    encoded[:] = [text.encode() for text in value.ravel()]
+    return encoded.reshape(value.shape)
+
+
+def _bfloat16_bits(value: Any) -> Array:
+    """A copy of a BF16 tensor's bits; numpy has no such type, so the object gives its address only."""
+    shape = tuple(value.shape())
+    if 0 in shape:
+        return np.empty(shape, DTYPES["BF16"])
+    size = int(np.prod(shape, dtype=np.int64)) * DTYPES["BF16"].itemsize
+    bits = ctypes.string_at(value.data_ptr(), size)
+    return cast("Array", np.frombuffer(bits, DTYPES["BF16"]).reshape(shape))
+
+
+def reason_of(error: Exception) -> str:
+    """ONNX Runtime's reason in one line, numbered as Triton numbers it."""
+    match = _REASON.search(str(error))
+    code, text = (f" {match[1]}", match[2]) if match else ("", f"{type(error).__name__}: {error}")
+    return f"onnx runtime error{code}: {' '.join(text.split())}"

@@ -1,0 +1,234 @@
+"""The ONNX Runtime backend; the law: one session for each device a model lives on, shared by all instances there.
+
+A session may run in many threads at once, so instances are cheap and the weights are in memory once. ONNX Runtime is
+imported when the first model is opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.arrays import ArrayInstance
+from remora.backends.onnx_cache import OptimizedModels
+from remora.backends.onnx_plan import (
+    CPU_PROVIDER,
+    Device,
+    ProviderPlan,
+    SessionPlan,
+    first_device,
+    insists_on_gpu,
+    plan_providers,
+    plan_session,
+)
+from remora.backends.onnx_session import OnnxSession, reason_of, session_options
+from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError
+from remora.messages import TensorInfo
+from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_FILE = "model.onnx"
+_DEFAULT_MAX_BATCH = "4"  # spec C13
+_HINTS = (
+    # What ONNX Runtime says, and what to do about it.
+    (r"opset|IR version", "upgrade onnxruntime (this is {version}) or export the model for an older opset"),
+    (r"[Ee]xternal data", "keep the files with the model's weights beside it, under the names they were exported with"),
+    (r"not a registered function/op|is not registered", "it needs custom operators or a newer onnxruntime ({version})"),
+)
+_LFS_POINTER = b"version https://git-lfs"
+
+
+class OnnxRuntimeBackend:
+    """Serves ``.onnx`` models."""
+
+    name = "onnxruntime"
+
+    def open(self, source: Source, config: ModelConfig) -> OnnxModel:
+        """Load the model into a session for the device of its first instance.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: a parameter or accelerator nobody knows, or a GPU asked for that cannot be used.
+            UnsupportedError: the model takes or gives something that is no tensor.
+            InternalError: ONNX Runtime cannot load the file; the text has its reason in one line.
+        """
+        path = _find_model(source, config)
+        try:
+            runtime = importlib.import_module("onnxruntime")
+        except ImportError as error:
+            raise ConfigError(
+                f"model '{source.name}' needs ONNX Runtime, which cannot be imported ({error}): "
+                "pip install 'remora[onnx]', or 'remora[gpu]' for CUDA"
+            ) from error
+        return OnnxModel(runtime, source, path, config)
+
+
+class OnnxModel:
+    """An opened model: its signature and its sessions."""
+
+    def __init__(self, runtime: Any, source: Source, path: Path, config: ModelConfig) -> None:
+        self._runtime = runtime
+        self._source = source
+        self._path = path
+        self._sessions: dict[Device, OnnxSession] = {}
+        self._opening = threading.Lock()
+        for key in plan_session(config, source.settings, source.cpus).ignored:
+            _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
+        self._insists = insists_on_gpu(config)
+        self._device = first_device(config, runtime.get_available_providers())
+        self._signature = self._session(config, self._device).signature
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in what ``config`` leaves out from the model's own tensors, and check the rest (spec C13).
+
+        Raises:
+            ConfigError: when the configuration contradicts the model.
+        """
+        from remora.config import complete_from_tensors
+
+        default = self._source.settings.get("default-max-batch-size", "") or _DEFAULT_MAX_BATCH
+        if not default.isdecimal():
+            raise ConfigError(f"backend setting default-max-batch-size is '{default}'; it must be a whole number")
+        given = {tensor.name for tensor in config.input}
+        outputs = list(self._signature.outputs.values())
+        complete_from_tensors(config, self._inputs_for(given), outputs, default_max_batch=int(default))
+        for tensor in config.input:
+            if tensor.name in self._signature.optional and tensor.name not in given:
+                tensor.optional = True
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuse a configuration that names other inputs or outputs than the model has. Raises ConfigError."""
+        checked = ModelConfig()
+        checked.CopyFrom(config)
+        self.complete(checked)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance on the shared session of its device; KIND_MODEL leaves the choice to us. Raises ConfigError."""
+        self.check(config)
+        device = self._device
+        if placement.kind != "MODEL":
+            device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
+        session = self._session(config, device)
+        quick = all(provider == CPU_PROVIDER for provider in session.providers)
+        return ArrayInstance(placement.name, config, session.run_for(config), quick=quick)
+
+    def close(self) -> None:
+        """Let the sessions go."""
+        self._sessions.clear()
+
+    def _inputs_for(self, given: set[str]) -> list[TensorInfo]:
+        """The model's inputs; those that a request may leave out only as far as the configuration names them."""
+        signature = self._signature
+        inputs = [info for info in signature.inputs.values() if not given or info.name not in signature.optional]
+        optional = {**signature.inputs, **signature.defaults}
+        return inputs + [optional[name] for name in given & signature.optional]
+
+    def _session(self, config: ModelConfig, device: Device) -> OnnxSession:
+        """The session of a device; the CPU's for a GPU that the model can do without and that cannot be used."""
+        with self._opening:
+            if device not in self._sessions:
+                try:
+                    self._sessions[device] = self._open(config, device)
+                except ConfigError as error:
+                    if self._insists or device.kind == "CPU":
+                        raise
+                    _log.warning("%s; running on the CPU instead", error)
+                    cpu = self._sessions.get(Device()) or self._open(config, Device())
+                    self._sessions[device] = self._sessions[Device()] = cpu
+            return self._sessions[device]
+
+    def _open(self, config: ModelConfig, device: Device) -> OnnxSession:
+        name, runtime = self._source.name, self._runtime
+        plan = plan_session(config, self._source.settings, self._source.cpus)
+        providers = plan_providers(config, device, runtime.get_available_providers())
+        if device.kind == "GPU":
+            self._need(providers.missing, f"onnxruntime {runtime.__version__} is built without it")
+            preload = getattr(runtime, "preload_dlls", None)  # finds CUDA's libraries where pip has put them
+            if preload is not None:
+                preload()
+        for missing in providers.missing:
+            _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
+        inner = self._create(plan, providers)
+        lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
+        if device.kind == "GPU":
+            self._need(lost, "its libraries or the GPU cannot be used")
+        for missing in lost:
+            _log.warning("model '%s': the %s cannot be used here; going on without", name, missing)
+        return OnnxSession(name, runtime, inner, plan)
+
+    def _need(self, missing: Sequence[str], why: str) -> None:
+        if missing:
+            raise ConfigError(
+                f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {' and '.join(missing)} is not there: "
+                f"{why}; pip install 'remora[gpu]' and check the driver, or set the instance group's kind to KIND_CPU"
+            )
+
+    def _create(self, plan: SessionPlan, providers: ProviderPlan) -> Any:
+        runtime, path = self._runtime, self._path
+
+        def create(file: Path, **changes: Any) -> Any:
+            options = session_options(runtime, plan)
+            for key, value in changes.items():
+                setattr(options, key, value)
+            # No fallback: it would print to stdout and run on the CPU what was to run on a GPU.
+            session = runtime.InferenceSession(str(file), options, providers=list(providers.chain), enable_fallback=0)
+            session.disable_fallback()
+            return session
+
+        try:
+            folder = self._source.settings.get("optimized-model-cache")
+            if folder and providers.names == (CPU_PROVIDER,):
+                cache = OptimizedModels(Path(folder), f"{runtime.__version__} {plan.graph_level} {plan.entries}")
+                level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+                return cache.load(path, create, lambda file: create(file, graph_optimization_level=level))
+            return create(path)
+        except RemoraError:
+            raise
+        except Exception as error:  # its classes have no common parent but Exception
+            raise InternalError(self._load_failure(error)) from error
+
+    def _load_failure(self, error: Exception) -> str:
+        shown = _shown_path(self._path, self._source)
+        reason = reason_of(error).replace(str(self._path), shown).replace(f"{self._path.parent}/", "")
+        hints = [hint.format(version=self._runtime.__version__) for mark, hint in _HINTS if re.search(mark, reason)]
+        with self._path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                hints = ["the file is a Git LFS pointer: run git lfs pull"]
+        return "; ".join([f"model '{self._source.name}': cannot load '{shown}': {reason}", *hints[:1]])
+
+
+def _find_model(source: Source, config: ModelConfig) -> Path:
+    """The file to load (spec C18): the source itself, a file of its directory, or the one inside a directory there."""
+    if source.path.is_file():
+        return source.path
+    filename = config.default_model_filename or _DEFAULT_FILE
+    pure = PurePath(filename)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in filename or "\0" in filename:
+        raise ConfigError(
+            f"model '{source.name}': default_model_filename '{filename}' leaves the version's directory; "
+            "give the name of a file in it"
+        )
+    path = source.path / pure
+    if path.is_dir():  # a model with external data: the graph and its weights in one directory
+        inside = path / _DEFAULT_FILE
+        graphs = [inside] if inside.is_file() else sorted(path.glob("*.onnx"))
+        if len(graphs) == 1:
+            return graphs[0]
+        path = inside
+    if not path.is_file():
+        others = sorted(each.name for each in source.path.glob("*.onnx"))
+        found = f", there is {', '.join(others)}: rename it or set default_model_filename" if others else ""
+        raise NotFoundError(f"unable to find '{_shown_path(path, source)}' for model '{source.name}'{found}")
+    return path
+
+
+def _shown_path(path: Path, source: Source) -> str:
+    """A path as it may be shown to clients: from the model's directory on."""
+    return str(path.relative_to(source.model_dir)) if path.is_relative_to(source.model_dir) else path.name

@@ -1,0 +1,78 @@
+"""The metrics API of Python models (spec P11); the law: nothing is counted here, the registry does that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from remora.backends.python_host import current_host
+from remora.backends.python_tensor import TritonModelException
+from remora.custom_metrics import REGISTRY, Kind, MetricError, Series
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    try:
+        yield
+    except MetricError as error:
+        raise TritonModelException(f"{where}: {error}") from None
+
+
+class Metric:
+    """One series of a family; made by ``MetricFamily.Metric``. Thread-safe.
+
+    All methods raise TritonModelException for an operation that the family's kind does not have.
+    """
+
+    __slots__ = ("_family", "_series")
+
+    def __init__(self, family: MetricFamily, series: Series) -> None:
+        self._family = family  # keeps the series exported as long as the model keeps the metric
+        self._series = series
+
+    def increment(self, value: float) -> None:
+        """Add to a counter (no less than 0) or a gauge."""
+        with _explained("Failed to increment metric value"):
+            self._series.increment(value)
+
+    def set(self, value: float) -> None:
+        """Give a gauge a value."""
+        with _explained("Failed to set metric value"):
+            self._series.set(value)
+
+    def observe(self, value: float) -> None:
+        """Put one value into a histogram."""
+        with _explained("Failed to observe metric value"):
+            self._series.observe(value)
+
+    def value(self) -> float:
+        """What a counter or a gauge stands at."""
+        with _explained("Failed to get metric value"):
+            return self._series.value()
+
+
+class MetricFamily:
+    """A family of metrics with one name; it is exported until the model is unloaded or lets go of it.
+
+    Raises:
+        TritonModelException: a bad name, or one that is in use for another kind or description.
+    """
+
+    COUNTER = Kind.COUNTER
+    GAUGE = Kind.GAUGE
+    HISTOGRAM = Kind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: Kind) -> None:
+        with _explained("Error when creating MetricFamily"):
+            self._claim = REGISTRY.claim(name, description, Kind(kind), holder=self, owner=current_host())
+
+    def Metric(  # noqa: N802 - Triton's name
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """The series with these labels; ``buckets`` are the ascending upper bounds of a histogram.
+
+        Raises:
+            TritonModelException: bad labels or buckets.
+        """
+        with _explained("Error when creating Metric"):
+            return Metric(self, REGISTRY.series(self._claim, labels or {}, buckets))

@@ -1,0 +1,307 @@
+"""Requests as Python models see them (spec Y07, L02); the law: plain objects, no engine, nothing built before its use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+from remora.backends.python_host import Caller, current_host
+from remora.backends.python_messages import (
+    COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+    ResponseSender,
+    checked_parameters,
+    parameters_text,
+)
+from remora.backends.python_tensor import Tensor, TritonModelException
+from remora.messages import Parameter, Request, datatype_of
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
+
+
+class InferenceRequest:
+    """A request to another model (spec L02), and what all requests have in common (spec Y07).
+
+    Raises:
+        TypeError: inputs that are no Tensor objects, parameters of other types.
+    """
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Iterable[Tensor] = (),
+        requested_output_names: Iterable[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        self._inputs = list(inputs)
+        for tensor in self._inputs:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"InferenceRequest: inputs must be Tensor objects, found {type(tensor).__name__}")
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._outputs = list(requested_output_names)
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+        self._trace = trace or InferenceTrace()
+        self._parameters = checked_parameters("InferenceRequest", parameters)
+
+    def inputs(self) -> list[Tensor]:
+        """All input tensors."""
+        return self._inputs
+
+    def input_tensor(self, name: str) -> Tensor | None:
+        """The input of that name, None when the request has none."""
+        return next((tensor for tensor in self.inputs() if tensor.name() == name), None)
+
+    def requested_output_names(self) -> list[str]:
+        """The outputs that are wanted."""
+        return self._outputs
+
+    def request_id(self) -> str:
+        """The client's id, "" for none."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """The sequence the request belongs to, 0 for none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Bits: 1 starts its sequence, 2 ends it."""
+        return self._flags
+
+    def timeout(self) -> int:
+        """In microseconds, 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The request's parameters as JSON text."""
+        return parameters_text(self._parameters)
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the outputs should lie."""
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace:
+        """The trace it belongs to."""
+        return self._trace
+
+    def model_name(self) -> str:
+        """The model it is for."""
+        return self._model_name
+
+    def model_version(self) -> int:
+        """The version it is for, -1 for the newest."""
+        return self._model_version
+
+    def set_model_name(self, model_name: str) -> None:
+        """Send it to another model."""
+        self._model_name = model_name
+
+    def set_flags(self, flags: int) -> None:
+        """See ``flags``."""
+        self._flags = flags
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Run it: an InferenceResponse, or an iterator of them when ``decoupled``.
+
+        Raises:
+            TritonModelException: where calls of other models are not offered.
+        """
+        return _caller(self._model_name).infer(self, decoupled=decoupled)
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        """The same for coroutines."""
+        return await _caller(self._model_name).infer_async(self, decoupled=decoupled)
+
+    def get_response_sender(self) -> ResponseSender:
+        """Only requests that a model has received are answered."""
+        raise TritonModelException("get_response_sender: this request was made by the model, which does not answer it")
+
+    def is_cancelled(self) -> bool:
+        """Has the caller gone away?"""
+        return False
+
+    def set_release_flags(self, flags: int) -> None:
+        """Only requests that a model has received are released."""
+        raise TritonModelException("set_release_flags: this request was made by the model, which does not release it")
+
+
+def _caller(model_name: str) -> Caller:
+    host = current_host()
+    if host is None or host.caller is None:
+        raise TritonModelException(
+            f"cannot call model '{model_name}': calls between models are not offered here yet; "
+            "serve the models as an ensemble, or call it through the server's endpoint"
+        )
+    return host.caller
+
+
+class Single:
+    """The reply of a model that gives one response to each request. Thread-safe.
+
+    ``opened`` tells whether the model has asked for a sender. ``take`` waits until the response is there, or until it
+    is sure that none will come.
+    """
+
+    __slots__ = ("_closed", "_lock", "_mailbox", "_request", "_sent", "opened")
+
+    def __init__(self, request: Request) -> None:
+        self.opened = False
+        self._request = request
+        self._sent = 0
+        self._closed = False
+        self._lock = Lock()
+        self._mailbox: SimpleQueue[InferenceResponse | None]
+
+    def open(self) -> None:
+        """Make ready for a sender; models that return their responses have no need of it."""
+        if not self.opened:
+            self._mailbox = SimpleQueue()  # unlike other queues it may be put into by a destructor
+            self.opened = True
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        with self._lock:
+            self._count(response, flags)
+        if response is not None and self.opened:
+            self._mailbox.put(response)
+
+    def _count(self, response: InferenceResponse | None, flags: int) -> None:
+        if response is not None and self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        if response is None and not self._sent:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+            )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        self._closed = flags == COMPLETE_FINAL
+        self._sent += 1
+
+    def abandon(self) -> None:
+        self._mailbox.put(None)
+
+    def is_cancelled(self) -> bool:
+        return self._request.cancelled
+
+    def take(self) -> InferenceResponse | None:
+        """The response that was sent; None when the sender is gone without one, or was never asked for."""
+        return self._mailbox.get() if self.opened else None
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that a model has to answer.
+
+    Args:
+        request: checked; its arrays are in the model's shape.
+        datatypes: of the inputs whose arrays do not tell (BF16), by name.
+        model_name, model_version: the model that has received it.
+    """
+
+    __slots__ = ("_complete", "_received", "_request", "_sender", "_tensors", "release_flags", "reply")
+
+    def __init__(self, request: Request, datatypes: Mapping[str, str], model_name: str, model_version: int) -> None:
+        # The parent's constructor is for requests that are made out of parts; all that it sets is read below.
+        self._request = request
+        self._received = (datatypes, model_name, model_version)
+        self._tensors: dict[str, Tensor] = {}
+        self._complete = False
+        self._sender: ResponseSender | None = None
+        self.release_flags = RELEASE_ALL
+        self.reply = Single(request)
+
+    def inputs(self) -> list[Tensor]:
+        if not self._complete:
+            self._tensors = {name: self._tensor(name) for name in self._request.inputs}
+            self._complete = True
+        return list(self._tensors.values())
+
+    def input_tensor(self, name: str) -> Tensor | None:
+        if name not in self._request.inputs:
+            return None
+        tensor = self._tensors[name] = self._tensor(name)
+        return tensor
+
+    def _tensor(self, name: str) -> Tensor:
+        """Always the same object: what a model has written into an input stays written."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            array = self._request.inputs[name]
+            tensor = Tensor.received(name, self._received[0].get(name) or datatype_of(array), array)
+        return tensor
+
+    def seen_inputs(self) -> Iterable[Tensor]:
+        """Those that the model has asked for."""
+        return self._tensors.values()
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._request.requested)
+
+    def request_id(self) -> str:
+        return self._request.form.id
+
+    def correlation_id(self) -> int | str:
+        return self._request.form.sequence_id
+
+    def flags(self) -> int:
+        form = self._request.form
+        return SEQUENCE_START * form.sequence_start | SEQUENCE_END * form.sequence_end
+
+    def timeout(self) -> int:
+        return self._request.form.timeout_us
+
+    def parameters(self) -> str:
+        return parameters_text(self._request.form.parameters)
+
+    def preferred_memory(self) -> PreferredMemory:
+        return PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+
+    def trace(self) -> InferenceTrace:
+        return InferenceTrace()
+
+    def model_name(self) -> str:
+        return self._received[1]
+
+    def model_version(self) -> int:
+        return self._received[2]
+
+    def is_cancelled(self) -> bool:
+        return self._request.cancelled
+
+    def get_response_sender(self) -> ResponseSender:
+        """The sender, always the same one."""
+        if self._sender is None:
+            self.reply.open()
+            self._sender = ResponseSender(self.reply)
+        return self._sender
+
+    def returned(self) -> None:
+        """``execute`` has returned: from here on only the model keeps the sender alive."""
+        self._sender = None
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say whether the request is done with or is to be scheduled again (spec S14)."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                f"set_release_flags: {flags} is neither TRITONSERVER_REQUEST_RELEASE_ALL nor _RESCHEDULE"
+            )
+        self.release_flags = flags

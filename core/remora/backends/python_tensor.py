@@ -1,0 +1,260 @@
+"""The tensors that Python models see (spec Y06); the law: arrays are shared, and copied only where sharing would show.
+
+Three places where it would: an array with gaps or foreign byte order becomes a plain one when a tensor is made of it;
+a read-only input becomes writable when a model asks for it, because models may write into their inputs; and an output
+is copied when the model still holds its memory (``detached``).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.backends import python_dlpack as dlpack
+from remora.messages import Array, Tensor as Message, datatype_of
+
+DATATYPES = (
+    "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "BYTES", "BF16",
+)  # fmt: skip
+"""The wire's datatypes at the numbers that ``triton_dtype()`` and the model configuration give them."""
+
+
+class TritonModelException(Exception):  # noqa: N818 - Triton's name, which models catch by
+    """What a model raises, or gets from this module, to fail all requests of an execution (spec Y04)."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+    def message(self) -> str:
+        """The text."""
+        return str(self)
+
+
+class Tensor:
+    """A named array.
+
+    Args:
+        name: the input's or output's name.
+        numpy_array: any array with a Triton datatype; text, bytes and objects are BYTES.
+
+    Raises:
+        TypeError: the name is no text, or the value no array.
+        TritonModelException: an array of a type that Triton does not have (complex numbers, dates, records).
+    """
+
+    __slots__ = ("_array", "_datatype", "_name")
+
+    def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"Tensor: the name must be str, not {type(name).__name__}")
+        if not isinstance(numpy_array, np.ndarray):
+            raise TypeError(
+                f"Tensor '{name}': expected a numpy array, got {type(numpy_array).__name__}; wrap it in "
+                "numpy.array(...), or use Tensor.from_dlpack for a framework's tensor"
+            )
+        self._datatype = datatype_of(numpy_array)
+        if not self._datatype:
+            raise TritonModelException(
+                f"Tensor '{name}': numpy dtype {numpy_array.dtype} has no Triton datatype; convert the array first"
+            )
+        self._name = name
+        self._array = _plain(numpy_array)
+
+    @classmethod
+    def received(cls, name: str, datatype: str, array: Array) -> Tensor:
+        """A tensor over an array that is C-ordered and of ``datatype`` already; nothing is checked or copied."""
+        tensor = cls.__new__(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._array = array
+        return tensor
+
+    def name(self) -> str:
+        """The input's or output's name."""
+        return self._name
+
+    def as_numpy(self) -> Array:
+        """The values, writable. BYTES are an object array of ``bytes``.
+
+        Raises:
+            TritonModelException: for BF16, which numpy does not have.
+        """
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
+        if not self._array.flags.writeable:
+            self._array = self._array.copy()
+        return self._array
+
+    def triton_dtype(self) -> int:
+        """The datatype's number in the model configuration: 1 for TYPE_BOOL to 14 for TYPE_BF16."""
+        return DATATYPES.index(self._datatype)
+
+    def shape(self) -> list[int]:
+        """The shape, with the batch dimension if there is one."""
+        return list(self._array.shape)
+
+    def is_cpu(self) -> bool:
+        """Do the values lie in main memory? Always, for now."""
+        return True
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: object) -> Tensor:
+        """A tensor over the memory of a DLPack capsule or of an object with ``__dlpack__``.
+
+        Raises:
+            TritonModelException: memory that cannot be taken: not C-ordered, on another device, of a foreign type.
+        """
+        try:
+            datatype, array = dlpack.import_tensor(tensor)
+        except dlpack.DLPackError as error:
+            raise TritonModelException(str(error)) from None
+        return Tensor.received(name, datatype, array) if datatype else Tensor(name, array)
+
+    def to_dlpack(self) -> Any:
+        """A capsule over the same memory, which any framework's ``from_dlpack`` takes, once."""
+        return self.__dlpack__()
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if self._datatype == "BYTES":
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        if dl_device is not None and tuple(dl_device) != dlpack.CPU:
+            raise BufferError(f"Tensor '{self._name}' lies in main memory and does not move to device {dl_device}")
+        if copy or not self._array.flags.writeable:
+            copied = self._array.copy()
+            if not copy:
+                self._array = copied
+        else:
+            copied = self._array
+        return dlpack.export_bfloat16(copied) if self._datatype == "BF16" else copied.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU
+
+    def holds(self, array: Array) -> bool:
+        """Is this the very array that the tensor is made of?"""
+        return self._array is array
+
+    def message(self, inputs: Collection[Tensor] = ()) -> Message:
+        """The tensor as the engine sends it. An array of ``inputs`` may go back as it is; for others see ``detached``."""
+        for tensor in inputs:
+            if tensor.holds(self._array):
+                return Message(self._name, self._datatype, self._array)
+        array = _bytes_elements(self._array) if self._datatype == "BYTES" else detached(self._array)
+        return Message(self._name, self._datatype, array)
+
+    def __repr__(self) -> str:
+        return f"<Tensor '{self._name}' {self._datatype} {list(self._array.shape)}>"
+
+
+def _plain(array: Array) -> Array:
+    """C-ordered, little-endian, and a plain array rather than a masked or memory-mapped relative of one."""
+    if not array.flags.c_contiguous:  # asked first: ascontiguousarray gives a scalar a dimension
+        array = np.ascontiguousarray(array)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array if type(array) is np.ndarray else array.view(np.ndarray)
+
+
+def _bytes_elements(array: Array) -> Array:
+    """A new object array that holds ``bytes`` and nothing else."""
+    elements = [item if type(item) is bytes else _as_bytes(item) for item in array.reshape(-1).tolist()]
+    made = np.empty(len(elements), object)
+    made[:] = elements
+    return made.reshape(array.shape)
+
+
+def _as_bytes(item: object) -> bytes:
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item)
+    return str(item).encode()
+
+
+def detached(array: Array) -> Array:
+    """The array itself if nobody but its tensor refers to its memory, else a copy.
+
+    A model may keep an output and write into it while running the next batch; its answer must not change then. What
+    refers to the memory is told by reference counts: of the array, and of the array it is a view of. Any other owner
+    (a framework's tensor) cannot be asked, so that its memory is copied.
+    """
+    owner = array.base
+    if sys.getrefcount(array) > _ALONE.view:
+        return array.copy()
+    if owner is None:
+        return array if array.flags.owndata else array.copy()
+    if type(owner) is np.ndarray and owner.flags.owndata and sys.getrefcount(owner) <= _ALONE.owner:
+        return array
+    return array.copy()
+
+
+class _Counts(NamedTuple):
+    view: int
+    owner: int
+
+
+class _Probe:
+    """Measures what ``detached`` sees of an array that only a tensor's attribute refers to: interpreters differ."""
+
+    def __init__(self) -> None:
+        self._array = np.empty(2)[:1]
+
+    def counts(self) -> _Counts:
+        return self._counted(self._array)
+
+    @staticmethod
+    def _counted(array: Array) -> _Counts:
+        owner = array.base
+        return _Counts(sys.getrefcount(array), sys.getrefcount(owner))
+
+
+_ALONE = _Probe().counts()
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
+    """BYTES elements in the wire's form: each with its length in four bytes before it, row by row (spec B02).
+
+    None for an empty array and for one that holds neither objects nor bytes. Objects that are not bytes are written
+    as the UTF-8 of their ``str``.
+    """
+    if input_tensor.size == 0 or input_tensor.dtype.kind not in "OSU":
+        return None
+    pieces: list[bytes] = []
+    for element in _bytes_elements(input_tensor).reshape(-1).tolist():
+        pieces += (struct.pack("<I", len(element)), element)
+    return b"".join(pieces)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """The other way: a one-dimensional object array of ``bytes``.
+
+    Raises:
+        TritonModelException: bytes that end in the middle of an element.
+    """
+    elements: list[bytes] = []
+    offset, end = 0, len(encoded_tensor)
+    while offset < end:
+        start = offset + 4
+        length = int.from_bytes(encoded_tensor[offset:start], "little")
+        offset = start + length
+        if offset > end:
+            raise TritonModelException(
+                f"element {len(elements)} needs {length} bytes after its length, but only "
+                f"{max(end - start, 0)} are there: the bytes do not come from serialize_byte_tensor"
+            )
+        elements.append(bytes(encoded_tensor[start:offset]))
+    made = np.empty(len(elements), object)
+    made[:] = elements
+    return made

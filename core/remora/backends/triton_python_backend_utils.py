@@ -1,0 +1,218 @@
+"""The module that Triton's Python models import as ``triton_python_backend_utils`` (spec Y01-Y12); the law: the same
+names mean the same things, whether the model runs in a thread of the server or in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import numpy as np
+
+from remora.backends.python_config import ModelConfig
+from remora.backends.python_host import current_host
+from remora.backends.python_messages import (
+    COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+    ResponseSender,
+    TritonError,
+)
+from remora.backends.python_metrics import Metric, MetricFamily
+from remora.backends.python_requests import (
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferenceRequest,
+)
+from remora.backends.python_tensor import (
+    DATATYPES,
+    Tensor,
+    TritonModelException,
+    deserialize_bytes_tensor,
+    serialize_byte_tensor,
+)
+from remora.messages import DTYPES
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceTrace",
+    "LogLevel",
+    "Logger",
+    "Metric",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "ResponseSender",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = SEQUENCE_START
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = SEQUENCE_END
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = COMPLETE_FINAL
+TRITONSERVER_REQUEST_RELEASE_ALL = RELEASE_ALL
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input of that name, None when it has none."""
+    return inference_request.input_tensor(name)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output of that name, None when it has none."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration (parsed JSON) of the input of that name, None when there is none."""
+    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration (parsed JSON) of the output of that name, None when there is none."""
+    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Does this configuration (parsed JSON) let a request have any number of responses?"""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
+    """The numpy type of a datatype's number in the configuration, None for those that numpy does not have."""
+    name = DATATYPES[data_type] if 0 < data_type < len(DATATYPES) else "BF16"
+    return None if name == "BF16" else DTYPES[name].type
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """The number of a numpy type, None when there is none. Bytes are TYPE_STRING, as objects are."""
+    dtype = np.dtype(data_type)
+    if dtype.kind in "SU":
+        return DATATYPES.index("BYTES")
+    return next((number for number in range(1, 14) if DTYPES[DATATYPES[number]] == dtype), None)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
+    """The numpy type of a configuration's type, e.g. ``"TYPE_FP32"``. Raises KeyError when numpy does not have it."""
+    name = triton_type_string.removeprefix("TYPE_")
+    if name == "BF16" or name == triton_type_string:
+        raise KeyError(triton_type_string)
+    return DTYPES["BYTES" if name == "STRING" else name].type
+
+
+def get_model_dir() -> str:
+    """The folder of the model whose code is running."""
+    host = current_host()
+    if host is None:
+        raise TritonModelException("get_model_dir: no model's code is running in this thread; ask before starting it")
+    return host.model_dir
+
+
+class LogLevel(IntEnum):
+    """How much a line matters."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+_LEVELS = {
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+    LogLevel.VERBOSE: logging.DEBUG,
+}
+
+
+class Logger:
+    """Lines into the server's log, under the logger ``remora.model.<name>`` (spec Y12)."""
+
+    LogLevel = LogLevel
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: int = LogLevel.INFO) -> None:
+        """A line of any level."""
+        _log(message, LogLevel(level))
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        """What an operator may want to know."""
+        _log(message, LogLevel.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        """What an operator should look at."""
+        _log(message, LogLevel.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        """What went wrong."""
+        _log(message, LogLevel.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        """What only a search for a fault needs."""
+        _log(message, LogLevel.VERBOSE)
+
+
+def _log(message: str, level: LogLevel) -> None:
+    host = current_host()
+    logger = logging.getLogger(f"remora.model.{host.model_name}" if host is not None else "remora.model")
+    logger.log(_LEVELS[level], "%s", message, stacklevel=3)  # the line in the model's file
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load a model (spec L06)."""
+    _not_offered("load_model", model_name)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model (spec L06)."""
+    _not_offered("unload_model", model_name)
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """May requests be sent to that model (spec L06)?"""
+    _not_offered("is_model_ready", model_name)
+
+
+def _not_offered(what: str, model_name: str) -> NoReturn:
+    raise TritonModelException(
+        f"{what}('{model_name}'): models cannot manage other models here yet; use the server's repository API"
+    )

@@ -1,0 +1,55 @@
+"""Class strings instead of values (spec X06); pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from remora.errors import InvalidArgumentError, RemoraError
+from remora.messages import Array, OutputSpec, Response, Tensor
+
+_CLASS_LIMIT = 1_000_000
+_UNSUPPORTED = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
+
+
+def classify(
+    response: Response, wanted: Sequence[OutputSpec], labels: Mapping[str, Sequence[str]], *, batches: bool
+) -> Response | RemoraError:
+    """The response with each output that asked for classes replaced by its best ones.
+
+    ``labels`` holds the lines of each output's label file; ``batches`` says that the first dim is the batch.
+    An output of a type that has no order is an InvalidArgumentError.
+    """
+    classes = {output.name: min(output.classes, _CLASS_LIMIT) for output in wanted if output.classes > 0}
+    outputs: list[Tensor] = []
+    for tensor in response.outputs:
+        count = classes.get(tensor.name, 0)
+        if not count:
+            outputs.append(tensor)
+            continue
+        if tensor.datatype in _UNSUPPORTED:
+            return InvalidArgumentError(
+                f"class result not available for output due to unsupported type '{tensor.datatype}'", from_model=True
+            )
+        outputs.append(_classified(tensor, count, labels.get(tensor.name, ()), batches))
+    return Response(outputs, response.parameters)
+
+
+def _classified(tensor: Tensor, count: int, labels: Sequence[str], batches: bool) -> Tensor:
+    data = tensor.data
+    rows = data.reshape(data.shape[0], -1) if batches and data.ndim else data.reshape(1, -1)
+    count = min(count, rows.shape[1])
+    best = np.argsort(-rows.astype(np.longdouble), axis=1, kind="stable")[:, :count]
+    texts = np.empty((len(rows), count), object)
+    for row, indices in enumerate(best):
+        for place, index in enumerate(indices):
+            texts[row, place] = _class_text(rows[row, index], int(index), labels)
+    return Tensor(tensor.name, "BYTES", texts if batches and data.ndim else texts.reshape(-1))
+
+
+def _class_text(value: Array, index: int, labels: Sequence[str]) -> bytes:
+    """``<value>:<index>[:<label>]``; floats with six decimals whatever their size, as std::to_string prints them."""
+    number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
+    label = labels[index] if index < len(labels) else ""
+    return f"{number}:{index}{':' + label if label else ''}".encode()

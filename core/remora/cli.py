@@ -1,0 +1,167 @@
+"""The command `remora`: reads arguments, calls the engine or a running server, prints; exit codes 0, 1 (failed), 2 (usage).
+
+Options are not written here: they are the fields of the option dataclasses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from remora._version import __version__
+
+_BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
+_ALIASES = {
+    "model_repository": ("--model-store",),
+    "disable_auto_complete_config": ("--strict-model-config",),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: Triton's way to start.
+    if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
+        argv.insert(0, "serve")
+    parser = _parser(serve_only=bool(argv) and argv[0] == "serve")
+    options = parser.parse_args(argv)
+    command = getattr(options, "command", None)
+    if command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(command(options))
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(*, serve_only: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="remora", description="One inference engine that rides on any cloud.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    _add_serve(commands)
+    if not serve_only:  # a server that starts pays for none of the other commands
+        from remora import cli_commands
+
+        cli_commands.add_commands(commands)
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
+    from remora.options import EngineOptions, ServerOptions
+
+    serve = commands.add_parser(
+        "serve", help="serve models over HTTP and gRPC", description="Serve the models under PATH... until SIGTERM."
+    )
+    serve.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=_help(EngineOptions, "paths"))
+    for kind in (EngineOptions, ServerOptions):
+        add_options(serve, kind, skip=("paths",))
+    serve.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from remora.options import EngineOptions, ServerOptions
+
+    engine_options, server_options = read_options(options, EngineOptions), read_options(options, ServerOptions)
+    if not engine_options.paths and not engine_options.model_repository:
+        print("remora serve: give a model repository, a model's directory or a model file", file=sys.stderr)
+        return 2
+    if engine_options.load_model and engine_options.model_control_mode != "explicit":
+        print("remora serve: --load-model needs --model-control-mode=explicit", file=sys.stderr)
+        return 2
+    set_up_logging(server_options)
+    from remora.system import tuning
+
+    settings = tuning.Tuning()
+    tuning.apply(settings, os.environ)
+    from remora.server.main import serve
+
+    return serve(engine_options, server_options, settings)
+
+
+def set_up_logging(options: Any) -> None:
+    """One line for each record on standard error."""
+    import logging
+
+    level = logging.ERROR
+    if options.log_warning:
+        level = logging.WARNING
+    if options.log_info:
+        level = logging.INFO
+    if options.log_verbose > 0:
+        level = logging.DEBUG
+    if not options.log_error and not options.log_warning and not options.log_info:
+        level = logging.CRITICAL
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+
+
+# -- options from dataclasses -----------------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, skip: Sequence[str] = ()) -> None:
+    """A flag for each field of an option dataclass."""
+    group = parser.add_argument_group((kind.__doc__ or kind.__name__).splitlines()[0].rstrip("."))
+    for field in fields(kind):
+        if field.name not in skip:
+            _add_option(group, field)
+
+
+def _add_option(group: Any, field: Field[Any]) -> None:
+    metadata = field.metadata
+    flags = [f"--{field.name.replace('_', '-')}", *_ALIASES.get(field.name, ())]
+    settings: dict[str, Any] = {"dest": field.name, "default": None, "help": _describe(field)}
+    if metadata["many"]:
+        settings |= {"action": "append", "metavar": metadata["metavar"]}
+    elif isinstance(_default(field), bool):
+        settings |= {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+    elif metadata["choices"]:
+        settings |= {"choices": metadata["choices"]}
+    else:
+        settings |= {"type": type(_default(field)), "metavar": metadata["metavar"]}
+    group.add_argument(*flags, **settings)
+
+
+def read_options(namespace: argparse.Namespace, kind: type[Any]) -> Any:
+    """An option dataclass from parsed arguments; what was not given keeps its default."""
+    given: dict[str, Any] = {}
+    for field in fields(kind):
+        value = getattr(namespace, field.name, None)
+        if value is None:
+            continue
+        if field.metadata["many"]:
+            value = tuple(Path(item) for item in value) if field.name in ("model_repository", "paths") else tuple(value)
+        given[field.name] = value
+    return kind(**given)
+
+
+def _default(field: Field[Any]) -> Any:
+    return None if field.default is MISSING else field.default
+
+
+def _describe(field: Field[Any]) -> str:
+    default = _default(field)
+    text = str(field.metadata["help"]).replace("%", "%%")
+    return text if field.metadata["many"] or default in ("", None) else f"{text} (default {str(default).lower()})"
+
+
+def _help(kind: type[Any], name: str) -> str:
+    return next(str(field.metadata["help"]) for field in fields(kind) if field.name == name)
+
+
+def _boolean(text: str) -> bool:
+    """Triton's spelling of booleans (spec V05)."""
+    try:
+        return _BOOL_WORDS[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

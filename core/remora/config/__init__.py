@@ -1,0 +1,49 @@
+"""Model configurations: one schema, three notations, and small policies made from it; the law: all of it is pure.
+
+The way of a configuration: `find_config` and `read_config` -> `infer_backend` -> the backend completes it ->
+`normalise` -> `validate` -> `batch_policy`, `placements` and the others. Only the first two touch files.
+"""
+
+from __future__ import annotations
+
+from remora.config.completing import ModelTensor, complete_from_tensors
+from remora.config.datatypes import data_type_of, dtype_name
+from remora.config.inferring import MODEL_FILENAMES, infer_backend
+from remora.config.normalising import normalise
+from remora.config.policies import (
+    BatchPolicy,
+    QueuePolicy,
+    batch_policy,
+    parse_version,
+    placements,
+    select_versions,
+)
+from remora.config.reading import CONFIG_FILENAMES, find_config, parse_config, read_config
+from remora.config.validating import check_names, validate, validate_written
+from remora.config.writing import to_dict, to_json, to_text
+
+__all__ = [
+    "CONFIG_FILENAMES",
+    "MODEL_FILENAMES",
+    "BatchPolicy",
+    "ModelTensor",
+    "QueuePolicy",
+    "batch_policy",
+    "check_names",
+    "complete_from_tensors",
+    "data_type_of",
+    "dtype_name",
+    "find_config",
+    "infer_backend",
+    "normalise",
+    "parse_config",
+    "parse_version",
+    "placements",
+    "read_config",
+    "select_versions",
+    "to_dict",
+    "to_json",
+    "to_text",
+    "validate",
+    "validate_written",
+]

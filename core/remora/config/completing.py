@@ -1,0 +1,168 @@
+"""Completes a configuration from the model's own tensors, and checks it against them; the law: the model is right.
+
+A pure function for backends whose models know their inputs and outputs (spec C13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from remora.config.datatypes import data_type_of
+from remora.errors import ConfigError
+from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
+
+_VARIABLE = -1
+
+
+class ModelTensor(Protocol):
+    """An input or output as the model itself declares it: wire datatype, full shape, -1 for what varies."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def datatype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def complete_from_tensors(
+    config: ModelConfig,
+    inputs: Sequence[ModelTensor],
+    outputs: Sequence[ModelTensor],
+    *,
+    default_max_batch: int = 4,
+) -> None:
+    """Fill in the inputs, outputs, batch size and batching that ``config`` leaves out, and check what it says.
+
+    Nothing is filled in when both inputs and outputs are declared. A model can batch when the first dimension of all
+    its tensors varies.
+
+    Args:
+        config: changed in place; has its name.
+        inputs: the model's inputs, batch dimension included.
+        outputs: the model's outputs, batch dimension included. An empty shape counts as unknown.
+        default_max_batch: the batch size for a model that can batch and whose configuration does not say.
+
+    Raises:
+        ConfigError: when the configuration contradicts the model.
+    """
+    if not (_expected_inputs(config) and config.output):
+        _complete_batching(config, inputs, outputs, default_max_batch)
+        if not _expected_inputs(config):
+            _declare(config.input, inputs, config.max_batch_size)
+        if not config.output:
+            _declare(config.output, outputs, config.max_batch_size)
+    _check_inputs(config, inputs)
+    _check_outputs(config, outputs)
+
+
+def _expected_inputs(config: ModelConfig) -> int:
+    """How many tensors the configuration will feed, those that the batcher makes included."""
+    return len(config.input) + sum(len(made.target_name) for made in config.batch_input)
+
+
+def _complete_batching(
+    config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], default_max_batch: int
+) -> None:
+    if not all(tensor.shape and tensor.shape[0] == _VARIABLE for tensor in (*inputs, *outputs)):
+        if config.max_batch_size:
+            raise ConfigError(
+                f"autofill failed for model '{config.name}': model does not support batching while non-zero "
+                "max_batch_size is specified"
+            )
+        return
+    if config.max_batch_size == 0:
+        if _declares_whole_shapes(config, inputs, outputs):
+            return
+        config.max_batch_size = max(default_max_batch, 0)
+    if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+        config.dynamic_batching.SetInParent()
+
+
+def _declares_whole_shapes(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> bool:
+    """True when what is declared only fits a model without batching: a batch dimension would be one too many."""
+    ranks = {tensor.name: len(tensor.shape) for tensor in (*inputs, *outputs)}
+    rows: list[ModelInput | ModelOutput] = [*config.input, *config.output]
+    return any(len(_model_dims(row)) == ranks.get(row.name) for row in rows)
+
+
+def _declare(rows: Any, tensors: Sequence[ModelTensor], max_batch_size: int) -> None:
+    for tensor in tensors:
+        dims = tensor.shape[1:] if max_batch_size > 0 else tensor.shape
+        row = rows.add(name=tensor.name, data_type=data_type_of(tensor.datatype), dims=dims or (1,))
+        if not dims and max_batch_size > 0:
+            row.reshape.SetInParent()  # the model sees a batch of scalars, clients send rows of one
+
+
+def _check_inputs(config: ModelConfig, inputs: Sequence[ModelTensor]) -> None:
+    known = {tensor.name: tensor for tensor in inputs}
+    for row in config.input:
+        if row.name not in known and not row.optional:
+            raise ConfigError(f"unexpected inference input '{row.name}', allowed inputs are: {_listed(known)}")
+        if row.name in known:
+            _check_row(config, "input", row, known[row.name])
+    sequences = config.sequence_batching
+    fed = {row.name for row in config.input}
+    fed.update(row.name for row in sequences.control_input)
+    fed.update(row.input_name for row in sequences.state)
+    fed.update(name for made in config.batch_input for name in made.target_name)
+    missing = [name for name in known if name not in fed]
+    if missing:
+        raise ConfigError(
+            f"unable to load model '{config.name}', configuration expects {len(fed & known.keys())} inputs, model "
+            f"provides {len(known)}: {_listed(missing)} missing from the configuration"
+        )
+
+
+def _check_outputs(config: ModelConfig, outputs: Sequence[ModelTensor]) -> None:
+    known = {tensor.name: tensor for tensor in outputs}
+    for row in config.output:
+        if row.name not in known:
+            raise ConfigError(f"unexpected inference output '{row.name}', allowed outputs are: {_listed(known)}")
+        _check_row(config, "output", row, known[row.name])
+
+
+def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) -> None:
+    if row.data_type != data_type_of(tensor.datatype):
+        raise ConfigError(
+            f"unable to load model '{config.name}', configuration expects datatype {DataType.Name(row.data_type)} for "
+            f"{kind} '{row.name}', model provides {DataType.Name(data_type_of(tensor.datatype))}"
+        )
+    if not tensor.shape and (kind == "output" or list(row.dims) == [1]):
+        return  # a scalar, or a shape that the model does not know before it runs
+    dims = _model_dims(row)
+    batched = config.max_batch_size > 0
+    where = f"model '{config.name}', tensor '{row.name}'"
+    if batched and tensor.shape[:1] != (_VARIABLE,):
+        raise ConfigError(
+            f"{where}: for the model to support batching the shape should have at least 1 dimension and the first "
+            f"dimension must be -1; but shape expected by the model is {_shape(tensor.shape)}"
+        )
+    full = [_VARIABLE, *dims] if batched else dims
+    fits = len(full) == len(tensor.shape) and all(
+        theirs in (_VARIABLE, ours) for ours, theirs in zip(full, tensor.shape, strict=True)
+    )
+    if not fits:
+        complete = (
+            "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
+            f"complete shape {_shape(full)}"
+            if batched
+            else f"shape {_shape(full)}"
+        )
+        raise ConfigError(
+            f"{where}: the model expects {len(tensor.shape)} dimensions (shape {_shape(tensor.shape)}) but the model "
+            f"configuration specifies {len(full)} dimensions ({complete})"
+        )
+
+
+def _model_dims(row: Any) -> list[int]:
+    return list(row.reshape.shape if row.HasField("reshape") else row.dims)
+
+
+def _shape(dims: Sequence[int]) -> str:
+    return "[" + ",".join(map(str, dims)) + "]"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,39 @@
+"""The configuration's datatypes and the wire's names for them; the law: one table, read both ways (spec C07)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from remora.errors import ConfigError
+from remora.proto.model_config_pb2 import DataType
+
+_NAME_OF: dict[int, str] = {
+    value: "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")
+    for name, value in DataType.items()
+    if name != "TYPE_INVALID"
+}
+_TYPE_OF: dict[str, DataType] = {name: cast(DataType, value) for value, name in _NAME_OF.items()}
+
+
+def dtype_name(data_type: int) -> str:
+    """The wire datatype, e.g. ``"FP32"``, of a DataType value; ``"BYTES"`` for TYPE_STRING.
+
+    Raises:
+        ConfigError: for TYPE_INVALID and for numbers that are no DataType.
+    """
+    try:
+        return _NAME_OF[data_type]
+    except KeyError:
+        raise ConfigError(f"data type {data_type} has no wire datatype; use one of TYPE_BOOL to TYPE_BF16") from None
+
+
+def data_type_of(name: str) -> DataType:
+    """The DataType value of a wire datatype such as ``"FP32"`` or ``"BYTES"``.
+
+    Raises:
+        ConfigError: when the wire knows no such datatype.
+    """
+    try:
+        return _TYPE_OF[name]
+    except KeyError:
+        raise ConfigError(f"'{name}' is no datatype; use one of {', '.join(_TYPE_OF)}") from None

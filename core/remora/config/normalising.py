@@ -1,0 +1,63 @@
+"""Writes the defaults into a configuration; the law: doing it twice changes nothing (spec C10-C12, I01-I03).
+
+What comes out is what the configuration endpoint shows. A model is normalised when its file is read, and again when
+its backend has completed what the file left out.
+"""
+
+from __future__ import annotations
+
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+SEQUENCE_IDLE_US = 1_000_000
+"""How long a sequence may be silent before it loses its slot, in microseconds (spec C12)."""
+
+_PAIRED_ON_CPU = frozenset({"onnxruntime", "tensorflow"})
+"""Backends that get two instances on a CPU when nobody says how many (spec I02)."""
+
+
+def normalise(config: ModelConfig, name: str, *, gpus: int = 0) -> None:
+    """Fill in every default that does not depend on the model itself.
+
+    Args:
+        config: changed in place.
+        name: the model's name, for a configuration that does not give it.
+        gpus: how many GPUs the engine may use; their ids are 0 to ``gpus - 1``.
+    """
+    config.name = config.name or name
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    _fill_batching(config)
+    if config.HasField("ensemble_scheduling"):
+        # Whether an ensemble is decoupled follows from its steps, which are known later; Triton shows it either way.
+        config.model_transaction_policy.SetInParent()
+        return
+    for pinned in ("input_pinned_memory", "output_pinned_memory"):
+        if not config.optimization.HasField(pinned):
+            getattr(config.optimization, pinned).enable = True
+    _fill_instance_groups(config, gpus)
+
+
+def _fill_batching(config: ModelConfig) -> None:
+    whole = [config.max_batch_size] if config.max_batch_size > 0 else []
+    if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+        config.dynamic_batching.preferred_batch_size.extend(whole)
+    if config.HasField("sequence_batching"):
+        sequences = config.sequence_batching
+        sequences.max_sequence_idle_microseconds = sequences.max_sequence_idle_microseconds or SEQUENCE_IDLE_US
+        if sequences.HasField("oldest") and not sequences.oldest.preferred_batch_size:
+            sequences.oldest.preferred_batch_size.extend(whole)
+
+
+def _fill_instance_groups(config: ModelConfig, gpus: int) -> None:
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            there = gpus > 0 and all(0 <= gpu < gpus for gpu in group.gpus)
+            group.kind = ModelInstanceGroup.KIND_GPU if there else ModelInstanceGroup.KIND_CPU
+        if group.count < 1:
+            paired = group.kind == ModelInstanceGroup.KIND_CPU and config.backend in _PAIRED_ON_CPU
+            group.count = 2 if paired else 1
+        if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpus))

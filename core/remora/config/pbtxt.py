@@ -1,0 +1,156 @@
+"""Reads protobuf text format; the law: protobuf's own parser decides, this file only explains its refusals.
+
+When the parser refuses a text, a small scanner goes over it with the schema at hand, so that the error can name the
+key path and the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from remora.config.misfit import (
+    MisfitError,
+    Path,
+    is_map,
+    is_repeated,
+    map_fields,
+    schema_of,
+    unknown_key,
+    unknown_value,
+)
+
+_TOKEN = re.compile(
+    r"""
+    (?P<skip>\#[^\n]*|\s+)
+    |(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+    |(?P<word>[A-Za-z_][\w]*)
+    |(?P<number>[-+]?[.\d][\w.+-]*)
+    |(?P<mark>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_POSITION = re.compile(r"^\d+:\d+ : ")
+_QUOTED_TEXT = re.compile(r"^'.*?': (?=[A-Z])", re.DOTALL)
+
+
+def fill_from_text(message: Message, text: str) -> None:
+    """Put all that ``text`` says into ``message``.
+
+    Raises:
+        MisfitError: with line and key path of what does not fit (spec C21).
+    """
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise _explain(schema_of(message), text, error) from error
+    _refuse_unknown_numbers(message, ())
+
+
+def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> MisfitError:
+    """The parser's refusal with the key path of the place, and the nearest key where it was a key."""
+    line = error.GetLine() or 0
+    offset = _offset(text, line, error.GetColumn() or 0) if line else len(text)
+    nearest: Path = ()
+    for place in _places(schema, text):
+        if place.reason:
+            return MisfitError(place.path, place.reason, text.count("\n", 0, place.offset) + 1)
+        if place.offset > offset:
+            break
+        nearest = place.path
+    said = str(error).replace(f"{schema.file.package}.", "")
+    reason = _QUOTED_TEXT.sub("", _POSITION.sub("", said))
+    return MisfitError(nearest, " ".join(reason.split()), line)
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    """Where a line and column, both counted from 1, are in the text."""
+    return sum(len(row) + 1 for row in text.split("\n")[: line - 1]) + column - 1
+
+
+class _Place(NamedTuple):
+    """A key of the text, or the end of a message. ``reason`` says what is wrong with it, empty when nothing is."""
+
+    path: Path
+    offset: int
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A message whose closing brace has not come yet; ``listed`` is its field whose ``[`` is open."""
+
+    schema: Descriptor
+    path: Path
+    counts: dict[str, int] = field(default_factory=dict)
+    listed: FieldDescriptor | None = None
+
+
+def _places(schema: Descriptor, text: str) -> Iterator[_Place]:
+    """Every key of the text in order; ends at the first one the schema does not know."""
+    stack = [_Open(schema, ())]
+    awaited: FieldDescriptor | None = None  # the field whose value comes next
+    key: Path = ()
+    for match in _TOKEN.finditer(text):
+        token, kind, top = match.group(), match.lastgroup, stack[-1]
+        if kind == "skip":
+            continue
+        if kind == "word" and awaited is None:
+            awaited = top.schema.fields_by_name.get(token)
+            if awaited is None:
+                yield _Place((*top.path, token), match.start(), unknown_key(top.schema, token))
+                return
+            key = (*top.path, token)
+            yield _Place(key, match.start())
+        elif kind in ("word", "number", "text"):
+            choices = awaited.enum_type if awaited is not None else None
+            if kind == "word" and choices is not None and token not in choices.values_by_name:
+                yield _Place(key, match.start(), unknown_value(choices, token))
+                return
+            awaited = top.listed
+        elif token == "[":
+            top.listed = awaited
+        elif token == "]":
+            awaited = top.listed = None
+        elif token in ("{", "<") and awaited is not None and awaited.message_type is not None:
+            stack.append(_Open(awaited.message_type, _numbered(top, awaited)))
+            awaited = None
+        elif token in ("}", ">") and len(stack) > 1:
+            stack.pop()
+            yield _Place(top.path, match.start())
+            awaited = stack[-1].listed
+
+
+def _numbered(owner: _Open, child: FieldDescriptor) -> Path:
+    """The path of a message that opens now, with its position when it is one of a list."""
+    if not is_repeated(child):
+        return (*owner.path, child.name)
+    index = owner.counts.get(child.name, 0)
+    owner.counts[child.name] = index + 1
+    return (*owner.path, child.name, index)
+
+
+def _refuse_unknown_numbers(message: Message, path: Path) -> None:
+    """Protobuf keeps an enum number that it does not know; nothing here could serve it."""
+    for child, value in message.ListFields():
+        where = (*path, child.name)
+        if child.enum_type is not None:
+            for number in value if is_repeated(child) else (value,):
+                if number not in child.enum_type.values_by_number:
+                    raise MisfitError(where, unknown_value(child.enum_type, number))
+        elif is_map(child):
+            if map_fields(child)[1].message_type is not None:
+                for key, inner in value.items():
+                    _refuse_unknown_numbers(inner, (*where, str(key)))
+        elif child.message_type is not None:
+            if not is_repeated(child):
+                _refuse_unknown_numbers(value, where)
+                continue
+            for index, inner in enumerate(value):
+                _refuse_unknown_numbers(inner, (*where, index))

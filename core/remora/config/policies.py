@@ -1,0 +1,125 @@
+"""What schedulers and lifecycle read of a configuration: small frozen policies; the law: no clock, no files.
+
+Each is built by one function from a configuration that is complete and valid (see `normalising`, `validating`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from remora.backends import Placement
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy, ModelVersionPolicy
+
+_NS_PER_US = 1000
+_MAX_VERSION = (1 << 63) - 1
+_NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
+_VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How one priority level's queue treats requests that are late or too many (spec D08-D12).
+
+    ``default_timeout_ns`` 0 is no timeout; ``max_size`` 0 is no limit, else it counts requests.
+    """
+
+    reject_on_timeout: bool = True
+    default_timeout_ns: int = 0
+    allow_override: bool = False
+    max_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Which requests may share a batch, and how long they wait for each other (spec D01-D08).
+
+    ``max_batch_size`` 0 is a model without batching. ``dynamic`` says whether the server makes batches at all.
+    ``preferred`` is ascending. ``queues`` has one policy for each priority level, the first for level 1; without
+    priorities there is one level, and ``default_level`` is 1.
+    """
+
+    max_batch_size: int = 0
+    dynamic: bool = False
+    preferred: tuple[int, ...] = ()
+    max_delay_ns: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_level: int = 1
+    queues: tuple[QueuePolicy, ...] = (QueuePolicy(),)
+    ragged_inputs: frozenset[str] = frozenset()
+
+
+def batch_policy(config: ModelConfig) -> BatchPolicy:
+    """The batching of a valid configuration; without ``dynamic_batching`` every request runs alone (spec D01)."""
+    ragged = frozenset(row.name for row in config.input if row.allow_ragged_batch)
+    if not config.HasField("dynamic_batching"):
+        return BatchPolicy(max_batch_size=config.max_batch_size, ragged_inputs=ragged)
+    batching = config.dynamic_batching
+    usual = _queue_policy(batching.default_queue_policy)
+    special = {level: _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()}
+    return BatchPolicy(
+        max_batch_size=config.max_batch_size,
+        dynamic=True,
+        preferred=tuple(sorted(set(batching.preferred_batch_size))),
+        max_delay_ns=batching.max_queue_delay_microseconds * _NS_PER_US,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_level=batching.default_priority_level or 1,
+        queues=tuple(special.get(level, usual) for level in range(1, max(batching.priority_levels, 1) + 1)),
+        ragged_inputs=ragged,
+    )
+
+
+def placements(config: ModelConfig) -> tuple[Placement, ...]:
+    """Where the instances of a valid configuration live; passive groups are left out (spec I01-I05).
+
+    Instance ``i`` of a group is called ``<group>_<i>``. A group on GPUs has ``count`` instances on each of them.
+    """
+    found: list[Placement] = []
+    for group in config.instance_group:
+        if group.passive:
+            continue
+        kind = ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
+        devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
+        places = [device for _ in range(group.count) for device in devices]
+        found += [Placement(f"{group.name}_{index}", kind, device) for index, device in enumerate(places)]
+    return tuple(found)
+
+
+def parse_version(dirname: str) -> int | None:
+    """The version that a directory's name stands for, or None when it is none (spec M02).
+
+    As Triton reads it: the number in front counts (``1abc`` is 1), but a longer name must not begin with a zero.
+    Negative numbers and numbers beyond 64 bits are no versions.
+    """
+    if dirname in _NO_VERSIONS or (len(dirname) > 1 and dirname.startswith("0")):
+        return None
+    match = _VERSION.match(dirname)
+    if match is None or len(match[1]) > len(str(_MAX_VERSION)):
+        return None
+    version = int(match[1])
+    return version if version <= _MAX_VERSION else None
+
+
+def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
+    """Those of the available versions that the policy wants to serve, ascending; unset means the latest (spec M02)."""
+    versions = sorted(set(available))
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return versions
+    if choice == "specific":
+        wanted = set(policy.specific.versions)
+        return [version for version in versions if version in wanted]
+    count = policy.latest.num_versions if choice == "latest" else 1
+    return versions[-count:] if count else []
+
+
+def _queue_policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        reject_on_timeout=policy.timeout_action == ModelQueuePolicy.REJECT,
+        default_timeout_ns=policy.default_timeout_microseconds * _NS_PER_US,
+        allow_override=policy.allow_timeout_override,
+        max_size=policy.max_queue_size,
+    )

@@ -1,0 +1,263 @@
+"""The metrics that models keep for themselves (spec P11), as plain data for the exporter; the law: a series lives
+exactly as long as somebody claims it, and nothing here knows a wire format or a framework.
+
+A ``Claim`` is one user's hold on a family: two instances of a model that ask for the same family share its series, and
+a series goes when the last claim that asked for it goes. Claims end by ``retire`` (their owner was closed) or because
+whatever held them was collected; collection only leaves a note, because it may strike while the lock is held.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import accumulate
+from typing import NamedTuple
+
+Labels = tuple[tuple[str, str], ...]
+
+_FAMILY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class MetricError(ValueError):
+    """A metric that cannot be made, or an operation that its kind does not have."""
+
+
+class Kind(Enum):
+    """What a family measures; the values are Prometheus' type words."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Sample(NamedTuple):
+    """One series. ``value`` is the sum of all observations for a histogram, whose ``buckets`` are pairs of an upper
+    bound and the number of observations up to it, the last bound being infinite, and whose ``count`` is all of them."""
+
+    labels: Labels
+    value: float
+    buckets: tuple[tuple[float, int], ...] = ()
+    count: int = 0
+
+
+class Family(NamedTuple):
+    """A family and its series, in the order of their making."""
+
+    name: str
+    description: str
+    kind: Kind
+    samples: tuple[Sample, ...]
+
+
+class Series:
+    """One series that a claim may change. All methods are thread-safe and raise MetricError for the wrong kind."""
+
+    __slots__ = ("_bounds", "_counts", "_kind", "_lock", "_value", "claims")
+
+    def __init__(self, kind: Kind, bounds: tuple[float, ...]) -> None:
+        self.claims = 0
+        self._kind = kind
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._value = 0.0
+        self._lock = threading.Lock()
+
+    def increment(self, value: float) -> None:
+        """Add to a counter or a gauge; a counter only grows."""
+        self._need("Increment", Kind.COUNTER, Kind.GAUGE)
+        if self._kind is Kind.COUNTER and not value >= 0:
+            raise MetricError("TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
+                              "non-negative values.")  # fmt: skip
+        with self._lock:
+            self._value += value
+
+    def set(self, value: float) -> None:
+        """Give a gauge a value."""
+        self._need("Set", Kind.GAUGE)
+        with self._lock:
+            self._value = value
+
+    def observe(self, value: float) -> None:
+        """Put one value into a histogram."""
+        self._need("Observe", Kind.HISTOGRAM)
+        with self._lock:
+            self._value += value
+            self._counts[bisect_left(self._bounds, value)] += 1
+
+    def value(self) -> float:
+        """What a counter or a gauge stands at."""
+        self._need("Value", Kind.COUNTER, Kind.GAUGE)
+        return self._value
+
+    def sample(self, labels: Labels) -> Sample:
+        """A consistent copy."""
+        with self._lock:
+            if self._kind is not Kind.HISTOGRAM:
+                return Sample(labels, self._value)
+            counts = tuple(accumulate(self._counts))
+            return Sample(labels, self._value, tuple(zip((*self._bounds, math.inf), counts, strict=True)), counts[-1])
+
+    def same_buckets(self, bounds: tuple[float, ...]) -> bool:
+        """Was this histogram made with these upper bounds?"""
+        return self._bounds == bounds
+
+    def _need(self, operation: str, *kinds: Kind) -> None:
+        if self._kind not in kinds:
+            raise MetricError(f"TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {operation}")
+
+
+class _Family:
+    __slots__ = ("claims", "description", "kind", "name", "series")
+
+    def __init__(self, name: str, description: str, kind: Kind) -> None:
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.claims = 0
+        self.series: dict[Labels, Series] = {}
+
+
+class Claim:
+    """One user's hold on a family; see ``Registry.claim``."""
+
+    __slots__ = ("__weakref__", "family", "labels", "owner")
+
+    def __init__(self, family: _Family, owner: object) -> None:
+        self.family = family
+        self.owner = owner
+        self.labels: set[Labels] = set()
+
+
+class Registry:
+    """All families of a process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._families: dict[str, _Family] = {}
+        self._claims: set[Claim] = set()
+        self._collected: deque[Claim] = deque()
+
+    def claim(self, name: str, description: str, kind: Kind, *, holder: object, owner: object = None) -> Claim:
+        """Ask for a family: a new one, or the one that has this name, description and kind already.
+
+        The claim ends when ``holder`` is collected (it must allow weak references) or ``owner`` is retired.
+
+        Raises:
+            MetricError: a name Prometheus would not read, or one that stands for something else already.
+        """
+        if not _FAMILY_NAME.fullmatch(name):
+            raise MetricError(f"'{name}' is no metric name: use letters, digits, '_' and ':', no digit first")
+        with self._lock:
+            self._sweep()
+            family = self._families.get(name)
+            if family is None:
+                family = self._families[name] = _Family(name, description, kind)
+            elif family.kind is not kind or family.description != description:
+                raise MetricError(
+                    f"metric family '{name}' exists already as a {family.kind.value} described as "
+                    f"'{family.description}': use that kind and description, or another name"
+                )
+            family.claims += 1
+            claim = Claim(family, owner)
+            self._claims.add(claim)
+        # deque.append takes no lock of ours: a collection may run in the middle of any of these methods.
+        weakref.finalize(holder, self._collected.append, claim).atexit = False
+        return claim
+
+    def series(self, claim: Claim, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> Series:
+        """The family's series with these labels; ``buckets`` are a histogram's upper bounds, ascending.
+
+        Raises:
+            MetricError: bad labels or buckets, buckets where there can be none, or a series with others.
+        """
+        key = _checked_labels(labels)
+        bounds = _checked_buckets(claim.family.kind, buckets)
+        with self._lock:
+            self._sweep()
+            series = claim.family.series.get(key)
+            if series is not None and not series.same_buckets(bounds):
+                raise MetricError(f"metric '{claim.family.name}' exists already with other buckets for these labels")
+            if series is None:
+                series = Series(claim.family.kind, bounds)
+                if claim in self._claims:
+                    claim.family.series[key] = series
+            if key not in claim.labels:
+                claim.labels.add(key)
+                series.claims += 1
+        return series
+
+    def retire(self, owner: object) -> None:
+        """End all claims of an owner; handles that are still around count into the void."""
+        with self._lock:
+            self._sweep()
+            for claim in [claim for claim in self._claims if claim.owner is owner]:
+                self._end(claim)
+
+    def snapshot(self) -> list[Family]:
+        """All families as they stand, in the order of their making."""
+        with self._lock:
+            self._sweep()
+            return [
+                Family(family.name, family.description, family.kind, tuple(_samples(family)))
+                for family in self._families.values()
+            ]
+
+    def _sweep(self) -> None:
+        while self._collected:
+            self._end(self._collected.popleft())
+
+    def _end(self, claim: Claim) -> None:
+        if claim not in self._claims:
+            return
+        self._claims.remove(claim)
+        family = claim.family
+        for labels in claim.labels:
+            series = family.series[labels]
+            series.claims -= 1
+            if not series.claims:
+                del family.series[labels]
+        family.claims -= 1
+        if not family.claims:
+            del self._families[family.name]
+
+
+def _samples(family: _Family) -> Iterator[Sample]:
+    return (series.sample(labels) for labels, series in family.series.items())
+
+
+def _checked_labels(labels: Mapping[str, str]) -> Labels:
+    for name, value in labels.items():
+        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
+            raise MetricError(f"'{name}' is no label name: use letters, digits and '_', no digit and no '__' first")
+        if not isinstance(value, str):
+            raise MetricError(f"label '{name}' must be text, not {type(value).__name__}")
+    return tuple(sorted(labels.items()))
+
+
+def _checked_buckets(kind: Kind, buckets: Sequence[float] | None) -> tuple[float, ...]:
+    if kind is not Kind.HISTOGRAM:
+        if buckets:
+            raise MetricError(f"a {kind.value} has no buckets; use the HISTOGRAM kind")
+        return ()
+    if not buckets:
+        raise MetricError("a histogram needs its buckets: the ascending upper bounds, e.g. [0.1, 1, 10]")
+    bounds = tuple(float(bound) for bound in buckets)
+    if any(math.isnan(bound) for bound in bounds) or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise MetricError(f"histogram buckets must ascend, got {list(buckets)}")
+    return bounds[:-1] if bounds[-1] == math.inf else bounds
+
+
+REGISTRY = Registry()
+"""The one that models write to and the exporter reads: a model has no way to say which server it means."""
+
+
+def snapshot() -> list[Family]:
+    """What all models of this process have to tell."""
+    return REGISTRY.snapshot()

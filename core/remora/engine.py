@@ -1,0 +1,364 @@
+"""The engine: models from a folder, requests in, answers out. It knows no protocol, no cloud and no event loop.
+
+`Engine` is the whole public surface for programs that embed remora; servers and adapters use the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from remora import messages
+from remora._version import __version__
+from remora.errors import InvalidArgumentError
+from remora.lifecycle import Lifecycle
+from remora.loading import ModelLoader
+from remora.messages import (
+    Array,
+    Data,
+    InferForm,
+    InputSpec,
+    Mailbox,
+    ModelInfo,
+    ModelStats,
+    Outcome,
+    OutputSpec,
+    Parameter,
+    Response,
+    ServerInfo,
+    Ticket,
+    datatype_of,
+)
+from remora.metrics import MetricsExporter
+from remora.model import Reply, ServedModel
+from remora.options import EngineOptions
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.clock import Clock, SystemClock
+
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class InferResult(Mapping[str, Array]):
+    """The outputs of one inference by name, and what else the model said.
+
+    BYTES outputs are object arrays of ``bytes``; BF16 outputs are the raw bits in uint16.
+    """
+
+    __slots__ = ("_arrays", "model_name", "model_version", "parameters")
+
+    def __init__(self, model: ServedModel, response: Response) -> None:
+        self.model_name = model.name
+        self.model_version = model.version
+        self.parameters = response.parameters
+        self._arrays = {tensor.name: tensor.data for tensor in response.outputs}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self._arrays.items())
+        return f"<InferResult of {self.model_name} version {self.model_version}: {shapes}>"
+
+
+class Engine:
+    """Serves the models of one or more folders inside this process.
+
+    >>> with Engine("models") as engine:                      # doctest: +SKIP
+    ...     engine.infer("digits", {"image": pixels})["label"]
+
+    Args:
+        paths: each a model repository, one model's directory, or a model file such as ``model.onnx``.
+        options: everything else; ``paths`` are added to its own.
+        clock: another one in tests.
+        settings: single fields of EngineOptions, for those who do not want to build one.
+
+    Thread-safe. `infer` blocks its caller; `infer_async` gives a Future; `submit` is what both stand on.
+    """
+
+    def __init__(
+        self,
+        *paths: str | Path,
+        options: EngineOptions | None = None,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> None:
+        options = replace(options or EngineOptions(), **settings)
+        self.options = replace(options, paths=(*options.paths, *(Path(path) for path in paths)))
+        self._clock = clock or SystemClock()
+        self._lifecycle = Lifecycle(self.options, ModelLoader(self.options, self._clock), self._clock)
+        self._exporter = MetricsExporter(self.options.metrics_config)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Load the models. Raises RemoraError for the first that cannot be loaded, unless ``exit_on_error`` is off."""
+        failures = self._lifecycle.start()
+        if failures and self.options.exit_on_error:
+            self.stop()
+            name, error = next(iter(sorted(failures.items())))
+            more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+            raise type(error)(f"{str(error).rstrip()}{more}") from error
+        return self
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Finish what is under way and close all models; False when ``timeout_s`` (default the option) ran out."""
+        return self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> int:
+        """Requests that wait or run, over all models."""
+        return sum(model.scheduler.pending + model.scheduler.running for model in self._lifecycle.ready_models())
+
+    # -- inference --------------------------------------------------------------------------------------------------
+
+    def resolve(self, model: str, version: int = -1) -> ServedModel:
+        """The model version that would serve; -1 for the highest ready one.
+
+        Raises NotFoundError or UnavailableError with Triton's texts (spec H09).
+        """
+        return self._lifecycle.resolve(model, version)
+
+    def submit(
+        self,
+        model: ServedModel,
+        form: InferForm,
+        data: Sequence[Data],
+        reply: Reply,
+        *,
+        mailbox: Mailbox | None = None,
+        context: object = None,
+    ) -> Ticket:
+        """Hand in a request; ``reply(ticket, outcome)`` is called once, by the mailbox or, without one, by whatever
+        thread has the answer. Raises RemoraError when the request is refused; then ``reply`` is never called."""
+        return model.submit(form, data, reply, mailbox=mailbox, context=context)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        version: int = -1,
+        id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout_s: float | None = None,
+    ) -> InferResult:
+        """Run one request and wait for its answer.
+
+        Args:
+            model: the model's name.
+            inputs: arrays, or anything numpy makes arrays of, in the shapes that the metadata shows (batch dimension
+                first where there is one). Text and bytes become BYTES. Values are cast to the model's datatype where
+                that loses nothing.
+            outputs: names wanted; none for all.
+            timeout_s: how long to wait; then TimeoutError, and the request is cancelled.
+
+        Raises RemoraError.
+        """
+        ticket, future = self._start(model, inputs, outputs, version, id, parameters)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            ticket.cancel()
+            raise
+
+    def infer_async(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        version: int = -1,
+        id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> Future[InferResult]:
+        """As `infer`, without waiting. Cancelling the future does not stop a request that already runs."""
+        return self._start(model, inputs, outputs, version, id, parameters)[1]
+
+    def _start(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        outputs: Sequence[str],
+        version: int,
+        id: str,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> tuple[Ticket, Future[InferResult]]:
+        served = self.resolve(model, version)
+        specs, data = _as_request(served, inputs)
+        form = InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, parameters or {})
+        future: Future[InferResult] = Future()
+
+        def reply(_: Ticket, outcome: Outcome) -> None:
+            if isinstance(outcome, Response):
+                future.set_result(InferResult(served, outcome))
+            else:
+                future.set_exception(outcome)
+
+        return self.submit(served, form, data, reply), future
+
+    # -- models -----------------------------------------------------------------------------------------------------
+
+    def load(self, model: str, config: str | None = None) -> None:
+        """Load or reload a model (explicit mode); ``config`` is JSON text that stands in for its configuration file."""
+        self.perform(messages.ModelLoad(model, {"config": config} if config is not None else {}))
+
+    def unload(self, model: str) -> None:
+        """Take a model out of service (explicit mode); what runs is finished in the background."""
+        self.perform(messages.ModelUnload(model))
+
+    def models(self) -> list[ServedModel]:
+        """All model versions that serve now, by name and version."""
+        return self._lifecycle.ready_models()
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def perform(
+        self, call: messages.ServerLive | messages.ServerReady | messages.ModelReady
+    ) -> bool: ...
+    @overload
+    def perform(self, call: messages.ServerMetadata) -> ServerInfo: ...
+    @overload
+    def perform(self, call: messages.ModelMetadata) -> ModelInfo: ...
+    @overload
+    def perform(self, call: messages.ModelConfig) -> ModelConfig: ...
+    @overload
+    def perform(self, call: messages.ModelStatistics) -> list[ModelStats]: ...
+    @overload
+    def perform(self, call: messages.RepositoryIndex) -> list[messages.IndexEntry]: ...
+    @overload
+    def perform(self, call: messages.ModelLoad | messages.ModelUnload) -> None: ...
+    @overload
+    def perform(self, call: messages.Metrics) -> str: ...
+    @overload
+    def perform(self, call: messages.Call) -> object: ...
+
+    def perform(self, call: messages.Call) -> object:
+        """Answer a call that is no inference; the result is what the call's docstring says.
+
+        ``ModelLoad`` may take as long as the model does: do not call it from an event loop. Raises RemoraError.
+        """
+        match call:
+            case messages.ServerLive():
+                return True
+            case messages.ServerReady():
+                return self._lifecycle.is_ready()
+            case messages.ModelReady(model, version):
+                return self.resolve(model, version) is not None
+            case messages.ServerMetadata():
+                return ServerInfo(self.options.id, __version__, EXTENSIONS)
+            case messages.ModelMetadata(model, version):
+                return self._metadata(model, version)
+            case messages.ModelConfig(model, version):
+                return self.resolve(model, version).config
+            case messages.ModelStatistics(model, version):
+                return self._statistics(model, version)
+            case messages.RepositoryIndex(ready):
+                return self._lifecycle.index(ready=ready)
+            case messages.ModelLoad(model, parameters):
+                return self._lifecycle.load(model, parameters)
+            case messages.ModelUnload(model):
+                return self._lifecycle.unload(model)
+            case messages.Metrics():
+                return self._exporter.render(self.models())
+
+    def _metadata(self, name: str, version: int) -> ModelInfo:
+        model = self.resolve(name, version)
+        if version >= 0:
+            return model.metadata([model.version_text])
+        state = self._lifecycle.state(name)
+        return model.metadata([str(number) for number in state.ready_versions] if state else [model.version_text])
+
+    def _statistics(self, name: str, version: int) -> list[ModelStats]:
+        if not name:
+            return [_stats(model) for model in self.models()]
+        state = self._lifecycle.state(name)
+        if state is None or state.newest is None:
+            raise InvalidArgumentError(f"requested model '{name}' is not available")
+        rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]
+        found = [_stats(model) for model in rows if model is not None]
+        if not found:
+            raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
+        return found
+
+
+def _stats(model: ServedModel) -> ModelStats:
+    return model.statistics.snapshot(model.name, model.version_text)
+
+
+def _as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tuple[tuple[InputSpec, ...], list[Data]]:
+    """Inputs of a program as a request declares them; datatypes follow the model where the cast is safe."""
+    wanted = {row.name: row.datatype for row in model.signature.inputs}
+    specs: list[InputSpec] = []
+    data: list[Data] = []
+    for name, values in inputs.items():
+        array = _as_array(np.asarray(values), wanted.get(name, ""), name)
+        datatype = wanted[name] if name in wanted and array.dtype == messages.DTYPES[wanted[name]] else datatype_of(array)
+        if not datatype:
+            raise InvalidArgumentError(f"input '{name}' has dtype {array.dtype}, which no tensor of the protocol can hold")
+        specs.append(InputSpec(name, datatype, array.shape))
+        data.append(np.ascontiguousarray(array).reshape(array.shape))
+    return tuple(specs), data
+
+
+def _as_array(array: Array, datatype: str, name: str) -> Array:
+    if array.dtype.kind in "SU" or array.dtype == object:
+        flat = [_as_bytes(value, name) for value in array.reshape(-1).tolist()]
+        out = np.empty(len(flat), object)
+        out[:] = flat
+        return out.reshape(array.shape)
+    dtype = messages.DTYPES.get(datatype)
+    if dtype is None or dtype == object or array.dtype == dtype:
+        return array
+    if np.can_cast(array.dtype, dtype, "same_kind"):
+        return array.astype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and (array == array.astype(dtype)).all():
+        return array.astype(dtype)
+    return array
+
+
+def _as_bytes(value: object, name: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise InvalidArgumentError(f"input '{name}' holds {type(value).__name__} objects: expected text or bytes")
+
+

@@ -1,0 +1,163 @@
+"""From a model folder to a served model: read the config, find the backend, open, complete, check, make instances."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remora.backends import Backend, BackendModel, Instance, Placement, Source
+from remora.backends.registry import find_backend
+from remora.config import (
+    find_config,
+    infer_backend,
+    normalise,
+    parse_config,
+    placements,
+    read_config,
+    select_versions,
+    validate,
+)
+from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.model import ServedModel
+from remora.options import EngineOptions
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.repository.local import ModelFolder
+from remora.system.clock import Clock
+from remora.system.cpus import usable_cpus
+
+_log = logging.getLogger("remora.models")
+
+
+class PollError(Exception):
+    """A model that cannot even be planned: no folder, a config that cannot be read, a name that does not fit.
+
+    Triton answers all of these with one text (spec M09); the reason goes to the log.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What to load: the folder, its configuration as written, the versions its policy picks (ascending)."""
+
+    folder: ModelFolder
+    config: ModelConfig
+    versions: list[int]
+
+
+class ModelLoader:
+    """Opens models. Thread-safe: it holds nothing but settings."""
+
+    def __init__(self, options: EngineOptions, clock: Clock, *, gpus: int = 0) -> None:
+        self._options = options
+        self._settings = options.backend_settings()
+        self._clock = clock
+        self._gpus = gpus
+
+    def plan(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> LoadPlan:
+        """Read what is written, without opening the model. Raises PollError."""
+        try:
+            config = self._written_config(folder, parameters)
+            if config.name and config.name != folder.name:
+                raise ConfigError(
+                    f"unexpected directory name '{folder.name}' for model '{config.name}', "
+                    "directory name must equal model name"
+                )
+            config.name = folder.name
+            versions = select_versions(config.version_policy, sorted(folder.versions))
+            if versions:
+                infer_backend(config, folder.name, folder.filenames(versions[-1]))
+                if self._is_complete(config):
+                    trial = ModelConfig()
+                    trial.CopyFrom(config)
+                    normalise(trial, folder.name, gpus=self._gpus)
+                    validate(trial, folder.name, gpus=self._gpus)
+        except (ConfigError, OSError) as error:
+            raise PollError(str(error)) from error
+        return LoadPlan(folder, config, versions)
+
+    def _written_config(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> ModelConfig:
+        for key in parameters:
+            if key != "config":
+                raise UnsupportedError(f"load parameter '{key}' is not supported: put the file into the model's folder")
+        override = parameters.get("config")
+        if isinstance(override, str):
+            return parse_config(override, path=f"the load request's config of '{folder.name}'", syntax="json")
+        path = find_config(folder.path, self._options.model_config_name) if not _is_bare(folder) else None
+        return read_config(path) if path is not None else ModelConfig()
+
+    @staticmethod
+    def _is_complete(config: ModelConfig) -> bool:
+        return bool(config.input) and bool(config.output)
+
+    def open(self, plan: LoadPlan, number: int) -> ServedModel:
+        """Load one version. Raises RemoraError: whatever a backend or a model raises becomes one."""
+        config = ModelConfig()
+        config.CopyFrom(plan.config)
+        folder = plan.folder
+        opened: BackendModel | None = None
+        instances: list[Instance] = []
+        try:
+            backend = self._backend(config)
+            source = Source(
+                folder.name,
+                number,
+                folder.path,
+                folder.versions[number],
+                folder.repository,
+                {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
+                usable_cpus(),
+            )
+            opened = backend.open(source, config)
+            if not self._options.disable_auto_complete_config:
+                opened.complete(config)
+            normalise(config, folder.name, gpus=self._gpus)
+            validate(config, folder.name, gpus=self._gpus)
+            for placement in placements(config) or (Placement(folder.name),):
+                instances.append(opened.instance(config, placement))
+            return ServedModel(
+                folder.name, number, config, opened, instances, read_labels(config, folder.path), self._clock
+            )
+        except Exception as error:
+            _let_go(instances, opened)
+            raise _as_load_error(error) from error
+
+    def _backend(self, config: ModelConfig) -> Backend:
+        return find_backend("ensemble" if config.platform == "ensemble" else config.backend)
+
+
+def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
+    """The lines of each output's label file (spec C09). Raises ConfigError when a named file cannot be read."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.output:
+        if not output.label_filename:
+            continue
+        path = directory / output.label_filename
+        if not path.resolve().is_relative_to(directory.resolve()):
+            raise ConfigError(f"label_filename '{output.label_filename}' of output '{output.name}' leaves the model's folder")
+        try:
+            labels[output.name] = tuple(path.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read label_filename of output '{output.name}': {error}") from error
+    return labels
+
+
+def _is_bare(folder: ModelFolder) -> bool:
+    return any(path.is_file() for path in folder.versions.values())
+
+
+def _let_go(instances: list[Instance], opened: BackendModel | None) -> None:
+    """Close what a failed load left open; its own failures must not hide the first one."""
+    for closable in (*instances, opened):
+        if closable is not None:
+            try:
+                closable.close()
+            except Exception:
+                _log.exception("closing after a failed load")
+
+
+def _as_load_error(error: Exception) -> RemoraError:
+    if isinstance(error, RemoraError):
+        return error
+    return InternalError(f"{type(error).__name__}: {error}")

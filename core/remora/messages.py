@@ -1,0 +1,336 @@
+"""What travels between the protocols, the engine and the backends: plain data that knows no wire and no thread.
+
+The journey: bytes -> Call -> Engine.perform -> Request -> Ticket -> Batch -> Instance.execute -> Response -> bytes.
+Arrays are views over the received bytes wherever that is possible; nothing here copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from remora.errors import RemoraError
+
+Array = npt.NDArray[Any]
+Parameter = bool | int | float | str
+Buffer = bytes | bytearray | memoryview
+Data = Buffer | Array | list[bytes] | None
+"""Where a tensor's values come from: raw little-endian bytes, a ready array, or the elements of a BYTES tensor."""
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BF16": np.dtype("<u2"),
+    "BYTES": np.dtype(object),
+}
+"""The wire's datatypes and the numpy dtype each travels in. BF16 travels as the 16 raw bits in a uint16, BYTES as
+an object array of ``bytes``: numpy has neither type."""
+
+_DATATYPE_OF = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+
+
+def datatype_of(array: Array) -> str:
+    """The wire datatype of an array, ``"BYTES"`` for text and objects; "" when it has none (complex, datetime)."""
+    if array.dtype.kind in "SU":
+        return "BYTES"
+    return _DATATYPE_OF.get(array.dtype.newbyteorder("<"), "")
+
+
+class InputSpec(NamedTuple):
+    """One input as a request declares it: wire datatype (``"FP32"``), full shape, batch dimension included."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class OutputSpec(NamedTuple):
+    """One requested output. ``classes`` > 0 asks for that many class strings instead of the values (spec X06)."""
+
+    name: str
+    classes: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferForm:
+    """All that an inference request says besides its tensor bytes.
+
+    A form compares by identity: a protocol that meets the same header bytes again hands out the same form, and the
+    engine then skips the checks it has already made for it.
+
+    ``inputs`` come in the order of the request's data. ``outputs`` is empty for "all of them". ``timeout_us`` is in
+    microseconds, 0 for none (spec H23). ``raw`` marks a request that is nothing but the bytes of the model's one
+    input (spec B03): its ``inputs`` are empty and it has one piece of data.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...] = ()
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    raw: bool = False
+
+
+class Tensor(NamedTuple):
+    """A named array. ``data`` has the dtype that DTYPES gives for ``datatype``."""
+
+    name: str
+    datatype: str
+    data: Array
+
+
+@dataclass(slots=True)
+class Response:
+    """What a model answered: outputs in the model's own order, and parameters it set (spec H24)."""
+
+    outputs: list[Tensor]
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+
+
+Outcome = Response | RemoraError
+"""The one thing every request ends in."""
+
+
+class Request:
+    """A checked request as the schedulers and backends see it.
+
+    ``inputs`` hold arrays in the *model's* shape (reshape applied, batch dimension first when the model batches).
+    ``requested`` names the outputs wanted, never empty. ``rows`` is the batch size, 1 for a model without batching.
+    ``shape_key`` is equal for requests that may share a batch (spec D04). ``cancelled`` may turn True at any time.
+    """
+
+    __slots__ = ("cancelled", "form", "inputs", "requested", "rows", "shape_key")
+
+    def __init__(
+        self, form: InferForm, inputs: dict[str, Array], requested: tuple[str, ...], rows: int, shape_key: object
+    ) -> None:
+        self.form = form
+        self.inputs = inputs
+        self.requested = requested
+        self.rows = rows
+        self.shape_key = shape_key
+        self.cancelled = False
+
+
+class Mailbox(Protocol):
+    """Where replies want to be delivered: a thread or an event loop that owns what the replies touch."""
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        """Run ``ticket.reply(ticket, outcome)`` for each pair where they belong, all in one wake-up. Never raises."""
+
+    def defer(self, work: Callable[[], None]) -> bool:
+        """Run ``work`` at the end of the current turn of the caller's loop; False when the caller is not that loop."""
+
+
+class Ticket:
+    """A request on its way, and where its answer goes. Each ticket is answered exactly once.
+
+    ``reply`` is called by the mailbox and must not raise. Times are in nanoseconds of the engine's monotonic clock;
+    ``arrival_ns`` is when the request was handed in, ``start_ns`` when its batch began to run.
+    ``deadline_ns`` is 0 for none. ``level`` is its priority level, 1 the highest.
+    """
+
+    __slots__ = ("arrival_ns", "context", "deadline_ns", "level", "mailbox", "reply", "request", "start_ns")
+
+    def __init__(
+        self,
+        request: Request,
+        reply: Callable[[Ticket, Outcome], None],
+        mailbox: Mailbox | None = None,
+        context: object = None,
+        arrival_ns: int = 0,
+    ) -> None:
+        self.request = request
+        self.reply = reply
+        self.mailbox = mailbox
+        self.context = context
+        self.arrival_ns = arrival_ns
+        self.start_ns = 0
+        self.deadline_ns = 0
+        self.level = 1
+
+    def cancel(self) -> None:
+        """Ask that the request never run; it is then answered with CancelledError (spec D13). Any thread may call."""
+        self.request.cancelled = True
+
+
+# -- Calls: what any protocol can ask of the engine -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLive:
+    """Is the process answering at all? -> bool"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    """May traffic be sent here (spec V01)? -> bool"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReady:
+    """Is this version ready (spec H05)? ``version`` -1 means the highest ready one. -> bool"""
+
+    model: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """-> ServerInfo"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """-> ModelInfo"""
+
+    model: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """-> the model's full configuration, a ``remora.proto`` ModelConfig message"""
+
+    model: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """-> list[ModelStats]; an empty model name asks for all models, version -1 for all of its versions"""
+
+    model: str = ""
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryIndex:
+    """-> list[IndexEntry]"""
+
+    ready: bool = False
+    repository: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """Load or reload a model; may take long. ``parameters``: "config" -> JSON text, "file:<path>" -> bytes. -> None"""
+
+    model: str
+    parameters: Mapping[str, str | bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnload:
+    """-> None, as soon as the wish is noted (spec M12)"""
+
+    model: str
+    unload_dependents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """-> str, Prometheus text"""
+
+
+Call = (
+    ServerLive
+    | ServerReady
+    | ModelReady
+    | ServerMetadata
+    | ModelMetadata
+    | ModelConfig
+    | ModelStatistics
+    | RepositoryIndex
+    | ModelLoad
+    | ModelUnload
+    | Metrics
+)
+
+
+class ServerInfo(NamedTuple):
+    """Name, version and extensions of this server (spec H06)."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class TensorInfo(NamedTuple):
+    """A model's input or output as clients must send it; -1 for what varies, the batch dimension first."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelInfo(NamedTuple):
+    """Metadata of a model (spec H07); ``versions`` are the ready ones, ascending."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+class IndexEntry(NamedTuple):
+    """A line of the repository index (spec M08); version, state and reason are empty where there are none."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class Duration(NamedTuple):
+    """How often, and how long in all."""
+
+    count: int = 0
+    ns: int = 0
+
+
+class BatchStats(NamedTuple):
+    """What executions of one batch size cost (spec T01)."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class ModelStats(NamedTuple):
+    """A snapshot of one model version's statistics (spec T01, T02). ``last_inference_ms`` is wall time, 0 for never."""
+
+    name: str
+    version: str
+    last_inference_ms: int
+    inference_count: int
+    execution_count: int
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+    batches: tuple[BatchStats, ...]

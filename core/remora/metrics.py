@@ -1,0 +1,193 @@
+"""The statistics as Prometheus text (spec P01-P04, P09); the law: built when it is asked for, nothing kept ready.
+
+Triton's ``nv_*`` names, so that dashboards made for Triton work, and our histograms and dispatch reasons beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from remora.custom_metrics import snapshot as custom_families
+from remora.model import ServedModel
+from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, Histogram
+from remora.system.machine import CpuUsage, memory_bytes
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class _Row(NamedTuple):
+    suffix: str
+    labels: Labels
+    value: float
+
+
+class MetricsExporter:
+    """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
+
+    def __init__(self, settings: Sequence[str] = ()) -> None:
+        self._settings = dict(entry.partition("=")[::2] for entry in settings)
+        self._cpu = CpuUsage()
+
+    def render(self, models: Sequence[ServedModel]) -> str:
+        """The page for these model versions: text/plain; charset=utf-8."""
+        lines: list[str] = []
+        for name, kind, help_text, read in _FAMILIES:
+            _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+        self._machine(lines)
+        for family in custom_families():
+            rows = [_Row(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
+            _family(lines, family.name, family.kind.lower(), family.description, rows)
+        return "\n".join(lines) + "\n"
+
+    def _machine(self, lines: list[str]) -> None:
+        total, used = memory_bytes()
+        for name, help_text, value in (
+            ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0),
+            ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0),
+            ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", self._cpu.read()),
+            ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total),
+            ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
+        ):
+            _family(lines, name, "gauge", help_text, [_Row("", (), value)])
+
+
+def _labels(model: ServedModel) -> Labels:
+    tags = tuple((f"_{key}", value) for key, value in sorted(model.config.metric_tags.items()))
+    return (*tags, ("model", model.name), ("version", model.version_text))
+
+
+def _one(read: Callable[[ServedModel], float]) -> Callable[[ServedModel], Iterable[_Row]]:
+    return lambda model: [_Row("", _labels(model), read(model))]
+
+
+def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
+    return _one(lambda model: getattr(_stats(model), name).ns // 1000)
+
+
+def _stats(model: ServedModel):  # type: ignore[no-untyped-def]
+    return model.statistics.snapshot(model.name, model.version_text)
+
+
+def _failures(model: ServedModel) -> Iterable[_Row]:
+    labels = _labels(model)
+    return [_Row("", (*labels, ("reason", reason)), model.statistics.failures[reason]) for reason in FAILURE_REASONS]
+
+
+def _dispatches(model: ServedModel) -> Iterable[_Row]:
+    labels = _labels(model)
+    return [_Row("", (*labels, ("reason", why)), count) for why, count in sorted(model.statistics.dispatches.items())]
+
+
+def _histogram(index: int) -> Callable[[ServedModel], Iterable[_Row]]:
+    return lambda model: _histogram_rows(_labels(model), model.statistics.histograms()[index])
+
+
+def _histogram_rows(labels: Labels, histogram: Histogram) -> Iterable[_Row]:
+    seen = 0
+    for bound_ns, count in zip(LATENCY_BOUNDS_NS, histogram.counts, strict=False):
+        seen += count
+        yield _Row("_bucket", (*labels, ("le", f"{bound_ns / 1e9:g}")), seen)
+    total = sum(histogram.counts)
+    yield _Row("_bucket", (*labels, ("le", "+Inf")), total)
+    yield _Row("_sum", labels, histogram.sum_ns / 1e9)
+    yield _Row("_count", labels, total)
+
+
+def _family(lines: list[str], name: str, kind: str, help_text: str, rows: Sequence[_Row]) -> None:
+    lines.append(f"# HELP {name} {help_text}")
+    lines.append(f"# TYPE {name} {kind}")
+    lines.extend(f"{name}{row.suffix}{_label_text(row.labels)} {_number(row.value)}" for row in rows)
+
+
+def _label_text(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
+    (
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        _one(lambda model: _stats(model).success.count),
+    ),
+    ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", _failures),
+    (
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        _one(lambda model: model.statistics.inference_count),
+    ),
+    (
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        _one(lambda model: model.statistics.execution_count),
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        _total_us("success"),
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        _total_us("queue"),
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        _total_us("compute_input"),
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        _total_us("compute_infer"),
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        _total_us("compute_output"),
+    ),
+    (
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        _one(lambda model: model.scheduler.pending),
+    ),
+    (
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        _one(lambda model: model.load_ns / 1e9),
+    ),
+    (
+        "remora_requests_running",
+        "gauge",
+        "Requests inside an execution now",
+        _one(lambda model: model.scheduler.running),
+    ),
+    ("remora_batch_dispatch_total", "counter", "Batches by the reason they were dispatched for", _dispatches),
+    (
+        "remora_request_duration_seconds",
+        "histogram",
+        "Successful requests, from arrival to answer",
+        _histogram(0),
+    ),
+    ("remora_queue_duration_seconds", "histogram", "Successful requests, time in the queue", _histogram(1)),
+)

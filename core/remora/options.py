@@ -1,0 +1,114 @@
+"""Every setting of the engine, written once; command line, help and reference are made from these fields.
+
+A field's name is its flag: ``http_port`` is ``--http-port``. Names and defaults are Triton's where Triton has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CONTROL_MODES = ("none", "explicit")
+
+
+def option(help: str, *, default: Any = None, metavar: str = "", many: bool = False, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field that is a command line option. ``many``: may be given again, kept as a tuple."""
+    metadata = {"help": help, "metavar": metavar, "many": many, "choices": choices}
+    return field(default=() if many else default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What is served, and how it is loaded."""
+
+    model_repository: tuple[Path, ...] = option(
+        "A model repository: a directory with one folder per model. May be given again.", metavar="DIR", many=True
+    )
+    paths: tuple[Path, ...] = option(
+        "A repository, one model's directory, or a model file such as model.onnx.", metavar="PATH", many=True
+    )
+    id: str = option("The server's name in its metadata.", default="triton", metavar="NAME")
+    model_control_mode: str = option(
+        "none: load everything at start. explicit: load what --load-model names, then what clients ask for.",
+        default="none",
+        choices=CONTROL_MODES,
+    )
+    load_model: tuple[str, ...] = option(
+        "A model to load at start in explicit mode; * for all of them. May be given again.", metavar="NAME", many=True
+    )
+    exit_on_error: bool = option("Stop when a model cannot be loaded at start.", default=True)
+    strict_readiness: bool = option("Ready only when every model is ready.", default=True)
+    disable_auto_complete_config: bool = option(
+        "Take configurations as they are written; derive nothing from the model.", default=False
+    )
+    model_config_name: str = option("Use configs/NAME.pbtxt of a model where there is one.", default="", metavar="NAME")
+    model_load_thread_count: int = option("How many models load at the same time.", default=4, metavar="N")
+    backend_config: tuple[str, ...] = option(
+        "A setting of a backend: BACKEND,KEY=VALUE. May be given again.", metavar="BACKEND,KEY=VALUE", many=True
+    )
+    exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
+    metrics_config: tuple[str, ...] = option(
+        "A setting of the metrics: KEY=VALUE, such as histogram_latencies=true.", metavar="KEY=VALUE", many=True
+    )
+
+    def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
+        """``--backend-config`` as backend -> key -> value; "" holds what is for all backends.
+
+        Raises ValueError for an entry that is not BACKEND,KEY=VALUE.
+        """
+        settings: dict[str, dict[str, str]] = {}
+        for entry in self.backend_config:
+            backend, comma, pair = entry.rpartition(",")
+            key, equals, value = pair.partition("=")
+            if not equals or not key:
+                raise ValueError(f"--backend-config={entry}: expected BACKEND,KEY=VALUE such as python,key=value")
+            settings.setdefault(backend if comma else "", {})[key] = value
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the server listens and what it accepts."""
+
+    allow_http: bool = option("Serve V2 over HTTP.", default=True)
+    http_address: str = option(
+        "Address for HTTP. Loopback unless told otherwise; 0.0.0.0 for all interfaces.", default="127.0.0.1", metavar="ADDR"
+    )
+    http_port: int = option("Port for HTTP.", default=8000, metavar="PORT")
+    reuse_http_port: bool = option("Let several processes listen on the HTTP port.", default=False)
+    http_header_forward_pattern: str = option(
+        "Request headers whose names this regular expression finds become request parameters.", default="", metavar="REGEX"
+    )
+    http_max_input_size: int = option("The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES")
+    allow_grpc: bool = option("Serve V2 over gRPC.", default=True)
+    grpc_address: str = option("Address for gRPC; the HTTP address when empty.", default="", metavar="ADDR")
+    grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
+    grpc_header_forward_pattern: str = option(
+        "Metadata whose keys this regular expression finds become request parameters.", default="", metavar="REGEX"
+    )
+    grpc_infer_thread_count: int = option("gRPC requests that may be under way at the same time.", default=64, metavar="N")
+    reuse_grpc_port: bool = option("Let several processes listen on the gRPC port.", default=False)
+    grpc_use_ssl: bool = option("gRPC over TLS, with the certificate and key given.", default=False)
+    grpc_use_ssl_mutual: bool = option("TLS, and only for clients whose certificate --grpc-root-cert vouches for.", default=False)
+    grpc_server_cert: str = option("The gRPC server's certificate chain, a PEM file.", default="", metavar="FILE")
+    grpc_server_key: str = option("The gRPC server's private key, a PEM file.", default="", metavar="FILE")
+    grpc_root_cert: str = option("The authorities that vouch for gRPC clients, a PEM file.", default="", metavar="FILE")
+    grpc_keepalive_time: int = option("Silence after which a gRPC client is pinged.", default=7_200_000, metavar="MS")
+    grpc_keepalive_timeout: int = option("How long a ping may stay unanswered.", default=20_000, metavar="MS")
+    grpc_keepalive_permit_without_calls: bool = option("Ping gRPC connections that carry no call too.", default=False)
+    grpc_http2_max_pings_without_data: int = option("Pings before data must have been sent; 0 for any.", default=2, metavar="N")
+    grpc_http2_min_recv_ping_interval_without_data: int = option(
+        "A gRPC client that pings more often gets a strike.", default=300_000, metavar="MS"
+    )
+    grpc_http2_max_ping_strikes: int = option("Strikes before a gRPC connection is closed; 0 for any.", default=2, metavar="N")
+    grpc_max_connection_age: int = option("Age at which gRPC clients must connect anew; 0 for never.", default=0, metavar="MS")
+    grpc_max_connection_age_grace: int = option("Time for running calls then; 0 for any.", default=0, metavar="MS")
+    allow_metrics: bool = option("Serve Prometheus metrics.", default=True)
+    metrics_address: str = option("Address for metrics; the HTTP address when empty.", default="", metavar="ADDR")
+    metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT")
+    log_verbose: int = option("More log lines from 1 on.", default=0, metavar="N")
+    log_info: bool = option("Log what is going on.", default=True)
+    log_warning: bool = option("Log what may be wrong.", default=True)
+    log_error: bool = option("Log what is wrong.", default=True)

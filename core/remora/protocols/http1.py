@@ -1,0 +1,221 @@
+"""HTTP/1.1 as bytes and data: request heads, chunked bodies, response heads; no socket, no clock.
+
+Heads are parsed by llhttp (through httptools), strictly: what it refuses is refused. A head that comes again, byte for
+byte, comes out of a bounded memo, which is what makes keep-alive clients cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+import httptools
+
+from remora.messages import Buffer
+
+HEAD_LIMIT = 65_536
+"""A request head may not be longer, in bytes."""
+_MEMO_LIMIT = 512
+_MEMO_HEAD_LIMIT = 2_048
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase (spec H03)
+
+
+class BadRequest(Exception):
+    """Bytes that are no HTTP request this server accepts; the connection ends after the answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class Head:
+    """The head of one request. ``path`` is as it came, percent signs included, without the query."""
+
+    __slots__ = (
+        "chunked",
+        "content_length",
+        "expects_continue",
+        "headers",
+        "keep_alive",
+        "method",
+        "note",
+        "path",
+        "query",
+    )
+
+    def __init__(self, method: str, target: str, headers: tuple[tuple[bytes, bytes], ...], keep_alive: bool = True) -> None:
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self.content_length = int(self.get(b"content-length") or 0)
+        self.chunked = (self.get(b"transfer-encoding") or b"").lower().endswith(b"chunked")
+        self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"
+        self.note: object = None
+        """What the service wants to remember about this head, such as its route."""
+
+    def get(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name; the first one where there are several."""
+        for key, value in self.headers:
+            if key.lower() == name:
+                return value
+        return None
+
+
+class _Collector:
+    """What llhttp calls back."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+class HeadParser:
+    """Parses heads, remembering those it has seen. One for a server; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._memo: dict[bytes, Head] = {}
+
+    def parse(self, block: bytes) -> Head:
+        """The head in ``block``, which ends with its empty line. Raises BadRequest."""
+        head = self._memo.get(block)
+        if head is None:
+            head = _parse(block)
+            if len(block) <= _MEMO_HEAD_LIMIT:
+                if len(self._memo) >= _MEMO_LIMIT:
+                    self._memo.clear()
+                self._memo[block] = head
+        return head
+
+
+def _parse(block: bytes) -> Head:
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(block)
+    except httptools.HttpParserUpgrade:
+        pass  # an upgrade is offered, never taken: the request is answered as it stands (RFC 9110 7.8)
+    except httptools.HttpParserError as error:
+        raise BadRequest(400, f"not a valid HTTP request: {error}") from error
+    if not collector.complete or not collector.url:
+        raise BadRequest(400, "not a valid HTTP request: the head is incomplete")
+    names = [name.lower() for name, _ in collector.headers]
+    if names.count(b"content-length") > 1 or (b"content-length" in names and b"transfer-encoding" in names):
+        raise BadRequest(400, "the length of the body is given twice")
+    try:
+        target = collector.url.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
+    head = Head(parser.get_method().decode(), target, tuple(collector.headers), parser.should_keep_alive())
+    encoding = head.get(b"transfer-encoding")
+    if encoding is not None and encoding.strip().lower() != b"chunked":
+        raise BadRequest(501, f"transfer encoding {encoding!r} is not supported: send chunked or a length")
+    return head
+
+
+class ChunkDecoder:
+    """Takes a chunked body apart (RFC 9112 7.1). Feed it bytes until `done`; `body` is then whole.
+
+    Raises BadRequest for what is no chunked body, and when the body would pass ``limit`` bytes, before it is kept.
+    """
+
+    _LINE_LIMIT = 4_096
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._left = 0
+        self._state = self._size_line
+        self._line = b""
+        self.done = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._parts)
+
+    def feed(self, data: Buffer) -> int:
+        """Take bytes in; returns how many were taken: fewer than given only when the body ended before them."""
+        view, at = memoryview(data), 0
+        while at < len(view) and not self.done:
+            at = self._state(view, at)
+        return at
+
+    def _take_line(self, view: memoryview, at: int) -> tuple[int, bytes | None]:
+        piece = bytes(view[at : at + self._LINE_LIMIT])
+        end = piece.find(b"\n")
+        if end < 0:
+            self._line += piece
+            if len(self._line) > self._LINE_LIMIT:
+                raise BadRequest(400, "a line of the chunked body is too long")
+            return at + len(piece), None
+        line = self._line + piece[: end + 1]
+        self._line = b""
+        if not line.endswith(b"\r\n"):
+            raise BadRequest(400, "a line of the chunked body does not end with CR LF")
+        return at + end + 1, line[:-2]
+
+    def _size_line(self, view: memoryview, at: int) -> int:
+        at, line = self._take_line(view, at)
+        if line is not None:
+            digits = line.partition(b";")[0].rstrip(b" \t")
+            if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
+                raise BadRequest(400, "a chunk has no valid size")
+            self._left = int(digits, 16)
+            if self._size + self._left > self._limit:
+                raise too_large(self._size + self._left, self._limit)
+            self._state = self._data if self._left else self._trailer
+        return at
+
+    def _data(self, view: memoryview, at: int) -> int:
+        piece = bytes(view[at : at + self._left])
+        self._parts.append(piece)
+        self._size += len(piece)
+        self._left -= len(piece)
+        if not self._left:
+            self._state = self._data_end
+        return at + len(piece)
+
+    def _data_end(self, view: memoryview, at: int) -> int:
+        at, line = self._take_line(view, at)
+        if line is not None:
+            if line:
+                raise BadRequest(400, "a chunk is longer than its size")
+            self._state = self._size_line
+        return at
+
+    def _trailer(self, view: memoryview, at: int) -> int:
+        at, line = self._take_line(view, at)
+        if line == b"":
+            self.done = True
+        return at
+
+
+def too_large(size: int, limit: int) -> BadRequest:
+    """The refusal of a body beyond the limit (spec H28: Triton answers 400)."""
+    return BadRequest(
+        400,
+        f"request body of {size} bytes exceeds the maximum allowed value of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit.",
+    )
+
+
+def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, keep_alive: bool = True) -> bytes:
+    """Status line and headers of a response with a body of ``length`` bytes."""
+    lines = [b"HTTP/1.1 %d %b" % (status, _REASONS.get(status, "Unknown").encode())]
+    lines += [b"%b: %b" % pair for pair in headers]
+    lines.append(b"Content-Length: %d" % length)
+    if not keep_alive:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -1,0 +1,51 @@
+"""Answers and refusals in HTTP's terms; the law: the one table from error codes to HTTP statuses (spec H10) is here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from remora.errors import RemoraError
+from remora.messages import Buffer
+from remora.protocols.json_print import quoted
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+PLAIN: tuple[bytes, bytes] = (b"Content-Type", b"text/plain")
+JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
+
+STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
+"""Codes that are not listed are 400."""
+
+
+class HttpAnswer(NamedTuple):
+    """A whole answer. The server adds Content-Length, the sum of the lengths of ``body``'s pieces in bytes."""
+
+    status: int
+    headers: Headers
+    body: list[Buffer]
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
+    """A request that HTTP itself refuses, before any engine is asked (wrong path, method, encoding, header)."""
+
+    def __init__(self, status: int, message: str, *, plain: bool = True, headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.plain = plain
+        self.headers = headers
+
+    @property
+    def answer(self) -> HttpAnswer:
+        """What the client gets."""
+        return failure(self.status, self.message, plain=self.plain, headers=self.headers)
+
+
+def failure(status: int, message: str, *, plain: bool, headers: Headers = ()) -> HttpAnswer:
+    """``{"error": message}``, as text/plain or application/json (spec H11)."""
+    return HttpAnswer(status, (PLAIN if plain else JSON, *headers), [b'{"error":%b}' % quoted(message)])
+
+
+def encode_error(error: RemoraError, *, plain: bool) -> HttpAnswer:
+    """An engine's error. What came out of the model is text/plain anyway (spec H11)."""
+    return failure(STATUS_OF.get(error.code, 400), error.message, plain=plain or error.from_model)

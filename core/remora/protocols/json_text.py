@@ -1,0 +1,291 @@
+"""Reading JSON text as RapidJSON reads it; the law: what it refuses, it refuses with RapidJSON's words and offset.
+
+Clients match on those words (spec H13). The fast road is orjson. It refuses what Triton takes (NaN and infinities,
+strings that are not UTF-8, a byte order mark, a NUL after the document) and says other things about what both refuse,
+so whatever it does not like is read again by the small reader below.
+
+Values come out as ``dict``, ``list``, ``str``, ``bool``, ``None``, ``int`` (-2**63 to 2**64-1) and ``float``; an
+integer beyond that range is a float. Bytes of a string that are not UTF-8 come out as surrogate escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import orjson
+
+EMPTY = "The document is empty."
+NOT_SINGULAR = "The document root must not be followed by other values."
+INVALID_VALUE = "Invalid value."
+MISSING_NAME = "Missing a name for object member."
+MISSING_COLON = "Missing a colon after a name of object member."
+MISSING_COMMA_IN_OBJECT = "Missing a comma or '}' after an object member."
+MISSING_COMMA_IN_ARRAY = "Missing a comma or ']' after an array element."
+BAD_HEX = "Incorrect hex digit after \\u escape in string."
+BAD_SURROGATE = "The surrogate pair in string is invalid."
+BAD_ESCAPE = "Invalid escape character in string."
+MISSING_QUOTE = "Missing a closing quotation mark in string."
+NUMBER_TOO_BIG = "Number too big to be stored in double."
+MISSING_FRACTION = "Miss fraction part in number."
+MISSING_EXPONENT = "Miss exponent in number."
+TOO_LONG = "Too many values beside NaN or Infinity; send flat or binary data."
+
+MAX_DEPTH = 1024
+"""How deep a document may nest; orjson's own limit, kept by the reader below too."""
+
+MAX_STEPS = 1_000_000
+"""How many values the small reader takes one by one: it is slow, and its input may be hostile."""
+
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*+)(?P<real>(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)")
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*+')
+# As many simple array elements, each with the comma after it, as come in a row: orjson reads those in one go.
+_RUN = re.compile(
+    rb"(?:(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null|\"[^\"\\\x00-\x1f]*+\")"
+    rb"[ \t\n\r]*+,[ \t\n\r]*+)++"
+)
+_ESCAPES = {
+    ord(short): bytes([code])
+    for short, code in (('"', 34), ("\\", 92), ("/", 47), ("b", 8), ("f", 12), ("n", 10), ("r", 13), ("t", 9))
+}
+_WORDS: dict[int, tuple[bytes, bool | None]] = {
+    ord("n"): (b"null", None),
+    ord("t"): (b"true", True),
+    ord("f"): (b"false", False),
+}
+
+
+class JsonTextError(ValueError):
+    """Text that is not JSON. ``reason`` is RapidJSON's sentence, ``offset`` the byte it speaks of."""
+
+    def __init__(self, reason: str, offset: int) -> None:
+        super().__init__(f"{reason} at {offset}")
+        self.reason = reason
+        self.offset = offset
+
+
+class JsonDepthError(JsonTextError):
+    """Arrays and objects nested deeper than MAX_DEPTH."""
+
+
+def parse(text: bytes | memoryview) -> Any:
+    """The value of a JSON document. Raises JsonTextError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return Reader(bytes(text)).document()
+
+
+class Reader:
+    """Reads one document, slowly and exactly. Nesting takes no Python stack."""
+
+    __slots__ = ("_at", "_runs", "_steps", "_text")
+
+    def __init__(self, text: bytes) -> None:
+        # A NUL stands for the end of the text, so that looking one byte ahead needs no test.
+        self._text = text + b"\0"
+        self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+        self._runs = True
+        self._steps = 0
+
+    def document(self) -> Any:
+        """The whole document's value. Raises JsonTextError."""
+        if self._skip() == 0:
+            self._refuse(EMPTY)
+        value = self._tree()
+        if self._skip() != 0:
+            self._refuse(NOT_SINGULAR)
+        return value
+
+    def _refuse(self, reason: str, offset: int | None = None) -> NoReturn:
+        raise JsonTextError(reason, self._at if offset is None else offset)
+
+    def _skip(self) -> int:
+        """Step over white space; the byte that follows, 0 at the end."""
+        space = _SPACE.match(self._text, self._at)
+        if space is not None:
+            self._at = space.end()
+        return self._text[self._at]
+
+    def _tree(self) -> Any:
+        """One value with all that is in it."""
+        open_ones: list[dict[str, Any] | list[Any]] = []
+        names: list[str] = []
+        while True:
+            value, opened = self._start(names)
+            if opened:
+                open_ones.append(value)
+                if len(open_ones) > MAX_DEPTH:
+                    raise JsonDepthError(f"Nested deeper than {MAX_DEPTH}.", self._at)
+                continue
+            # The value is whole: hand it to what holds it, and close what ends here.
+            while open_ones:
+                holder = open_ones[-1]
+                if isinstance(holder, dict):
+                    holder[names.pop()] = value
+                    more = self._comma(ord("}"), MISSING_COMMA_IN_OBJECT)
+                    if more:
+                        names.append(self._name())
+                else:
+                    holder.append(value)
+                    more = self._comma(ord("]"), MISSING_COMMA_IN_ARRAY)
+                    if more:
+                        self._run(holder)
+                if more:
+                    break
+                value = open_ones.pop()
+            else:
+                return value
+
+    def _start(self, names: list[str]) -> tuple[Any, bool]:
+        """A scalar or an empty container, or a container that was just opened and True."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            self._refuse(TOO_LONG)
+        byte = self._text[self._at]
+        if byte == ord("{"):
+            self._at += 1
+            if self._skip() == ord("}"):
+                self._at += 1
+                return {}, False
+            names.append(self._name())
+            return {}, True
+        if byte == ord("["):
+            self._at += 1
+            if self._skip() == ord("]"):
+                self._at += 1
+                return [], False
+            items: list[Any] = []
+            self._run(items)
+            return items, True
+        return self._scalar(byte), False
+
+    def _comma(self, end: int, reason: str) -> bool:
+        """True after a comma, False after the closing bracket ``end``."""
+        byte = self._skip()
+        if byte == ord(","):
+            self._at += 1
+            self._skip()
+            return True
+        if byte != end:
+            self._refuse(reason)
+        self._at += 1
+        return False
+
+    def _name(self) -> str:
+        """A member's name and its colon."""
+        if self._text[self._at] != ord('"'):
+            self._refuse(MISSING_NAME)
+        name = self._string()
+        if self._skip() != ord(":"):
+            self._refuse(MISSING_COLON)
+        self._at += 1
+        self._skip()
+        return name
+
+    def _run(self, items: list[Any]) -> None:
+        """Take the simple elements that come next in one go. What is odd among them is left for the slow road."""
+        run = _RUN.match(self._text, self._at) if self._runs else None
+        if run is None:
+            return
+        try:
+            items.extend(orjson.loads(b"[%b]" % run.group().rstrip(b" \t\n\r")[:-1]))
+        except orjson.JSONDecodeError:
+            self._runs = False  # never try the same text twice
+        else:
+            self._at = run.end()
+
+    def _scalar(self, byte: int) -> Any:
+        if byte == ord('"'):
+            return self._string()
+        if byte in _WORDS:
+            word, value = _WORDS[byte]
+            self._expect(word)
+            return value
+        return self._number()
+
+    def _expect(self, word: bytes) -> None:
+        for letter in word:
+            if self._text[self._at] != letter:
+                self._refuse(INVALID_VALUE)
+            self._at += 1
+
+    def _number(self) -> int | float:
+        start = self._at
+        found = _NUMBER.match(self._text, start)
+        if found is None:
+            return self._named_number()
+        self._at = found.end()
+        following = self._text[self._at]
+        if following == ord(".") and not found["real"]:
+            self._refuse(MISSING_FRACTION, self._at + 1)
+        if following in b"eE" and not re.search(rb"[eE]", found["real"]):
+            signed = self._text[self._at + 1] in b"+-"
+            self._refuse(MISSING_EXPONENT, self._at + 1 + signed)
+        digits = found.group()
+        if not found["real"] and len(digits) <= 20:
+            whole = int(digits)
+            if -(2**63) <= whole < 2**64:
+                return whole
+        value = float(digits)
+        if value in (float("inf"), float("-inf")):
+            self._refuse(NUMBER_TOO_BIG, start)
+        return value
+
+    def _named_number(self) -> float:
+        """NaN, Inf or Infinity, each perhaps with a minus."""
+        sign = -1.0 if self._text[self._at] == ord("-") else 1.0
+        self._at += sign < 0
+        if self._text[self._at] == ord("N"):
+            self._expect(b"NaN")
+            return float("nan")
+        self._expect(b"Inf")
+        if self._text[self._at] == ord("i"):
+            self._expect(b"inity")
+        return sign * float("inf")
+
+    def _string(self) -> str:
+        """A string, with ``_at`` on its opening quote."""
+        self._at += 1
+        parts: list[bytes] = []
+        while True:
+            plain = _PLAIN.match(self._text, self._at)
+            if plain is not None:
+                parts.append(plain.group())
+                self._at = plain.end()
+            byte = self._text[self._at]
+            if byte == ord('"'):
+                self._at += 1
+                return b"".join(parts).decode("utf-8", "surrogateescape")
+            if byte == 0:
+                self._refuse(MISSING_QUOTE)
+            if byte != ord("\\"):
+                self._refuse(BAD_ESCAPE)  # a control character
+            parts.append(self._escape())
+
+    def _escape(self) -> bytes:
+        start = self._at
+        kind = self._text[start + 1]
+        if kind in _ESCAPES:
+            self._at += 2
+            return _ESCAPES[kind]
+        if kind != ord("u"):
+            self._refuse(BAD_ESCAPE)
+        code = self._hex(start, start)
+        if 0xD800 <= code <= 0xDFFF:
+            if code > 0xDBFF or self._text[start + 6 : start + 8] != b"\\u":
+                self._refuse(BAD_SURROGATE, start)
+            low = self._hex(start + 6, start)
+            if not 0xDC00 <= low <= 0xDFFF:
+                self._refuse(BAD_SURROGATE, start)
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+        return chr(code).encode()
+
+    def _hex(self, escape: int, blame: int) -> int:
+        """The code of the ``\\uXXXX`` at ``escape``."""
+        digits = self._text[escape + 2 : escape + 6]
+        if not re.fullmatch(rb"[0-9A-Fa-f]{4}", digits):
+            self._refuse(BAD_HEX, blame)
+        self._at = escape + 6
+        return int(digits, 16)

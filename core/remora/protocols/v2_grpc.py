@@ -1,0 +1,298 @@
+"""V2 over gRPC: message bytes to calls and results to message bytes; the law: no sockets, no gRPC library, no engine.
+
+Inference is read in two steps because Triton finds an unknown model before it looks at the inputs:
+``read_infer(bytes)`` names the model and version, ``InferMessage.decode()`` gives the rest. The first step walks the
+message's top level by hand, so that tensor bytes stay views of the received message, and remembers what the other
+bytes meant: a client that repeats a request gets the same form again. A message that is not laid out as every
+protobuf writer lays it out goes through the protobuf library, which also says what is malformed.
+
+`v2_grpc_form` knows what the fields mean, `v2_grpc_calls` the other RPCs, `v2_grpc_status` errors and metadata; what
+a transport needs of them can be had from here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.errors import InternalError, InvalidArgumentError
+from remora.messages import Array, Buffer, Data, InferForm, Parameter, Response
+from remora.proto import inference_pb2 as pb
+from remora.protocols.v2_grpc_calls import RPCS, UNOFFERED, Rpc
+from remora.protocols.v2_grpc_form import MAX_TENSORS, Head, again, parsed, read_head, too_many, version_of
+from remora.protocols.v2_grpc_status import (
+    DECOUPLED_TEXT,
+    SHUTDOWN_TEXT,
+    forward_pattern,
+    forwarded,
+    status_of,
+    status_text,
+)
+
+__all__ = [
+    "DECOUPLED_TEXT",
+    "MAX_MESSAGE_BYTES",
+    "MAX_TENSORS",
+    "RPCS",
+    "SERVICE",
+    "SHUTDOWN_TEXT",
+    "UNOFFERED",
+    "InferCall",
+    "InferMessage",
+    "Rpc",
+    "decode_infer",
+    "encode_infer",
+    "forward_pattern",
+    "forwarded",
+    "read_infer",
+    "status_of",
+    "status_text",
+    "version_of",
+]
+
+SERVICE = "inference.GRPCInferenceService"
+"""The service as clients name it, whatever the package of our messages."""
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The longest message in either direction (spec R20)."""
+
+_MEMO_ENTRIES = 512
+_MEMO_BYTES = 4_096
+_UINT64 = 2**64 - 1
+
+
+# -- Inference requests ---------------------------------------------------------------------------------------------
+
+
+class InferCall(NamedTuple):
+    """A decoded inference request. ``version`` is -1 for "the newest"; ``data`` has one entry per input of the form.
+
+    ``empty_final`` asks a stream to mark the end of a decoupled model's answers by an empty one (spec R12).
+    """
+
+    model: str
+    version: int
+    form: InferForm
+    data: list[Data]
+    empty_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InferMessage:
+    """An inference request whose model is known and whose inputs are not read yet. The buffers are the caller's."""
+
+    model: str
+    version: int
+    id: str
+    _head: Head
+    _raw: list[Data]
+
+    def decode(self, forwarded: Mapping[str, str] | None = None) -> InferCall:
+        """The request itself; ``forwarded`` (see ``forwarded``) joins its parameters.
+
+        Raises InvalidArgumentError for parameters, inputs and outputs that cannot be meant (spec R05, R07, R08),
+        UnsupportedError for shared memory.
+        """
+        head = self._head
+        if head.refused is not None:
+            raise again(head.refused)
+        data = self._raw[: len(head.sources)] if head.plain else []
+        if len(data) < len(head.sources):
+            data = self._gather()
+        if head.refused_outputs is not None:
+            raise again(head.refused_outputs)
+        form = head.form
+        if forwarded:
+            form = replace(form, id=self.id, parameters={**form.parameters, **forwarded})
+        elif self.id:
+            form = replace(form, id=self.id)
+        return InferCall(self.model, self.version, form, data, head.empty_final)
+
+    def _gather(self) -> list[Data]:
+        """The inputs' values in order, each from where it says (spec R05)."""
+        data: list[Data] = []
+        raw = iter(self._raw)
+        for spec, source in zip(self._head.form.inputs, self._head.sources, strict=True):
+            if source.explicit and self._raw:
+                raise InvalidArgumentError(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{spec.name}' for model '{self.model}'"
+                )
+            if source.refused is not None:
+                raise again(source.refused)
+            if source.explicit:
+                # The head may be shared with other requests; arrays are read-only, lists are not.
+                data.append(list(source.data) if isinstance(source.data, list) else source.data)
+                continue
+            entry = next(raw, None)
+            if entry is None:
+                raise InvalidArgumentError(
+                    f"unable to find data for input tensor '{spec.name}' for model '{self.model}' in request."
+                )
+            data.append(entry)
+        return data
+
+
+def read_infer(message: Buffer) -> InferMessage:
+    """The first step of reading a ModelInferRequest: which model and version.
+
+    Raises MalformedError for bytes that are no such message and InvalidArgumentError for a version that is no number.
+    """
+    parts = _split(message)
+    if parts is not None:
+        names, rest, raw = parts
+        try:
+            model, version, request_id = (str(name, "utf-8") for name in names)
+        except UnicodeDecodeError:
+            parts = None
+        else:
+            head = _head(model, rest) if len(rest) <= _MEMO_BYTES else _head.__wrapped__(model, rest)
+    if parts is None:
+        request = parsed(pb.ModelInferRequest, message)
+        raw = list(request.raw_input_contents[:MAX_TENSORS])
+        model, version, request_id = request.model_name, request.model_version, request.id
+        head = read_head(request)
+    return InferMessage(model, version_of(version), request_id, head, raw)
+
+
+def decode_infer(message: Buffer, forwarded: Mapping[str, str] | None = None) -> InferCall:
+    """Both steps at once; raises what ``read_infer`` and ``InferMessage.decode`` raise."""
+    return read_infer(message).decode(forwarded)
+
+
+_NAME_TAGS = {0x0A: 0, 0x12: 1, 0x1A: 2}
+_REST_TAGS = frozenset((0x22, 0x2A, 0x32))
+_RAW_TAG = 0x3A
+
+
+def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]] | None:
+    """The top level of a message: its three names, the other fields together, the raw entries; None for odd ones.
+
+    Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end.
+    """
+    view = memoryview(message)
+    end, at, run = len(view), 0, 0
+    names: list[memoryview | bytes] = [b"", b"", b""]
+    rest: list[memoryview] = []
+    raw: list[Data] = []
+    while at < end:
+        start, tag = at, view[at]
+        size = shift = 0
+        byte = 128
+        while byte >= 128:
+            at += 1
+            if at >= end or shift > 28:
+                return None
+            byte = view[at]
+            size |= (byte & 127) << shift
+            shift += 7
+        value, at = at + 1, at + 1 + size
+        if at > end:
+            return None
+        if tag in _REST_TAGS:
+            continue
+        # Another kind of field ends the run of those that are kept together.
+        if run < start:
+            rest.append(view[run:start])
+        run = at
+        if tag == _RAW_TAG:
+            raw.append(view[value:at])
+        elif tag in _NAME_TAGS:
+            names[_NAME_TAGS[tag]] = view[value:at]
+        else:
+            return None
+        if len(raw) + len(rest) > MAX_TENSORS:
+            raise too_many()
+    if run < end:
+        rest.append(view[run:end])
+    return names, b"".join(rest), raw
+
+
+@lru_cache(maxsize=_MEMO_ENTRIES)
+def _head(model: str, rest: bytes) -> Head:
+    request = parsed(pb.ModelInferRequest, rest)
+    request.model_name = model
+    return read_head(request)
+
+
+# -- Inference responses --------------------------------------------------------------------------------------------
+
+
+def encode_infer(name: str, version: str, form: InferForm, response: Response) -> bytes:
+    """A ModelInferResponse with every output in ``raw_output_contents`` (spec R06), assembled in one copy.
+
+    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
+    """
+    pieces: list[Any] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
+    if response.parameters:
+        pieces.append(_encode_parameters(response.parameters))
+    for output in response.outputs:
+        pieces.append(_encode_output(output.name, output.datatype, output.data.shape))
+    for output in response.outputs:
+        raw = _packed(output.data) if output.datatype == "BYTES" else np.ascontiguousarray(output.data)
+        size = len(raw) if isinstance(raw, bytes) else raw.nbytes
+        pieces.append(b"\x32" + _varint(size))
+        if size:
+            pieces.append(raw)
+    size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
+    if size > MAX_MESSAGE_BYTES:
+        raise InternalError(
+            f"the response of model '{name}' has {size} bytes and gRPC messages end at {MAX_MESSAGE_BYTES}: "
+            "ask for fewer outputs or send smaller batches"
+        )
+    return b"".join(pieces)
+
+
+@lru_cache(maxsize=_MEMO_ENTRIES)
+def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    tensor = pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+    return pb.ModelInferResponse(outputs=[tensor]).SerializeToString()
+
+
+def _encode_parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    message = pb.ModelInferResponse()
+    for key, value in parameters.items():
+        slot = message.parameters[key]
+        if isinstance(value, bool):
+            slot.bool_param = value
+        elif isinstance(value, str):
+            slot.string_param = value
+        elif isinstance(value, float):
+            slot.double_param = value
+        elif -(2**63) <= value < 2**63:
+            slot.int64_param = value
+        elif 0 <= value <= _UINT64:
+            slot.uint64_param = value
+        else:
+            raise InternalError(f"response parameter '{key}': {value} does not fit into 64 bits; send it as text")
+    return message.SerializeToString()
+
+
+def _packed(data: Array) -> bytes:
+    """BYTES elements, each with its length in front (spec B02)."""
+    pieces: list[bytes] = []
+    for element in data.flat:
+        pieces += (_LENGTH.pack(len(element)), element)
+    return b"".join(pieces)
+
+
+_LENGTH = struct.Struct("<I")
+
+
+def _text(tag: int, text: str) -> bytes:
+    encoded = text.encode()
+    return bytes((tag,)) + _varint(len(encoded)) + encoded if encoded else b""
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,165 @@
+"""The management RPCs of V2 over gRPC, in two tables; the law: a decoder and an encoder each, and nothing that acts.
+
+`RPCS` are answered by the engine, `UNOFFERED` are known to clients and refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
+
+from remora import messages
+from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.messages import Call
+from remora.proto import inference_pb2 as pb
+from remora.protocols.v2_grpc_form import SHARED_MEMORY_TEXT, parsed, version_of
+
+_M = TypeVar("_M", bound=Message)
+
+
+class Rpc(NamedTuple):
+    """A management RPC: request bytes to the call it means, the call's result to response bytes.
+
+    ``decode`` raises RemoraError, MalformedError for bytes that are no such message.
+    """
+
+    decode: Callable[[bytes], Call]
+    encode: Callable[[Any], bytes]
+
+
+def _rpc(kind: type[_M], call: Callable[[_M], Call], answer: Callable[[Any], Message]) -> Rpc:
+    return Rpc(lambda message: call(parsed(kind, message)), lambda result: answer(result).SerializeToString())
+
+
+def _model_metadata(info: messages.ModelInfo) -> Message:
+    tensor = pb.ModelMetadataResponse.TensorMetadata
+    return pb.ModelMetadataResponse(
+        name=info.name,
+        versions=info.versions,
+        platform=info.platform,
+        inputs=[tensor(name=each.name, datatype=each.datatype, shape=each.shape) for each in info.inputs],
+        outputs=[tensor(name=each.name, datatype=each.datatype, shape=each.shape) for each in info.outputs],
+    )
+
+
+_COUNTED = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+_PHASES = ("compute_input", "compute_infer", "compute_output")
+
+
+def _durations(stats: messages.ModelStats | messages.BatchStats, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: pb.StatisticDuration(**getattr(stats, name)._asdict()) for name in names}
+
+
+def _statistics(models: list[messages.ModelStats]) -> Message:
+    return pb.ModelStatisticsResponse(
+        model_stats=[
+            pb.ModelStatistics(
+                name=each.name,
+                version=each.version,
+                last_inference=each.last_inference_ms,
+                inference_count=each.inference_count,
+                execution_count=each.execution_count,
+                inference_stats=pb.InferStatistics(**_durations(each, _COUNTED)),
+                batch_stats=[
+                    pb.InferBatchStatistics(batch_size=batch.batch_size, **_durations(batch, _PHASES))
+                    for batch in each.batches
+                ],
+            )
+            for each in models
+        ]
+    )
+
+
+def _index(entries: list[messages.IndexEntry]) -> Message:
+    line = pb.RepositoryIndexResponse.ModelIndex
+    return pb.RepositoryIndexResponse(models=[line(**entry._asdict()) for entry in entries])
+
+
+def _without_repository(name: str) -> None:
+    if name:
+        raise UnsupportedError("'repository_name' specification is not supported")
+
+
+def _ask_index(request: pb.RepositoryIndexRequest) -> Call:
+    _without_repository(request.repository_name)
+    return messages.RepositoryIndex(ready=request.ready)
+
+
+def _ask_load(request: pb.RepositoryModelLoadRequest) -> Call:
+    """Spec R22: a configuration as text, files as bytes, nothing else."""
+    _without_repository(request.repository_name)
+    parameters: dict[str, str | bytes] = {}
+    for key, parameter in request.parameters.items():
+        if key != "config" and not key.startswith("file:"):
+            raise InvalidArgumentError(f"unrecognized load parameter '{key}'.")
+        wanted = "string_param" if key == "config" else "bytes_param"
+        if parameter.WhichOneof("parameter_choice") != wanted:
+            raise InvalidArgumentError(f"invalid value type for load parameter '{key}', expected {wanted}.")
+        parameters[key] = getattr(parameter, wanted)
+    return messages.ModelLoad(request.model_name, parameters)
+
+
+def _ask_unload(request: pb.RepositoryModelUnloadRequest) -> Call:
+    _without_repository(request.repository_name)
+    dependents = False
+    if "unload_dependents" in request.parameters:
+        parameter = request.parameters["unload_dependents"]
+        if parameter.WhichOneof("parameter_choice") != "bool_param":
+            raise InvalidArgumentError("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+        dependents = parameter.bool_param
+    return messages.ModelUnload(request.model_name, dependents)
+
+
+RPCS: Mapping[str, Rpc] = {
+    "ServerLive": _rpc(
+        pb.ServerLiveRequest, lambda _: messages.ServerLive(), lambda live: pb.ServerLiveResponse(live=live)
+    ),
+    "ServerReady": _rpc(
+        pb.ServerReadyRequest, lambda _: messages.ServerReady(), lambda ready: pb.ServerReadyResponse(ready=ready)
+    ),
+    "ModelReady": _rpc(
+        pb.ModelReadyRequest,
+        lambda request: messages.ModelReady(request.name, version_of(request.version)),
+        lambda ready: pb.ModelReadyResponse(ready=ready),
+    ),
+    "ServerMetadata": _rpc(
+        pb.ServerMetadataRequest,
+        lambda _: messages.ServerMetadata(),
+        lambda info: pb.ServerMetadataResponse(**info._asdict()),
+    ),
+    "ModelMetadata": _rpc(
+        pb.ModelMetadataRequest,
+        lambda request: messages.ModelMetadata(request.name, version_of(request.version)),
+        _model_metadata,
+    ),
+    "ModelConfig": _rpc(
+        pb.ModelConfigRequest,
+        lambda request: messages.ModelConfig(request.name, version_of(request.version)),
+        lambda config: pb.ModelConfigResponse(config=config),
+    ),
+    "ModelStatistics": _rpc(
+        pb.ModelStatisticsRequest,
+        lambda request: messages.ModelStatistics(request.name, version_of(request.version)),
+        _statistics,
+    ),
+    "RepositoryIndex": _rpc(pb.RepositoryIndexRequest, _ask_index, _index),
+    "RepositoryModelLoad": _rpc(pb.RepositoryModelLoadRequest, _ask_load, lambda _: pb.RepositoryModelLoadResponse()),
+    "RepositoryModelUnload": _rpc(
+        pb.RepositoryModelUnloadRequest, _ask_unload, lambda _: pb.RepositoryModelUnloadResponse()
+    ),
+}
+"""The management RPCs by method name (spec R01)."""
+
+UNOFFERED: Mapping[str, str] = {
+    "ModelStreamInfer": "ModelStreamInfer is not offered by this server yet: use ModelInfer",
+    "TraceSetting": "trace settings are not offered by this server yet",
+    "LogSettings": "log settings are not offered by this server yet: choose the level when the server is started",
+    **{
+        f"{kind}SharedMemory{verb}": SHARED_MEMORY_TEXT
+        for kind in ("System", "Cuda")
+        for verb in ("Status", "Register", "Unregister")
+    },
+}
+"""RPCs that exist for clients but not here: method name to the text of the UNIMPLEMENTED answer."""

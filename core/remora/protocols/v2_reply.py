@@ -1,0 +1,141 @@
+"""Printing V2 inference answers; the law: Triton's keys in Triton's order, tensors leave as they are (spec H15, B07).
+
+JSON tensors are flat. Binary tensors follow the JSON in the order of the outputs, little-endian and row-major. The
+JSON of an all-binary answer depends on names, types and shapes alone; it is printed once and remembered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from remora.errors import InvalidArgumentError
+from remora.messages import Array, Buffer, InferForm, Response, Tensor
+from remora.protocols import json_print
+from remora.protocols.http_answer import JSON, Headers, HttpAnswer, encode_error
+
+_OCTETS = (b"Content-Type", b"application/octet-stream")
+_JSON_HEADERS: Headers = (JSON,)
+_COPY_BELOW = 16 * 1024
+_LENGTH = struct.Struct("<I")
+_MAX_TEMPLATES = 1024
+
+
+class ReplyFormat(NamedTuple):
+    """Which outputs of an answer are binary: those in ``listed`` as it says, all others as ``default`` (spec B06).
+
+    ``all_binary`` is True when no output of this request can be anything else.
+    """
+
+    default: bool
+    listed: Mapping[str, bool]
+    all_binary: bool
+
+    @classmethod
+    def of(cls, default: bool, listed: Mapping[str, bool]) -> ReplyFormat:
+        """A format with ``all_binary`` worked out. Once outputs are listed, no others are in the answer."""
+        return cls(default, listed, all(listed.values()) if listed else default)
+
+    def binary(self, name: str) -> bool:
+        """Whether the output of that name goes out as raw bytes."""
+        return self.listed.get(name, self.default)
+
+
+class ReplyPrinter:
+    """Prints answers; holds the remembered JSON parts. To be used by one thread."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[object, ...], tuple[Headers, bytes]] = {}
+
+    def answer(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
+        """The answer of the model ``name``. One that JSON cannot carry (spec H17) is Triton's error instead."""
+        if not reply.all_binary or form.id or response.parameters:
+            return self._print(name, version, form, response, reply)
+        outputs = response.outputs
+        key: list[object] = [name, version]
+        for output, datatype, data in outputs:
+            key += output, datatype, data.shape
+        known = self._templates.get(tuple(key))
+        if known is None:
+            return self._learn(tuple(key), self._print(name, version, form, response, reply), outputs)
+        headers, header = known
+        body: list[Buffer] = [header]
+        for _, _, data in outputs:
+            # Below some size a copy is cheaper than a view, and lets the transport join it to the rest.
+            body.append(data.tobytes() if data.nbytes < _COPY_BELOW else _octets(data))
+        return HttpAnswer(200, headers, body)
+
+    def _learn(self, key: tuple[object, ...], answer: HttpAnswer, outputs: list[Tensor]) -> HttpAnswer:
+        # The size of a BYTES tensor is in the JSON but not in the key, and an empty tensor has no piece in the body.
+        if len(answer.body) == len(outputs) + 1 and all(output.datatype != "BYTES" for output in outputs):
+            if len(self._templates) >= _MAX_TEMPLATES:
+                del self._templates[next(iter(self._templates))]
+            self._templates[key] = (answer.headers, bytes(answer.body[0]))
+        return answer
+
+    def _print(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
+        members = []
+        if form.id:
+            members.append(b'"id":' + json_print.quoted(form.id))
+        members.append(b'"model_name":%b,"model_version":%b' % (json_print.quoted(name), json_print.quoted(version)))
+        if response.parameters:
+            members.append(b'"parameters":' + json_print.parameters(response.parameters))
+        outputs: list[bytes] = []
+        pieces: list[Buffer] = []
+        for output in response.outputs:
+            if reply.binary(output.name):
+                piece = serialized(output)
+                outputs.append(_described(output, b'"parameters":{"binary_data_size":%d}' % len(piece)))
+                if len(piece):
+                    pieces.append(piece)
+            elif output.datatype in ("FP16", "BF16"):
+                return encode_error(
+                    InvalidArgumentError(
+                        f"sending {output.datatype} data via JSON is not supported. "
+                        "Please use the binary data format for output"
+                    ),
+                    plain=True,
+                )
+            else:
+                outputs.append(_described(output, b'"data":' + _values(output)))
+        members.append(b'"outputs":[%b]' % b",".join(outputs))
+        header = b"{%b}" % b",".join(members)
+        if not pieces:
+            return HttpAnswer(200, _JSON_HEADERS, [header])
+        return HttpAnswer(200, (_OCTETS, (b"Inference-Header-Content-Length", b"%d" % len(header))), [header, *pieces])
+
+
+def _described(output: Tensor, last: bytes) -> bytes:
+    shape = b",".join([b"%d" % dim for dim in output.data.shape])
+    return b'{"name":%b,"datatype":%b,"shape":[%b],%b}' % (
+        json_print.quoted(output.name),
+        json_print.quoted(output.datatype),
+        shape,
+        last,
+    )
+
+
+def _values(output: Tensor) -> bytes:
+    if output.datatype == "BYTES":
+        return json_print.strings(elements(output.data))
+    return json_print.numbers(output.data)
+
+
+def elements(data: Array) -> list[bytes]:
+    """The elements of a BYTES array of any shape, in row-major order."""
+    return [item if isinstance(item, bytes) else json_print.raw(str(item)) for item in data.reshape(-1).tolist()]
+
+
+def serialized(output: Tensor) -> Buffer:
+    """A tensor's bytes on the wire (spec B01, B02), without a copy where its array lies in memory that way."""
+    if output.datatype == "BYTES":
+        return b"".join([_LENGTH.pack(len(item)) + item for item in elements(output.data)])
+    return _octets(output.data)
+
+
+def _octets(data: Array) -> memoryview:
+    flat = np.ascontiguousarray(data).reshape(-1)
+    return flat.view(np.uint8).data

@@ -1,0 +1,20 @@
+"""What a scheduler tells about its work: the seam between scheduling and statistics, so that neither knows the other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from remora.backends import Execution
+from remora.errors import RemoraError
+from remora.messages import Ticket
+from remora.scheduling.batching import Plan
+
+
+class Recorder(Protocol):
+    """Listens to one scheduler. Called without its lock, from any of its threads; must not raise."""
+
+    def executed(self, plan: Plan, execution: Execution, start_ns: int, end_ns: int, *, raised: bool) -> None:
+        """A batch ran; ``raised`` when the instance failed as a whole."""
+
+    def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
+        """A request was answered without running."""

@@ -1,0 +1,289 @@
+"""Takes requests, forms batches, runs them on the model's instances and delivers the answers.
+
+Everything that moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop.
+What runs together is decided in `batching`, which is pure. Each idle instance pulls its own batch. Laws:
+
+1. Each ticket is answered exactly once, whatever its batch does.
+2. A failing batch answers its tickets and the instance goes on.
+3. Answers of one batch reach a mailbox in one delivery.
+4. No answer is delivered while the lock is held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from remora.backends import Execution, Instance
+from remora.errors import InternalError, RemoraError, UnavailableError
+from remora.messages import Mailbox, Outcome, Response, Ticket
+from remora.scheduling.batching import BatchQueue, Plan
+from remora.scheduling.costs import CostModel
+from remora.scheduling.recorder import Recorder
+from remora.signature import Signature
+from remora.system.clock import Clock
+
+INLINE_LIMIT_NS = 250_000
+"""A batch predicted to be shorter runs in the event loop that brought it: a thread hop costs about 60 us."""
+
+
+class _Slot:
+    """An instance and who uses it."""
+
+    __slots__ = ("busy", "instance", "thread")
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.busy = False
+        self.thread: threading.Thread | None = None
+
+
+class Scheduler:
+    """The requests and instances of one model version.
+
+    Args:
+        queue: the decider; this scheduler's lock guards it.
+        instances: at least one.
+        signature: gives outputs their wire shape.
+        recorder: is told of every execution and failure.
+        clock: read here and nowhere below.
+        threads: False in tests, which turn the crank with `step`.
+    """
+
+    def __init__(
+        self,
+        queue: BatchQueue,
+        instances: Sequence[Instance],
+        signature: Signature,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        threads: bool = True,
+        inline_limit_ns: int = INLINE_LIMIT_NS,
+        may_wait: bool = False,
+    ) -> None:
+        self._queue = queue
+        self._slots = [_Slot(instance) for instance in instances]
+        self._signature = signature
+        self._recorder = recorder
+        self._clock = clock
+        self._threads = threads
+        self._quick = all(instance.quick for instance in instances) and not may_wait
+        self._inline_limit_ns = inline_limit_ns
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._idle_threads = 0
+        self._inline_armed = False
+        self._stopping = False
+        self._running = 0
+        self.costs = CostModel()
+
+    # -- taking requests --------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a ticket; its answer comes through its reply. Any thread may call.
+
+        Raises UnavailableError when the queue is full (spec D12) or the scheduler is stopping (spec D17); the ticket
+        is then not answered.
+        """
+        ticket.arrival_ns = ticket.arrival_ns or self._clock.monotonic_ns()
+        with self._lock:
+            if self._stopping:
+                raise UnavailableError("Server is stopping, scheduler for model has stopped accepting new inference requests")
+            self._queue.push(ticket)
+            if self._inline_armed:
+                return
+            if self._may_run_inline(ticket.mailbox):
+                self._inline_armed = True
+                return
+            self._wake_thread()
+
+    def _may_run_inline(self, mailbox: Mailbox | None) -> bool:
+        """Arm the caller's loop to run what has arrived by the end of its turn, when that will be quick."""
+        return (
+            self._quick
+            and mailbox is not None
+            and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
+            and any(not slot.busy for slot in self._slots)
+            and mailbox.defer(lambda: self._run_inline(mailbox))
+        )
+
+    def _wake_thread(self) -> None:
+        if not self._threads:
+            return
+        if self._idle_threads:
+            self._work.notify()
+            return
+        for slot in self._slots:
+            if slot.thread is None:
+                slot.thread = threading.Thread(
+                    target=self._serve, args=(slot,), name=f"remora {slot.instance.name}", daemon=True
+                )
+                slot.thread.start()
+                return
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait (spec P04)."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Requests inside an execution now."""
+        return self._running
+
+    # -- running batches --------------------------------------------------------------------------------------------
+
+    def _run_inline(self, mailbox: Mailbox) -> None:
+        """Run one batch in the caller's loop, then look again in its next turn or hand over to a thread."""
+        with self._lock:
+            self._inline_armed = False
+            slot = next((slot for slot in self._slots if not slot.busy), None)
+            if slot is None:
+                return  # whoever holds the instance looks at the queue again when it is done
+            plan = self._take(slot)
+        self._run(slot, plan)
+        with self._lock:
+            if not len(self._queue) or self._inline_armed:
+                return
+            if self._may_run_inline(mailbox):
+                self._inline_armed = True
+            else:
+                self._wake_thread()
+
+    def _serve(self, slot: _Slot) -> None:
+        """The life of an instance's thread."""
+        while True:
+            with self._lock:
+                plan = self._await_plan(slot)
+                if plan is None:
+                    return
+            self._run(slot, plan)
+
+    def _await_plan(self, slot: _Slot) -> Plan | None:
+        """Wait, with the lock held, until there is a batch or something dropped; None when it is time to end."""
+        while True:
+            wake_ns = 0
+            if not slot.busy and len(self._queue) and not self._inline_armed:
+                plan = self._take(slot)
+                if plan.tickets or plan.dropped:
+                    if len(self._queue) and not plan.wake_ns:
+                        self._wake_thread()
+                    return plan
+                wake_ns = plan.wake_ns
+            if self._stopping and not len(self._queue):
+                return None
+            timeout = max(wake_ns - self._clock.monotonic_ns(), 0) / 1e9 if wake_ns else None
+            self._idle_threads += 1
+            self._work.wait(timeout)
+            self._idle_threads -= 1
+
+    def step(self, index: int = 0) -> Plan:
+        """Let one instance look at the queue once and run what it finds: the crank that tests turn."""
+        slot = self._slots[index]
+        with self._lock:
+            plan = self._take(slot)
+        self._run(slot, plan)
+        return plan
+
+    def _take(self, slot: _Slot) -> Plan:
+        """A plan from the queue, the slot made busy if there is something to run. The lock is held."""
+        plan = self._queue.poll(self._clock.monotonic_ns())
+        if plan.tickets:
+            slot.busy = True
+            self._running += len(plan.tickets)
+        return plan
+
+    def _run(self, slot: _Slot, plan: Plan) -> None:
+        deliveries: list[tuple[Ticket, Outcome]] = []
+        for ticket, error in plan.dropped:
+            self._recorder.dropped(ticket, error, self._clock.monotonic_ns())
+            deliveries.append((ticket, error))
+        if plan.tickets:
+            try:
+                deliveries += self._execute(slot.instance, plan)
+            finally:
+                with self._lock:
+                    slot.busy = False
+                    self._running -= len(plan.tickets)
+                    if self._stopping or (len(self._queue) and slot.thread is not threading.current_thread()):
+                        self._work.notify_all()
+        deliver(deliveries)
+
+    def _execute(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
+        tickets = plan.tickets
+        execution = Execution([ticket.request for ticket in tickets])
+        start_ns = self._clock.monotonic_ns()
+        for ticket in tickets:
+            ticket.start_ns = start_ns
+        raised = False
+        try:
+            outcomes: list[Outcome] = instance.execute(execution)
+            if len(outcomes) != len(tickets):
+                raise InternalError(f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests")
+            outcomes = [self._to_wire(outcome) for outcome in outcomes]
+        except Exception as error:  # the model's or the backend's; the instance goes on
+            raised = True
+            outcomes = [failure_of(error, instance.name)] * len(tickets)
+        end_ns = self._clock.monotonic_ns()
+        self.costs.learn(plan.rows, end_ns - start_ns)
+        self._recorder.executed(plan, execution, start_ns, end_ns, raised=raised)
+        return list(zip(tickets, outcomes, strict=True))
+
+    def _to_wire(self, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Response):
+            outcome.outputs = self._signature.to_wire(outcome.outputs)
+        return outcome
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Take nothing new, run what waits, end the threads. False when that did not end in time (None: wait)."""
+        with self._lock:
+            self._stopping = True
+            self._work.notify_all()
+            if len(self._queue) and not any(slot.thread for slot in self._slots):
+                self._wake_thread()
+        for slot in self._slots:
+            if slot.thread is not None:
+                slot.thread.join(timeout_s)
+                if slot.thread.is_alive():
+                    return False
+        with self._lock:
+            return self._work.wait_for(lambda: self._running == 0, timeout_s)
+
+    def abandon(self, error: RemoraError) -> None:
+        """Answer everything that still waits with ``error``: for a stop whose time is over."""
+        with self._lock:
+            tickets = self._queue.drain()
+        deliver([(ticket, error) for ticket in tickets])
+
+
+def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
+    """Hand answers to where they belong, one delivery for each mailbox."""
+    if not deliveries:
+        return
+    first = deliveries[0][0].mailbox
+    if all(ticket.mailbox is first for ticket, _ in deliveries):
+        _post(first, deliveries)
+        return
+    parted: dict[int, list[tuple[Ticket, Outcome]]] = {}
+    for delivery in deliveries:
+        parted.setdefault(id(delivery[0].mailbox), []).append(delivery)
+    for part in parted.values():
+        _post(part[0][0].mailbox, part)
+
+
+def _post(mailbox: Mailbox | None, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+    if mailbox is not None:
+        mailbox.post(deliveries)
+        return
+    for ticket, outcome in deliveries:
+        ticket.reply(ticket, outcome)
+
+
+def failure_of(error: Exception, where: str) -> RemoraError:
+    """Any exception as an answer; a RemoraError keeps its code and text."""
+    if isinstance(error, RemoraError):
+        return error
+    return InternalError(f"{where}: {type(error).__name__}: {error}", from_model=True)

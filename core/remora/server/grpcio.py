@@ -1,0 +1,301 @@
+"""The V2 gRPC front end on grpcio; the law: it carries bytes between grpcio and the codecs and decides nothing.
+
+Handlers get and give bytes, on two thread pools: a call that may last (inference, loading, reflection) holds a thread
+of the large one until it is answered; what only asks (health, metadata, statistics) has a small one of its own, so
+that a probe is answered while every other thread waits for a model. This is the reference transport and the one for
+TLS; nothing else in the engine imports grpc.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from remora.errors import (
+    CancelledError,
+    ConfigError,
+    InternalError,
+    RemoraError,
+    UnavailableError,
+    UnsupportedError,
+    error_of,
+)
+from remora.messages import Call, Data, InferForm, Outcome, Response, ServerReady, Ticket
+from remora.protocols.v2_grpc import (
+    DECOUPLED_TEXT,
+    MAX_MESSAGE_BYTES,
+    RPCS,
+    SERVICE,
+    SHUTDOWN_TEXT,
+    UNOFFERED,
+    Rpc,
+    encode_infer,
+    forward_pattern,
+    forwarded,
+    read_infer,
+    status_of,
+    status_text,
+)
+from remora.server.grpcio_reflection import Reflection
+
+_log = logging.getLogger(__name__)
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+Context = Any  # grpc.ServicerContext; grpcio brings no types.
+Behaviour = Callable[[bytes, Context], bytes]
+
+
+class Engine(Protocol):
+    """What this front end asks of the engine. `perform` may block; each may raise RemoraError.
+
+    `resolve` gives something with ``name``, ``version`` and ``decoupled``; `submit` takes it back and calls ``reply``
+    exactly once, from any thread.
+    """
+
+    def perform(self, call: Call, /) -> Any: ...
+
+    def resolve(self, model: str, version: int, /) -> Any: ...
+
+    def submit(
+        self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
+    ) -> Ticket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """How the gRPC front end listens and what it lets through.
+
+    Args:
+        address: the interface to bind; all of them is ``0.0.0.0`` or ``::`` (Triton's ``--grpc-address``).
+        port: the port to bind, 0 for any free one (``--grpc-port``).
+        reuse_port: let other processes bind the same port (``--reuse-grpc-port``).
+        workers: how many inferences, loads and reflection streams may be under way at once. The default fills the
+            usual batch sizes; further calls wait in grpcio.
+        max_message_bytes: the longest message in either direction.
+        forward_pattern: metadata whose keys match it become request parameters; "" for none
+            (``--grpc-header-forward-pattern``, spec R16).
+        use_ssl: serve TLS with ``server_cert`` and ``server_key`` (spec R17).
+        use_ssl_mutual: besides, accept only clients whose certificate ``root_cert`` vouches for.
+        server_cert: PEM file of the server's certificate chain.
+        server_key: PEM file of its private key.
+        root_cert: PEM file of the authorities that vouch for clients.
+        keepalive_time_ms: silence after which the server pings (spec R19, as all that follow).
+        keepalive_timeout_ms: how long it waits for the answer before it closes the connection.
+        keepalive_permit_without_calls: ping connections that carry no call, too.
+        http2_max_pings_without_data: pings sent before data or headers must have been sent; 0 for any number.
+        http2_min_recv_ping_interval_ms: a client that pings more often without data gets a strike.
+        http2_max_ping_strikes: strikes before the connection is closed; 0 for any number.
+        max_connection_age_ms: age at which clients are asked to connect anew; 0 for never.
+        max_connection_age_grace_ms: time for their running calls then; 0 for any.
+    """
+
+    address: str = "127.0.0.1"
+    port: int = 8001
+    reuse_port: bool = False
+    workers: int = 64
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    forward_pattern: str = ""
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+
+
+class GrpcServer:
+    """V2, health and reflection on one port. `start` once, `stop` once; neither is for an event loop's thread."""
+
+    def __init__(self, engine: Engine, options: GrpcOptions | None = None) -> None:
+        """Nothing is bound yet. Raises ConfigError when the forward pattern is no regular expression."""
+        self._engine = engine
+        self._options = options or GrpcOptions()
+        self._pattern = forward_pattern(self._options.forward_pattern)
+        self._draining = False
+        self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
+        self._working = ThreadPoolExecutor(self._options.workers, thread_name_prefix="remora-grpc")
+        self._server: Any = None
+
+    def start(self) -> int:
+        """Bind and serve; returns the bound port.
+
+        Raises UnavailableError when the address cannot be bound, ConfigError when TLS files cannot be read.
+        """
+        options = self._options
+        server = grpc.server(self._working, options=_channel_options(options))
+        server.add_generic_rpc_handlers((self._inference(), self._health(), Reflection((SERVICE, HEALTH_SERVICE))))
+        host = f"[{options.address}]" if ":" in options.address else options.address
+        target = f"{host}:{options.port}"
+        try:
+            if options.use_ssl or options.use_ssl_mutual:
+                port = int(server.add_secure_port(target, _credentials(options)))
+            else:
+                port = int(server.add_insecure_port(target))
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"gRPC cannot listen on {target}: {error}; is another server there? Choose another --grpc-port"
+            ) from error
+        server.start()
+        self._server = server
+        return port
+
+    def drain(self) -> None:
+        """Refuse new inference from now on (spec R21) and report NOT_SERVING; what is under way goes on."""
+        self._draining = True
+
+    def stop(self, grace_s: float) -> None:
+        """Stop listening, let calls under way end within ``grace_s`` seconds, cancel the others, and return then."""
+        self.drain()
+        if self._server is not None:
+            self._server.stop(grace_s).wait()
+        self._working.shutdown(wait=False, cancel_futures=True)
+        self._asking.shutdown(wait=False, cancel_futures=True)
+
+    # -- The services -----------------------------------------------------------------------------------------------
+
+    def _inference(self) -> Any:
+        handlers = {name: _refusing(text) for name, text in UNOFFERED.items()}
+        for name, rpc in RPCS.items():
+            lasting = name == "RepositoryModelLoad"
+            handlers[name] = _unary(self._performing(rpc), None if lasting else self._asking)
+        handlers["ModelInfer"] = _unary(self._infer)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _health(self) -> Any:
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": _unary(self._check, self._asking)})
+
+    def _check(self, _message: bytes, _context: Context) -> bytes:
+        """grpc.health.v1: HealthCheckResponse, the same for every service name (spec R02)."""
+        serving = not self._draining and self._engine.perform(ServerReady())
+        return b"\x08\x01" if serving else b"\x08\x02"
+
+    def _performing(self, rpc: Rpc) -> Behaviour:
+        return lambda message, _context: rpc.encode(self._engine.perform(rpc.decode(message)))
+
+    # -- Inference --------------------------------------------------------------------------------------------------
+
+    def _infer(self, message: bytes, context: Context) -> bytes:
+        if self._draining:
+            raise UnavailableError(SHUTDOWN_TEXT)
+        request = read_infer(message)
+        served = self._engine.resolve(request.model, request.version)
+        if served.decoupled:
+            raise UnsupportedError(DECOUPLED_TEXT)
+        metadata = forwarded(self._pattern, context.invocation_metadata()) if self._pattern else None
+        call = request.decode(metadata)
+        response = self._answer(served, call.form, call.data, context)
+        return encode_infer(served.name, str(served.version), call.form, response)
+
+    def _answer(self, served: Any, form: InferForm, data: list[Data], context: Context) -> Response:
+        """Hand the request in and wait for its one answer, the client's deadline or its departure."""
+        answers: SimpleQueue[Outcome] = SimpleQueue()
+        ticket = self._engine.submit(served, form, data, lambda _ticket, outcome: answers.put(outcome))
+
+        def leave() -> None:
+            # grpcio calls this at the end of every RPC; after the answer it changes nothing.
+            ticket.cancel()
+            answers.put(CancelledError("the client cancelled the request"))
+
+        if not context.add_callback(leave):
+            leave()
+        try:
+            outcome = answers.get(timeout=_seconds_left(context))
+        except Empty:
+            leave()
+            outcome = CancelledError("the deadline of the request passed before its answer was there")
+        if isinstance(outcome, RemoraError):
+            # The requests of a batch may have failed with one and the same object.
+            raise error_of(outcome.code, outcome.message)
+        return outcome
+
+
+_FOREVER_S = 365 * 86_400.0
+
+
+def _seconds_left(context: Context) -> float | None:
+    """Until the client's deadline; None when there is none, which grpcio spells as one in the far future."""
+    left = context.time_remaining()
+    return None if left is None or left > _FOREVER_S else float(left)
+
+
+_CODES: Mapping[int, Any] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _unary(behaviour: Behaviour, pool: ThreadPoolExecutor | None = None) -> Any:
+    """A handler on bytes, errors turned into statuses; ``pool`` for other threads than the server's."""
+
+    def serve(message: bytes, context: Context) -> bytes:
+        try:
+            return behaviour(message, context)
+        except RemoraError as failure:
+            error = failure
+        except Exception:
+            _log.exception("gRPC: a call failed in a way nobody foresaw")
+            error = InternalError("internal error: the server's log has the details")
+        _abort(context, error)
+
+    if pool is not None:
+        # grpcio's own health service chooses its threads by this attribute, too.
+        serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def _refusing(text: str) -> Any:
+    """A handler for an RPC that is not offered. As a stream it fits any arity, and answers before anything is sent."""
+
+    def refuse(_messages: Any, context: Context) -> Any:
+        _abort(context, UnsupportedError(text))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _abort(context: Context, error: RemoraError) -> NoReturn:
+    context.abort(_CODES[status_of(error)], status_text(error))
+    raise error  # abort has raised already; this is for those who do not know.
+
+
+def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
+    chosen = {
+        "grpc.max_receive_message_length": options.max_message_bytes,
+        "grpc.max_send_message_length": options.max_message_bytes,
+        "grpc.so_reuseport": int(options.reuse_port),
+        "grpc.keepalive_time_ms": options.keepalive_time_ms,
+        "grpc.keepalive_timeout_ms": options.keepalive_timeout_ms,
+        "grpc.keepalive_permit_without_calls": int(options.keepalive_permit_without_calls),
+        "grpc.http2.max_pings_without_data": options.http2_max_pings_without_data,
+        "grpc.http2.min_ping_interval_without_data_ms": options.http2_min_recv_ping_interval_ms,
+        "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
+    }
+    if options.max_connection_age_ms:
+        chosen["grpc.max_connection_age_ms"] = options.max_connection_age_ms
+    if options.max_connection_age_grace_ms:
+        chosen["grpc.max_connection_age_grace_ms"] = options.max_connection_age_grace_ms
+    return list(chosen.items())
+
+
+def _credentials(options: GrpcOptions) -> Any:
+    def read(option: str, path: str) -> bytes:
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--grpc-{option}: '{path}' cannot be read ({error.strerror}); TLS needs it") from error
+
+    pair = (read("server-key", options.server_key), read("server-cert", options.server_cert))
+    if not options.use_ssl_mutual:
+        return grpc.ssl_server_credentials([pair])
+    return grpc.ssl_server_credentials([pair], read("root-cert", options.root_cert), require_client_auth=True)

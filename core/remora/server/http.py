@@ -1,0 +1,272 @@
+"""One HTTP/1.1 connection on the event loop; the law: bytes in, head and body out, answers in order, no more kept than said.
+
+Small requests are read through one buffer that all connections share; a body that did not come with its head is received
+straight into its final place. One request of a connection is under way at a time; what a client sends ahead waits, and when that is
+much, the socket is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import numpy as np
+
+from remora.messages import Buffer, Ticket
+from remora.protocols.http1 import HEAD_LIMIT, BadRequest, ChunkDecoder, Head, HeadParser, response_head, too_large
+from remora.protocols.http_answer import HttpAnswer, failure
+from remora.server.rest import Exchange
+
+_log = logging.getLogger("remora.http")
+
+_SCRATCH_BYTES = 262_144
+_AHEAD_LIMIT = 1_048_576
+"""How much of later requests a connection may send ahead before its socket is left unread."""
+_JOIN_BYTES = 8_192
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ALIGNMENT = 64
+
+
+class Service(Protocol):
+    """What answers requests."""
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None: ...
+
+
+class Listener:
+    """What all connections of one port share: the service, the limits, the scratch buffer and the connections."""
+
+    def __init__(self, service: Service, *, max_body_bytes: int) -> None:
+        self.service = service
+        self.max_body_bytes = max_body_bytes
+        self.heads = HeadParser()
+        self.scratch = bytearray(_SCRATCH_BYTES)
+        self.view = memoryview(self.scratch)
+        self.connections: set[Connection] = set()
+        self.closing = False
+        self.response_heads: dict[tuple[int, object, int, bool], bytes] = {}
+
+    def connection(self) -> Connection:
+        """A protocol for a new connection."""
+        return Connection(self)
+
+    def close_idle(self) -> int:
+        """From now on answer what is under way and close; returns how many connections are still busy."""
+        self.closing = True
+        for connection in list(self.connections):
+            connection.close_when_done()
+        return len(self.connections)
+
+    def drop_stalled(self, now: float, limit_s: float) -> None:
+        """Close connections that have been sending one request for longer than ``limit_s``."""
+        for connection in list(self.connections):
+            if connection.receiving_since and now - connection.receiving_since > limit_s:
+                connection.abort()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._loop_time: Callable[[], float] = lambda: 0.0
+        self._rest = b""  # received, not yet looked at: part of a head, or requests sent ahead
+        self._head: Head | None = None  # the request being received or answered
+        self._body: memoryview | None = None  # where a long body goes, and how much of it is there
+        self._body_at = 0
+        self._chunks: ChunkDecoder | None = None
+        self._busy = False  # a request is being answered
+        self._ticket: Ticket | None = None
+        self._paused = False
+        self._ended = False  # the client sends no more
+        self.receiving_since = 0.0
+
+    # -- the transport's side ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._loop_time = asyncio.get_running_loop().time
+        self._listener.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._listener.connections.discard(self)
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._ticket = None
+
+    def eof_received(self) -> bool:
+        self._ended = True
+        return self._busy  # keep our side open until the answer is out
+
+    def get_buffer(self, hint: int) -> memoryview:
+        if self._body is not None:
+            return self._body[self._body_at :]
+        return self._listener.view
+
+    def buffer_updated(self, count: int) -> None:
+        if self._body is not None:
+            self._body_at += count
+            if self._body_at == len(self._body):
+                body, self._body = self._body, None
+                self._complete(body)
+                self._resume()
+            return
+        try:
+            self._receive(self._listener.scratch, count)
+        except BadRequest as error:
+            self._refuse(error)
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+
+    def _receive(self, data: bytearray | bytes, end: int) -> None:
+        if self._rest:
+            data = self._rest + bytes(memoryview(data)[:end])
+            end = len(data)
+            self._rest = b""
+        at = 0
+        while at < end:
+            if self._busy:
+                self._keep_ahead(bytes(memoryview(data)[at:end]))
+                return
+            if self._chunks is not None:
+                at += self._receive_chunks(memoryview(data)[at:end])
+                continue
+            stop = data.find(b"\r\n\r\n", at, end)
+            if stop < 0:
+                self._keep_partial_head(bytes(memoryview(data)[at:end]))
+                return
+            head = self._listener.heads.parse(bytes(memoryview(data)[at : stop + 4]))
+            at = self._begin(head, memoryview(data), stop + 4, end)
+
+    def _keep_ahead(self, data: bytes) -> None:
+        self._rest = data
+        if len(data) >= _AHEAD_LIMIT and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _keep_partial_head(self, data: bytes) -> None:
+        if len(data) > HEAD_LIMIT:
+            raise BadRequest(431, f"the request head is longer than {HEAD_LIMIT} bytes")
+        self._rest = data
+        self.receiving_since = self.receiving_since or self._loop_time()
+
+    def _begin(self, head: Head, view: memoryview, at: int, end: int) -> int:
+        """Start on a request whose head is there; returns where the bytes after what was taken begin."""
+        self._head = head
+        length = head.content_length
+        if length > self._listener.max_body_bytes:
+            raise too_large(length, self._listener.max_body_bytes)
+        if head.expects_continue and at == end and (length or head.chunked):
+            self._transport.write(_CONTINUE)
+        if head.chunked:
+            self._chunks = ChunkDecoder(self._listener.max_body_bytes)
+            self.receiving_since = self._loop_time()
+            return at
+        if at + length <= end:
+            self._complete(bytes(view[at : at + length]))
+            return at + length
+        self.receiving_since = self._loop_time()
+        self._body = _aligned_memory(length, head)
+        self._body[: end - at] = view[at:end]
+        self._body_at = end - at
+        return end
+
+    def _receive_chunks(self, view: memoryview) -> int:
+        chunks = self._chunks
+        assert chunks is not None  # noqa: S101 - the caller looked
+        taken = chunks.feed(view)
+        if chunks.done:
+            self._chunks = None
+            self._complete(chunks.body)
+        return taken
+
+    def _complete(self, body: Buffer) -> None:
+        """A request is whole: hand it on."""
+        self.receiving_since = 0.0
+        self._busy = True
+        head = cast(Head, self._head)
+        try:
+            ticket = self._listener.service.handle(head, body, self)
+        except Exception:
+            _log.exception("%s %s", head.method, head.path)
+            self._respond_error(500, "internal error: see the server's log")
+            return
+        if self._busy:
+            self._ticket = ticket
+
+    # -- answering --------------------------------------------------------------------------------------------------
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Write the answer of the request under way and go on with what the client sent meanwhile."""
+        head, self._head = self._head, None
+        self._ticket = None
+        if not self._busy or self._transport.is_closing():
+            return
+        self._busy = False
+        keep = head is not None and head.keep_alive and not self._listener.closing and not self._ended
+        length = 0
+        for part in answer.body:
+            length += part.nbytes if isinstance(part, memoryview) else len(part)
+        key = (answer.status, answer.headers, length, keep)
+        start = self._listener.response_heads.get(key)
+        if start is None:
+            start = response_head(answer.status, answer.headers, length, keep_alive=keep)
+            if len(self._listener.response_heads) >= 1024:
+                self._listener.response_heads.clear()
+            self._listener.response_heads[key] = start
+        if length <= _JOIN_BYTES:
+            self._transport.write(b"".join((start, *answer.body)))
+        else:
+            self._transport.writelines([start, *answer.body])
+        if not keep:
+            self._transport.close()
+        elif self._rest or self._paused:
+            asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        """Look at what was sent ahead, now that the request before it is answered."""
+        if self._busy or self._transport.is_closing():
+            return
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._rest:
+            data, self._rest = self._rest, b""
+            try:
+                self._receive(data, len(data))
+            except BadRequest as error:
+                self._refuse(error)
+
+    def _refuse(self, error: BadRequest) -> None:
+        """Answer bytes that are no request, and end the connection: where the next request begins is not known."""
+        self._busy = True
+        self._head = None
+        self._rest = b""
+        self._respond_error(error.status, error.text)
+
+    def _respond_error(self, status: int, text: str) -> None:
+        self._head = None
+        self.respond(failure(status, text, plain=True))
+
+    def close_when_done(self) -> None:
+        """Close now when idle, else after the answer under way."""
+        if not self._busy and self._body is None and self._chunks is None and not self._rest:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close without further ado."""
+        self._transport.abort()
+
+
+def _aligned_memory(length: int, head: Head | None) -> memoryview:
+    """Memory for a body in which the bytes after the JSON header, the tensors, begin at an aligned address."""
+    offset = 0
+    header_length = head.get(b"inference-header-content-length") if head is not None else None
+    if header_length is not None and header_length.isdigit() and len(header_length) < 12:
+        offset = -int(header_length) % _ALIGNMENT
+    memory = np.empty(length + offset + _ALIGNMENT, np.uint8)
+    offset += -memory.ctypes.data % _ALIGNMENT
+    return memoryview(memory)[offset : offset + length]

@@ -1,0 +1,46 @@
+"""An event loop as the place where answers are delivered; the law: one wake-up for a batch, and nothing raised."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from remora.messages import Outcome, Ticket
+
+_log = logging.getLogger("remora.server")
+
+
+class LoopMailbox:
+    """The mailbox of one running event loop. Made in that loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        """Deliver now when the caller is the loop's thread, else in one wake-up of the loop."""
+        if threading.get_ident() == self._thread:
+            run_replies(deliveries)
+            return
+        try:
+            self._loop.call_soon_threadsafe(run_replies, deliveries)
+        except RuntimeError:  # the loop is closed: nobody is left to answer
+            _log.debug("%d answers came after the server stopped", len(deliveries))
+
+    def defer(self, work: Callable[[], None]) -> bool:
+        """Run ``work`` in the loop's next turn, when what arrived together with this has been taken in."""
+        if threading.get_ident() != self._thread:
+            return False
+        self._loop.call_soon(work)
+        return True
+
+
+def run_replies(deliveries: list[tuple[Ticket, Outcome]]) -> None:
+    """Answer each ticket; one that cannot be answered must not keep its neighbours waiting."""
+    for ticket, outcome in deliveries:
+        try:
+            ticket.reply(ticket, outcome)
+        except Exception:
+            _log.exception("an answer could not be delivered")

@@ -1,0 +1,253 @@
+"""A whole server in this process: binds the ports, loads the models, serves until told to stop.
+
+Signals and the process's standard streams are touched here and in `cli`, nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remora.engine import Engine
+from remora.errors import RemoraError
+from remora.options import EngineOptions, ServerOptions
+from remora.protocols.v2_rest import HttpAnswer, InferCodec
+from remora.server.http import Listener
+from remora.server.mailbox import LoopMailbox
+from remora.server.rest import Exchange, MetricsService, RestService
+from remora.system.machine import process_age_s
+from remora.system.tuning import Tuning, freeze
+
+if TYPE_CHECKING:
+    from remora.server.grpcio import GrpcServer
+
+_log = logging.getLogger("remora.server")
+
+_BACKLOG = 1024
+_SWEEP_S = 5.0
+_STALL_LIMIT_S = 120.0
+"""A request that takes longer than this to arrive is given up."""
+
+
+class StartError(Exception):
+    """The server cannot start; the text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a running server listens; 0 for what is off."""
+
+    http: int = 0
+    grpc: int = 0
+    metrics: int = 0
+
+
+class Server:
+    """The fronts of one engine on one event loop.
+
+    Args:
+        engine: not yet started; `start` starts it and `stop` stops it.
+        options: addresses, ports, limits.
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.ports = Ports()
+        self._listeners: list[Listener] = []
+        self._sockets: list[asyncio.Server] = []
+        self._grpc: GrpcServer | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listen, then load the models. Raises StartError or RemoraError; the server is then stopped again."""
+        loop = asyncio.get_running_loop()
+        options = self.options
+        self._check_ports()
+        rest = RestService(
+            self.engine,
+            InferCodec(
+                options.http_max_input_size,
+                forward_pattern=_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
+            ),
+            LoopMailbox(loop),
+            _in_a_thread(loop),
+            max_input_bytes=options.http_max_input_size,
+        )
+        http = metrics = 0
+        if options.allow_http:
+            http = await self._listen(rest, options.http_address, options.http_port, "HTTP")
+        if options.allow_metrics:
+            address = options.metrics_address or options.http_address
+            metrics = await self._listen(MetricsService(rest), address, options.metrics_port, "metrics")
+        self.ports = Ports(http, 0, metrics)
+        self._sweep()
+        await loop.run_in_executor(None, self.engine.start)
+        if options.allow_grpc:
+            self.ports = Ports(http, await loop.run_in_executor(None, self._start_grpc), metrics)
+
+    def _check_ports(self) -> None:
+        options = self.options
+        used: dict[int, str] = {}
+        for on, port, what in (
+            (options.allow_http, options.http_port, "HTTP"),
+            (options.allow_grpc, options.grpc_port, "gRPC"),
+            (options.allow_metrics, options.metrics_port, "metrics"),
+        ):
+            if on and port and port in used:
+                raise StartError(
+                    f"The server cannot listen to {used[port]} requests and {what} requests at the same address and "
+                    f"port {options.http_address}:{port}"
+                )
+            if on:
+                used[port] = what
+
+    async def _listen(self, service: RestService | MetricsService, address: str, port: int, what: str) -> int:
+        listener = Listener(service, max_body_bytes=self.options.http_max_input_size)
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                listener.connection, address, port, backlog=_BACKLOG, reuse_port=self.options.reuse_http_port or None
+            )
+        except OSError as error:
+            raise StartError(f"cannot listen for {what} on {address}:{port}: {error.strerror or error}") from error
+        self._listeners.append(listener)
+        self._sockets.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    def _start_grpc(self) -> int:
+        try:
+            from remora.server.grpcio import GrpcOptions, GrpcServer
+        except ImportError as error:
+            _log.warning("gRPC is off: %s. Install it with: pip install 'remora[grpc]'", error)
+            return 0
+        options = self.options
+        grpc_options = GrpcOptions(
+            address=options.grpc_address or options.http_address,
+            port=options.grpc_port,
+            reuse_port=options.reuse_grpc_port,
+            workers=options.grpc_infer_thread_count,
+            forward_pattern=options.grpc_header_forward_pattern,
+            use_ssl=options.grpc_use_ssl,
+            use_ssl_mutual=options.grpc_use_ssl_mutual,
+            server_cert=options.grpc_server_cert,
+            server_key=options.grpc_server_key,
+            root_cert=options.grpc_root_cert,
+            keepalive_time_ms=options.grpc_keepalive_time,
+            keepalive_timeout_ms=options.grpc_keepalive_timeout,
+            keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
+            http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
+            http2_min_recv_ping_interval_ms=options.grpc_http2_min_recv_ping_interval_without_data,
+            http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
+            max_connection_age_ms=options.grpc_max_connection_age,
+            max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
+        )
+        self._grpc = GrpcServer(self.engine, grpc_options)
+        return self._grpc.start()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            listener.drop_stalled(loop.time(), _STALL_LIMIT_S)
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+    async def stop(self) -> bool:
+        """Stop accepting, finish what is under way, close. False when the exit timeout was not enough."""
+        loop = asyncio.get_running_loop()
+        for server in self._sockets:
+            server.close()
+        end = loop.time() + self.engine.options.exit_timeout_secs
+        if self._grpc is not None:
+            await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
+        while sum(listener.close_idle() for listener in self._listeners) and loop.time() < end:
+            await asyncio.sleep(0.01)
+        left = max(end - loop.time(), 0.0)
+        done = await loop.run_in_executor(None, self.engine.stop, left)
+        for listener in self._listeners:
+            for connection in list(listener.connections):
+                connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        return done
+
+
+def serve(engine_options: EngineOptions, options: ServerOptions, settings: Tuning) -> int:
+    """Run a server until SIGTERM or SIGINT; returns the process's exit code (0 clean, 1 otherwise)."""
+    return _run(_serve(engine_options, options, settings))
+
+
+async def _serve(engine_options: EngineOptions, options: ServerOptions, settings: Tuning) -> int:
+    loop = asyncio.get_running_loop()
+    server = Server(Engine(options=engine_options), options)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await server.start()
+    except (StartError, RemoraError, ValueError) as error:
+        _log.error("cannot start: %s", error)
+        await server.stop()
+        return 1
+    freeze(settings)
+    print(ready_table(server), file=sys.stderr, flush=True)
+    await stop.wait()
+    _log.info("stopping: %d requests under way", server.engine.running)
+    if await server.stop():
+        _log.info("stopped")
+        return 0
+    _log.error("Exit timeout expired. Exiting immediately.")
+    return 1
+
+
+def ready_table(server: Server) -> str:
+    """What serves, how long it took to load, and where to reach it."""
+    rows = [("model", "version", "backend", "load")]
+    rows += [
+        (model.name, model.version_text, model.config.backend or model.platform, f"{model.load_ns / 1e6:.0f} ms")
+        for model in server.engine.models()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    ports, options = server.ports, server.options
+    places = [
+        f"{what} {address}:{port}"
+        for what, address, port in (
+            ("HTTP", options.http_address, ports.http),
+            ("gRPC", options.grpc_address or options.http_address, ports.grpc),
+            ("metrics", options.metrics_address or options.http_address, ports.metrics),
+        )
+        if port
+    ]
+    lines.append(f"READY after {process_age_s():.2f} s: {', '.join(places)}")
+    return "\n".join(lines)
+
+
+def _run(main: asyncio.Future[int] | object) -> int:
+    try:
+        import uvloop
+    except ImportError:  # not built for this platform: the standard loop serves as well, slower
+        return asyncio.run(main)  # type: ignore[arg-type]
+    return int(uvloop.run(main))  # type: ignore[arg-type]
+
+
+def _in_a_thread(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], HttpAnswer], Exchange], None]:
+    def later(work: Callable[[], HttpAnswer], exchange: Exchange) -> None:
+        future = loop.run_in_executor(None, work)
+        future.add_done_callback(lambda done: exchange.respond(done.result()))
+
+    return later
+
+
+def _pattern(text: str, flag: str) -> re.Pattern[str] | None:
+    """A pattern of the command line; names match without regard to case (spec H25). Raises StartError."""
+    if not text:
+        return None
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise StartError(f"{flag}={text}: not a regular expression: {error}") from error

@@ -1,0 +1,186 @@
+"""V2 over HTTP between a codec and the engine: which call a request is, and what its answer is.
+
+Knows neither sockets nor ASGI: whoever has a request hands in its head, its body and an `Exchange` to answer to, be it
+our own protocol or an ASGI app. Everything wire-specific is in the codecs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from remora.engine import Engine
+from remora.errors import RemoraError, UnsupportedError
+from remora.messages import Buffer, Mailbox, Metrics, ModelLoad, Outcome, Response, Ticket
+from remora.model import ServedModel
+from remora.protocols.http1 import Head
+from remora.protocols.v2_rest import (
+    HttpAnswer,
+    InferCodec,
+    Refusal,
+    ReplyFormat,
+    Route,
+    choose_encoding,
+    compress,
+    decode_call,
+    encode_error,
+    encode_result,
+    inflate,
+    route,
+)
+
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+_PLAIN = ((b"Content-Type", b"text/plain"),)
+METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
+
+
+class Exchange(Protocol):
+    """One request being answered."""
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the answer; called once, in the thread of the exchange. Must not raise."""
+
+
+Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
+"""Runs slow work elsewhere and responds with its answer."""
+
+
+class _Plan:
+    """What a head asks for: worked out once, kept in the head's memo entry."""
+
+    __slots__ = ("accept", "encoding", "header_length", "refusal", "route")
+
+    def __init__(self, head: Head) -> None:
+        self.route: Route | None = None
+        self.refusal: HttpAnswer | None = None
+        try:
+            self.route = route(head.method, head.path)
+        except Refusal as refusal:
+            self.refusal = refusal.answer
+        self.header_length = head.get(b"inference-header-content-length")
+        self.encoding = head.get(b"content-encoding") or b""
+        accept = head.get(b"accept-encoding")
+        self.accept = choose_encoding(accept) if accept else ""
+
+
+class RestService:
+    """Answers V2 requests.
+
+    Args:
+        engine: does the work.
+        codec: reads and writes inference bodies.
+        mailbox: where inference answers are delivered.
+        later: runs what would block the loop.
+        max_input_bytes: bodies may not inflate beyond this.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: InferCodec,
+        mailbox: Mailbox | None,
+        later: Later,
+        *,
+        max_input_bytes: int = 64 << 20,
+    ) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._mailbox = mailbox
+        self._later = later
+        self._limit = max_input_bytes
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
+        plan = head.note
+        if not isinstance(plan, _Plan):
+            plan = head.note = _Plan(head)
+        if plan.route is None:
+            exchange.respond(plan.refusal or encode_error(UnsupportedError("no route"), plain=True))
+            return None
+        if plan.route.action == "infer":
+            return self._infer(plan.route, plan, head, body, exchange)
+        self._call(plan.route, body, exchange)
+        return None
+
+    # -- inference --------------------------------------------------------------------------------------------------
+
+    def _infer(self, where: Route, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        try:
+            model = self._engine.resolve(where.model, where.version)
+            if model.decoupled:
+                raise UnsupportedError(_DECOUPLED)
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=True))
+            return None
+        try:
+            if plan.encoding and plan.encoding.lower() != b"identity":
+                body = inflate(body, plan.encoding, self._limit)
+            forwarded = self._codec.forwarded(head.headers)
+            form, data, reply_format = self._codec.decode(body, plan.header_length, forwarded, model.name)
+            context = (exchange, model, reply_format, plan.accept)
+            return model.submit(form, data, self._inferred, mailbox=self._mailbox, context=context)
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=error.from_model))
+        return None
+
+    def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
+        context: tuple[Exchange, ServedModel, ReplyFormat, str] = ticket.context  # type: ignore[assignment]
+        exchange, model, reply_format, accept = context
+        if not isinstance(outcome, Response):
+            exchange.respond(encode_error(outcome, plain=True))
+            return
+        try:
+            answer = self._codec.encode(model.name, model.version_text, ticket.request.form, outcome, reply_format)
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=True))
+            return
+        exchange.respond(compress(answer, accept) if accept else answer)
+
+    # -- everything else --------------------------------------------------------------------------------------------
+
+    def _call(self, where: Route, body: Buffer, exchange: Exchange) -> None:
+        if where.action == "metrics":
+            exchange.respond(self.metrics())
+            return
+        try:
+            call = decode_call(where, bytes(body))
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+            return
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=where.plain_errors))
+            return
+
+        def answer() -> HttpAnswer:
+            try:
+                return encode_result(where, self._engine.perform(call))
+            except RemoraError as error:
+                return encode_error(error, plain=where.plain_errors)
+
+        if isinstance(call, ModelLoad):
+            self._later(answer, exchange)
+        else:
+            exchange.respond(answer())
+
+    def metrics(self) -> HttpAnswer:
+        """The Prometheus page."""
+        return HttpAnswer(200, METRICS_HEADERS, [self._engine.perform(Metrics()).encode()])
+
+
+class MetricsService:
+    """The metrics port: ``/metrics`` and nothing else (spec P01)."""
+
+    def __init__(self, rest: RestService) -> None:
+        self._rest = rest
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        if head.method != "GET":
+            refused = b'{"error":"Method Not Allowed"}'
+            exchange.respond(HttpAnswer(405, _PLAIN, [refused]))
+        elif head.path == "/metrics":
+            exchange.respond(self._rest.metrics())
+        else:
+            exchange.respond(HttpAnswer(200, _PLAIN, []))
+

@@ -1,0 +1,341 @@
+"""Does this request fit this model, and as which arrays? Pure checks, in Triton's order and with Triton's texts.
+
+A signature is made once from a complete configuration. `check` turns a form into a `Layout` (what each input must be,
+how many rows, which outputs); `bind` turns a layout and the request's bytes into a Request whose arrays are views over
+those bytes. A form that comes again, the same object, gets its layout from a bounded memo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from remora.config import dtype_name
+from remora.errors import InvalidArgumentError
+from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor, TensorInfo
+from remora.proto.model_config_pb2 import ModelConfig, ModelInput
+
+_MEMO_LIMIT = 1024
+_ELEMENT_LIMIT = 2**63 - 1
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
+    "setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+class _Input(NamedTuple):
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None
+    optional: bool
+    ragged: bool
+
+
+class _Part(NamedTuple):
+    """One input of a layout: the bytes it must have (-1: BYTES, counted by element) and the array they become."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Layout(NamedTuple):
+    """A form that fits: its parts in the order of the request's data, and what batching needs to know."""
+
+    parts: tuple[_Part, ...]
+    requested: tuple[str, ...]
+    rows: int
+    shape_key: object
+
+
+class Signature:
+    """The inputs and outputs of one model as requests must send them and may ask for them.
+
+    Args:
+        config: complete and valid.
+        name: the model's name for error texts.
+    """
+
+    def __init__(self, config: ModelConfig, name: str) -> None:
+        self.name = name
+        self.max_batch_size = config.max_batch_size
+        self._inputs = {row.name: _input(row) for row in config.input}
+        self._required = sum(not row.optional for row in config.input)
+        self._outputs = tuple(row.name for row in config.output)
+        self._reshaped = {row.name: row for row in config.output if row.HasField("reshape")}
+        self._memo: dict[InferForm, Layout] = {}
+        batch = (-1,) if config.max_batch_size > 0 else ()
+        self.inputs = tuple(TensorInfo(row.name, dtype_name(row.data_type), batch + tuple(row.dims)) for row in config.input)
+        self.outputs = tuple(
+            TensorInfo(row.name, dtype_name(row.data_type), batch + tuple(row.dims)) for row in config.output
+        )
+
+    def request(self, form: InferForm, data: Sequence[Data]) -> Request:
+        """The checked request. Raises InvalidArgumentError with Triton's text when it does not fit (spec H18-H22)."""
+        layout = self._memo.get(form)
+        if layout is None:
+            if form.raw:
+                return self._raw_request(form, data)
+            layout = self.check(form)
+            if not form.id and not form.parameters:  # a form with either is not seen twice
+                if len(self._memo) >= _MEMO_LIMIT:
+                    self._memo.clear()
+                self._memo[form] = layout
+        return self._bind(form, layout, data)
+
+    # -- the form ---------------------------------------------------------------------------------------------------
+
+    def check(self, form: InferForm) -> Layout:
+        """The layout of a form, tensor bytes aside. Raises InvalidArgumentError."""
+        self._check_names(form)
+        rows = self._check_batch(form)
+        parts = tuple(self._check_input(form, *spec, rows) for spec in form.inputs)
+        ragged = {name for name, row in self._inputs.items() if row.ragged}
+        skip = 1 if self.max_batch_size > 0 else 0
+        key = tuple(sorted((part.name, None if part.name in ragged else part.shape[skip:]) for part in parts))
+        requested = tuple(output.name for output in form.outputs) or self._outputs
+        return Layout(parts, requested, max(rows, 1), key)
+
+    def _check_names(self, form: InferForm) -> None:
+        seen: set[str] = set()
+        for spec in form.inputs:
+            if spec.name in seen:
+                raise self._refusal(form, f"input '{spec.name}' already exists in request")
+            seen.add(spec.name)
+        wanted: set[str] = set()
+        for output in form.outputs:
+            if output.name in wanted:
+                raise self._refusal(form, f"output '{output.name}' already exists in request")
+            wanted.add(output.name)
+        for output in form.outputs:
+            if output.name not in self._outputs:
+                raise InvalidArgumentError(f"unexpected inference output '{output.name}' for model '{self.name}'")
+        if not self._required <= len(seen) <= len(self._inputs):
+            raise self._refusal(form, self._wrong_count(form, seen))
+        for spec in form.inputs:
+            if spec.name not in self._inputs:
+                raise InvalidArgumentError(f"unexpected inference input '{spec.name}' for model '{self.name}'")
+        missing = [row.name for row in self._inputs.values() if not row.optional and row.name not in seen]
+        if missing:
+            raise self._refusal(form, self._wrong_count(form, seen))
+
+    def _wrong_count(self, form: InferForm, seen: set[str]) -> str:
+        missing = ",".join(f"'{row.name}'" for row in self._inputs.values() if not row.optional and row.name not in seen)
+        got = ",".join(f"'{spec.name}'" for spec in form.inputs)
+        total = len(self._inputs)
+        expected = f"expected {total} inputs" if self._required == total else (
+            f"expected number of inputs between {self._required} and {total}"
+        )
+        # The bracket that never opens when nothing is missing is Triton's (spec H19).
+        tail = f"[{missing}]" if missing else "]"
+        return (
+            f"{expected} but got {len(seen)} inputs for model '{self.name}'. Got input(s) [{got}], "
+            f"but missing required input(s) {tail}. Please provide all required input(s)."
+        )
+
+    def _check_batch(self, form: InferForm) -> int:
+        """Rows of the request; 0 only for a declared batch of none."""
+        if self.max_batch_size <= 0:
+            return 1
+        rows = -1
+        for spec in form.inputs:
+            if not spec.shape:
+                raise self._refusal(form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'")
+            if rows < 0:
+                rows = spec.shape[0]
+            elif rows != spec.shape[0]:
+                raise self._refusal(form, f"input '{spec.name}' batch size does not match other inputs for '{self.name}'")
+        if rows > self.max_batch_size:
+            raise self._refusal(form, f"inference request batch-size must be <= {self.max_batch_size} for '{self.name}'")
+        return max(rows, 0) if form.inputs else 1
+
+    def _check_input(self, form: InferForm, name: str, datatype: str, shape: tuple[int, ...], rows: int) -> _Part:
+        expected = self._inputs[name]
+        if datatype != expected.datatype:
+            raise self._refusal(
+                form,
+                f"inference input '{name}' data-type is '{datatype}', but model '{self.name}' expects "
+                f"'{expected.datatype}'",
+            )
+        batch = shape[:1] if self.max_batch_size > 0 else ()
+        own = shape[len(batch) :]
+        if len(own) != len(expected.dims) or any(d not in (-1, s) or s < 0 for d, s in zip(expected.dims, own, strict=True)):
+            wire = (-1,) * len(batch) + expected.dims
+            note = _BATCH_NOTE if batch else ""
+            raise self._refusal(
+                form,
+                f"unexpected shape for input '{name}' for model '{self.name}'. Expected {_dims(wire)}, "
+                f"got {_dims(shape)}. {note}",
+            )
+        elements = math.prod(own) * max(rows, 1)
+        if elements > _ELEMENT_LIMIT:
+            raise self._refusal(
+                form, f"input '{name}' has a shape {_dims(shape)} of more elements than a signed 64-bit count can hold"
+            )
+        nbytes = -1 if datatype == "BYTES" else elements * DTYPES[datatype].itemsize
+        model_shape = shape if expected.reshape is None else batch + _reshape(own, expected.dims, expected.reshape)
+        return _Part(name, datatype, model_shape, nbytes)
+
+    # -- the bytes --------------------------------------------------------------------------------------------------
+
+    def _bind(self, form: InferForm, layout: Layout, data: Sequence[Data]) -> Request:
+        arrays: dict[str, Array] = {}
+        for part, source in zip(layout.parts, data, strict=True):
+            if part.nbytes < 0:
+                arrays[part.name] = self._bytes_array(form, part, source)
+                continue
+            size = source.nbytes if isinstance(source, np.ndarray | memoryview) else len(source or b"")
+            if size != part.nbytes:
+                raise self._size_mismatch(form, part.name, part.nbytes, size)
+            if isinstance(source, np.ndarray):
+                arrays[part.name] = source.reshape(part.shape)
+            elif size:
+                arrays[part.name] = np.frombuffer(source, DTYPES[part.datatype]).reshape(part.shape)  # type: ignore[arg-type]
+            else:
+                arrays[part.name] = np.empty(part.shape, DTYPES[part.datatype])
+        return Request(form, arrays, layout.requested, layout.rows, layout.shape_key)
+
+    def _bytes_array(self, form: InferForm, part: _Part, source: Data) -> Array:
+        count = math.prod(part.shape)
+        if isinstance(source, np.ndarray):
+            elements: Sequence[bytes] = source.reshape(-1)  # type: ignore[assignment]
+        elif isinstance(source, list):
+            elements = source
+        else:
+            elements = self._split_bytes(form, part.name, source or b"", count)
+        if len(elements) < count:
+            raise self._refusal(
+                form,
+                f"expected {count} string elements for inference input '{part.name}' for model '{self.name}', "
+                f"got {len(elements)}",
+            )
+        if len(elements) > count:
+            raise self._refusal(
+                form,
+                f"unexpected number of string elements {len(elements)} for inference input '{part.name}' for model "
+                f"'{self.name}', expecting {count}",
+            )
+        array = np.empty(count, object)
+        array[:] = elements
+        return array.reshape(part.shape)
+
+    def _split_bytes(self, form: InferForm, name: str, source: Buffer, count: int) -> list[bytes]:
+        """The elements of a length-prefixed BYTES tensor (spec B02), at most one more than expected."""
+        view = memoryview(source)
+        elements: list[bytes] = []
+        at, end = 0, len(view)
+        while at < end:
+            if end - at < 4:
+                raise self._refusal(
+                    form,
+                    f"incomplete string length indicator for inference input '{name}' for model '{self.name}', "
+                    f"expecting 4 bytes but only {end - at} bytes available. Please make sure the string length "
+                    "indicator is in one buffer.",
+                )
+            length = int.from_bytes(view[at : at + 4], "little")
+            at += 4
+            if length > end - at:
+                raise InvalidArgumentError(
+                    f"incomplete string data for inference input '{name}', expecting string of length {length} but "
+                    f"only {end - at} bytes available",
+                    from_model=True,
+                )
+            elements.append(bytes(view[at : at + length]))
+            at += length
+            if len(elements) > count:
+                break
+        return elements
+
+    def _raw_request(self, form: InferForm, data: Sequence[Data]) -> Request:
+        """A request that is nothing but the bytes of the one input (spec B03)."""
+        if len(self._inputs) != 1:
+            raise self._refusal(
+                form,
+                f"Raw request must only have 1 input (found 1) to be deduced but got {len(self._inputs)} inputs in "
+                f"'{self.name}' model configuration",
+            )
+        (row,) = self._inputs.values()
+        body = memoryview(data[0]) if data and data[0] is not None else memoryview(b"")  # type: ignore[arg-type]
+        variable = row.dims.count(-1)
+        if variable > 1:
+            raise self._refusal(
+                form,
+                f"The shape of the raw input '{row.name}' can not be deduced because there are more than one "
+                "variable-sized dimension",
+            )
+        batch = (1,) if self.max_batch_size > 0 else ()
+        if row.datatype == "BYTES":
+            return self._raw_bytes_request(form, row, batch, body)
+        fixed = math.prod(dim for dim in row.dims if dim != -1) * DTYPES[row.datatype].itemsize
+        guess = len(body) // fixed if fixed else 0
+        own = tuple(guess if dim == -1 else dim for dim in row.dims)
+        if math.prod(own) * DTYPES[row.datatype].itemsize != len(body):
+            raise self._size_mismatch(form, "raw_input", max(guess, 1 if not variable else guess) * fixed, len(body))
+        part = self._check_input(form, row.name, row.datatype, batch + own, 1)
+        layout = Layout((part,), self._outputs, 1, ((row.name, part.shape[len(batch) :]),))
+        return self._bind(form, layout, [body])
+
+    def _raw_bytes_request(self, form: InferForm, row: _Input, batch: tuple[int, ...], body: memoryview) -> Request:
+        """The whole body is one element, so the input must be able to hold exactly one."""
+        if any(dim not in (1, -1) for dim in row.dims):
+            raise self._refusal(
+                form,
+                f"For BYTE datatype raw input '{row.name}', the model must have input shape [1], "
+                f"but the model expects {_dims(row.dims)}",
+            )
+        own = (1,) * len(row.dims)
+        part = self._check_input(form, row.name, row.datatype, batch + own, 1)
+        layout = Layout((part,), self._outputs, 1, ((row.name, part.shape[len(batch) :]),))
+        return self._bind(form, layout, [[bytes(body)]])
+
+    # -- the way back -----------------------------------------------------------------------------------------------
+
+    def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Outputs in the wire's shape: the model's own, but for outputs with a reshape (spec C06)."""
+        if not self._reshaped:
+            return outputs
+        return [self._wire_tensor(tensor) for tensor in outputs]
+
+    def _wire_tensor(self, tensor: Tensor) -> Tensor:
+        row = self._reshaped.get(tensor.name)
+        if row is None:
+            return tensor
+        skip = 1 if self.max_batch_size > 0 else 0
+        shape = tensor.data.shape
+        own = _reshape(shape[skip:], tuple(row.reshape.shape), tuple(row.dims))
+        return tensor._replace(data=tensor.data.reshape(shape[:skip] + own))
+
+    def _size_mismatch(self, form: InferForm, name: str, expected: int, got: int) -> InvalidArgumentError:
+        return self._refusal(
+            form,
+            f"input byte size mismatch for input '{name}' for model '{self.name}'. Expected {expected}, got {got}",
+        )
+
+    def _refusal(self, form: InferForm, text: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"[request id: {form.id or '<id_unknown>'}] {text}")
+
+
+def _input(row: ModelInput) -> _Input:
+    reshape = tuple(row.reshape.shape) if row.HasField("reshape") else None
+    return _Input(
+        row.name, dtype_name(row.data_type), tuple(row.dims), reshape, row.optional, row.allow_ragged_batch
+    )
+
+
+def _reshape(shape: tuple[int, ...], dims: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """`target` with its variable dims taken, in order, from the dims of `shape` that are variable in `dims`."""
+    variable = iter([size for size, dim in zip(shape, dims, strict=False) if dim == -1])
+    return tuple(next(variable, -1) if dim == -1 else dim for dim in target)
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+__all__ = ["Layout", "Signature"]

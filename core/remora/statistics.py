@@ -1,0 +1,157 @@
+"""What each model version has done, as numbers (spec T01-T03); the law: adding is cheap, reading is a snapshot.
+
+The V2 statistics API, Prometheus and `explain` all read from here. Nothing is formatted here.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from remora.backends import Execution
+from remora.errors import RemoraError
+from remora.messages import BatchStats, Duration, ModelStats, Ticket
+from remora.scheduling.batching import Plan
+from remora.system.clock import Clock
+
+LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
+    int(seconds * 1e9)
+    for seconds in (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+)
+"""Upper bounds of the latency histograms' buckets; the last bucket has none."""
+
+REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
+FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
+
+
+class Phases(NamedTuple):
+    """When one execution began, had its inputs, had its results, and was done (monotonic nanoseconds)."""
+
+    start_ns: int
+    input_end_ns: int
+    output_start_ns: int
+    end_ns: int
+
+
+class Histogram(NamedTuple):
+    """Counts per bucket of LATENCY_BOUNDS_NS (one more than bounds), and the sum."""
+
+    counts: tuple[int, ...]
+    sum_ns: int
+
+
+class ModelStatistics:
+    """The numbers of one model version, from its load to its unload (spec T02). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.last_inference_ms = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self._totals = {name: [0, 0] for name in _TOTALS}
+        self._batches: dict[int, list[int]] = {}
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.dispatches: dict[str, int] = {}
+        self._request_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+        self._queue_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+
+    def record_execution(
+        self, done: Sequence[Ticket], failed: Sequence[Ticket], rows: int, phases: Phases, reason: str, now_ms: int
+    ) -> None:
+        """Count one execution: the tickets it answered, those it failed, its rows, its phases and why it ran."""
+        start, input_end, output_start, end = phases
+        spent = (input_end - start, output_start - input_end, end - output_start)
+        with self._lock:
+            self.execution_count += 1
+            self.last_inference_ms = now_ms
+            self.dispatches[reason] = self.dispatches.get(reason, 0) + 1
+            batch = self._batches.setdefault(rows, [0, 0, 0, 0])
+            batch[0] += 1
+            for index, ns in enumerate(spent, 1):
+                batch[index] += ns
+            if done:
+                self._record_done(done, start, end, spent)
+            for ticket in failed:
+                self._add("fail", 1, end - ticket.arrival_ns)
+                self.failures[BACKEND] += 1
+
+    def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> None:
+        count = len(done)
+        total_ns = queue_ns = 0
+        for ticket in done:
+            whole, waited = end - ticket.arrival_ns, start - ticket.arrival_ns
+            total_ns += whole
+            queue_ns += waited
+            self.inference_count += ticket.request.rows
+            self._request_buckets[bisect_left(LATENCY_BOUNDS_NS, whole)] += 1
+            self._queue_buckets[bisect_left(LATENCY_BOUNDS_NS, waited)] += 1
+        self._add("success", count, total_ns)
+        self._add("queue", count, queue_ns)
+        for name, ns in zip(("compute_input", "compute_infer", "compute_output"), spent, strict=True):
+            self._add(name, count, ns * count)
+
+    def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
+        """Count a request that failed without running: timed out, cancelled, or lost by ourselves."""
+        with self._lock:
+            self._add("fail", 1, now_ns - ticket.arrival_ns)
+            self.failures[reason] += 1
+
+    def record_rejection(self) -> None:
+        """Count a request refused on arrival. It shows in the metrics alone, not in `fail` (spec D12, T02)."""
+        with self._lock:
+            self.failures[REJECTED] += 1
+
+    def _add(self, name: str, count: int, ns: int) -> None:
+        row = self._totals[name]
+        row[0] += count
+        row[1] += ns
+
+    def snapshot(self, name: str, version: str) -> ModelStats:
+        """All numbers of one moment."""
+        with self._lock:
+            totals = {key: Duration(*row) for key, row in self._totals.items()}
+            batches = tuple(
+                BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:])) for rows, row in sorted(self._batches.items())
+            )
+            return ModelStats(
+                name,
+                version,
+                self.last_inference_ms,
+                self.inference_count,
+                self.execution_count,
+                batches=batches,
+                **totals,
+            )
+
+    def histograms(self) -> tuple[Histogram, Histogram]:
+        """Latency of successful requests from arrival to answer, and of their time in the queue."""
+        with self._lock:
+            return (
+                Histogram(tuple(self._request_buckets), self._totals["success"][1]),
+                Histogram(tuple(self._queue_buckets), self._totals["queue"][1]),
+            )
+
+
+_TOTALS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+class StatisticsRecorder:
+    """Tells a model's statistics what its scheduler did."""
+
+    __slots__ = ("_clock", "_statistics")
+
+    def __init__(self, statistics: ModelStatistics, clock: Clock) -> None:
+        self._statistics = statistics
+        self._clock = clock
+
+    def executed(self, plan: Plan, execution: Execution, start_ns: int, end_ns: int, *, raised: bool) -> None:
+        input_end = execution.input_end_ns or start_ns
+        phases = Phases(start_ns, input_end, max(execution.output_start_ns or end_ns, input_end), end_ns)
+        done, failed = ([], plan.tickets) if raised else (plan.tickets, [])
+        self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
+
+    def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
+        reason = CANCELED if error.code == "CANCELLED" else REJECTED
+        self._statistics.record_failure(ticket, reason, now_ns)

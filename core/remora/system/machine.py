@@ -1,0 +1,48 @@
+"""What the machine is doing, read from /proc; zeros where there is no /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def memory_bytes(proc: Path = Path("/proc")) -> tuple[int, int]:
+    """(total, used) main memory in bytes."""
+    try:
+        rows = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
+        total, available = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return 0, 0
+    return total, total - available
+
+
+class CpuUsage:
+    """The share of processor time in use between two readings, 0 to 1."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._last = self._ticks()
+
+    def read(self) -> float:
+        """Since the reading before, or since this object was made."""
+        busy, total = self._ticks()
+        last_busy, last_total = self._last
+        self._last = (busy, total)
+        return (busy - last_busy) / (total - last_total) if total > last_total else 0.0
+
+    def _ticks(self) -> tuple[int, int]:
+        try:
+            fields = [int(word) for word in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except (OSError, ValueError):
+            return 0, 0
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+
+
+def process_age_s(proc: Path = Path("/proc")) -> float:
+    """Seconds since this process was started (exec), 0 where that cannot be told."""
+    try:
+        started_ticks = int((proc / "self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime_s = float((proc / "uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(uptime_s - started_ticks / os.sysconf("SC_CLK_TCK"), 0.0)

@@ -1,0 +1,120 @@
+"""Builds the digits model if need be, serves it, shows one image classified and goes on serving until Ctrl-C.
+
+What `make serve` runs. Standard library only: the client side of this file is all that a V2 client has to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SHADES = " .:-=+*#%@"
+DARKEST = 16
+SIDE = 8
+READY_TIMEOUT_S = 60.0
+
+
+def picture(pixels: list[float]) -> str:
+    """An image of 8 x 8 pixels from 0 to 16 as text, two characters for each pixel."""
+    shades = [SHADES[int(pixel / DARKEST * (len(SHADES) - 1))] * 2 for pixel in pixels]
+    return "\n".join("".join(shades[row : row + SIDE]).rstrip() for row in range(0, SIDE * SIDE, SIDE))
+
+
+def guesses(answer: dict[str, object]) -> list[tuple[float, str]]:
+    """Probability and name of the classes in a V2 answer, whose class strings are ``value:index[:label]``."""
+    outputs = answer["outputs"]
+    if not isinstance(outputs, list):
+        raise TypeError(f"expected a list of outputs, got {outputs!r}")
+    found = []
+    for text in outputs[0]["data"]:
+        value, _, name = text.partition(":")
+        index, _, label = name.partition(":")
+        found.append((float(value), label or index))
+    return found
+
+
+def post(url: str, body: bytes) -> dict[str, object]:
+    """The JSON answer to a POST. Raises urllib.error.URLError when there is no good one."""
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        reply: dict[str, object] = json.load(answer)
+    return reply
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> bool:
+    """True as soon as the server says it is ready; False when it has ended or the time is over."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=1):
+                return server.poll() is None
+        except OSError:
+            pass
+        try:
+            server.wait(timeout=0.02)
+        except subprocess.TimeoutExpired:
+            continue
+        return False
+    return False
+
+
+def show_first_inference(url: str, request: Path) -> None:
+    """Send one image and print it, what the model takes it for, and how to ask the same by hand."""
+    body = request.read_bytes()
+    answer = post(f"{url}/v2/models/digits/infer", body)
+    print(f"\n{picture(json.loads(body)['inputs'][0]['data'])}\n")
+    for probability, name in guesses(answer):
+        print(f"  {probability:6.1%}  {name}")
+    shown = os.path.relpath(request)
+    print(
+        f"\nThe same by hand:\n  curl -s {url}/v2/models/digits/infer -d @{shown}\n\nServing until Ctrl-C.", flush=True
+    )
+
+
+def serve(models: Path, http_port: int) -> int:
+    """Run the server as a child until it ends; its exit status."""
+    ports = {"http": http_port, "grpc": http_port + 1, "metrics": http_port + 2}
+    flags = [f"--{name}-port={port}" for name, port in ports.items()]
+    server = subprocess.Popen([sys.executable, "-m", "remora", "serve", str(models), *flags])
+    # Ctrl-C reaches the server as well, which then ends by itself: this process only waits for it.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    url = f"http://localhost:{http_port}"
+    if wait_until_ready(server, url):
+        try:
+            show_first_inference(url, models.parent / "requests" / "seven.json")
+        except (urllib.error.URLError, LookupError, TypeError, ValueError) as error:
+            print(f"the first inference failed: {error}", file=sys.stderr)
+            server.terminate()
+            server.wait()
+            return 1
+    elif server.poll() is None:
+        print(f"the server was not ready within {READY_TIMEOUT_S:.0f} s", file=sys.stderr)
+        server.terminate()
+        server.wait()
+        return 1
+    return server.wait()
+
+
+def main() -> int:
+    """Command line: where the models lie, and the first of the three ports (HTTP, then gRPC, then metrics)."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", type=Path, default=HERE / "models")
+    parser.add_argument("--http-port", type=int, default=8000)
+    options = parser.parse_args()
+    if not (options.models / "digits" / "1" / "model.onnx").exists():
+        subprocess.run([sys.executable, str(HERE / "build.py"), "--models", str(options.models)], check=True)
+    return serve(options.models, options.http_port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Test settings for the whole tree, and the one real server that documentation blocks talk to.
+
+Laws: no test sleeps; no test reaches beyond this machine; a test that cannot run says why, and pytest prints it (-ra).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+DIGITS = ROOT / "docs" / "examples" / "digits"
+START_TIMEOUT_S = 30.0
+
+# The same examples on every run: a red test stays red, and a slow machine is no finding.
+settings.register_profile(
+    "remora", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("remora")
+
+
+class Digits(NamedTuple):
+    """The built example: its model repository, and a directory with one ready-made request for each digit."""
+
+    models: Path
+    requests: Path
+
+
+class RunningServer(NamedTuple):
+    """A ``remora serve`` of the digits example on free loopback ports."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that were free a moment ago, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Return when the server answers that it is ready. Fails the test with its log when it ends or takes too long."""
+    pause_s = 0.02
+    for _ in range(int(START_TIMEOUT_S / pause_s)):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
+                return
+        except OSError:
+            pass
+        try:
+            server.wait(pause_s)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    pytest.fail(f"remora serve did not become ready (exit status {server.poll()}):\n{log.read_text(errors='replace')}")
+
+
+@pytest.fixture(scope="session")
+def child_environment() -> dict[str, str]:
+    """This process's environment, with the source roots on a child's path as pytest has them on its own."""
+    roots = os.pathsep.join([str(ROOT / "core"), str(ROOT / "adapters")])
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{roots}{os.pathsep}{inherited}" if inherited else roots}
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    """The digits example, built once; the repository's own build is used when it is there and newer than its source."""
+    for name in ("sklearn", "skl2onnx", "onnx"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the digits example needs {name}: pip install 'remora[demo]'")
+    models = tmp_path_factory.mktemp("digits") / "models"
+    built, source = DIGITS / "models" / "digits" / "1" / "model.onnx", DIGITS / "build.py"
+    if built.exists() and built.stat().st_mtime > source.stat().st_mtime:
+        shutil.copytree(DIGITS / "models", models)
+        shutil.copytree(DIGITS / "requests", models.parent / "requests")
+    else:
+        subprocess.run([sys.executable, str(source), "--models", str(models)], check=True, capture_output=True)
+    return Digits(models, models.parent / "requests")
+
+
+@pytest.fixture(scope="session")
+def digits_server(
+    digits: Digits, child_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A real server process with the digits example. Ends by SIGTERM, and must then exit 0."""
+    if importlib.util.find_spec("remora.cli") is None:
+        pytest.skip("the command line (remora.cli) is not there yet")
+    ports = RunningServer(*free_ports(3))
+    flags = [f"--{name}-port={port}" for name, port in ports._asdict().items()]
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "remora", "serve", str(digits.models), *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=child_environment,
+        )
+    try:
+        wait_until_ready(server, ports.http, log)
+        yield ports
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            status = server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            status = server.wait()
+    assert status == 0, f"the server ended with status {status}:\n{log.read_text(errors='replace')}"

@@ -1,0 +1,155 @@
+"""The documentation runs: README.md and docs/**/*.md keep their word.
+
+A fence says what becomes of its block. `python` blocks of one file run in order, as one program. `bash` blocks run,
+each by itself, and must succeed. All other languages (`console`, `text`, `json` ...) are only shown. Where a block
+speaks of the default ports or of the digits example, it gets a real server's ports and a fresh build of the example.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = ("python", "bash")
+SHOWN = ("console", "text", "json", "yaml", "toml", "protobuf", "dockerfile", "mermaid")
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
+LINK = re.compile(r"\]\((?!\w+:|#)(?P<target>[^)#\s]+)")
+BLOCK_TIMEOUT_S = 60
+
+
+class Block(NamedTuple):
+    """A fenced block: ``line`` is the 1-based line of its first line of code."""
+
+    language: str
+    line: int
+    code: str
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    """The fenced blocks of a Markdown text, in order. Raises ValueError for a fence that is never closed."""
+    language, start, code = "", 0, None
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = FENCE.match(line)
+        if code is None and fence:
+            language, start, code = fence["language"], number + 1, list[str]()
+        elif fence and not fence["language"]:
+            yield Block(language, start, "\n".join(code or []))
+            code = None
+        elif code is not None:
+            code.append(line)
+    if code is not None:
+        raise ValueError(f"the fence before line {start} is never closed")
+
+
+def program_of(blocks: list[Block]) -> str:
+    """One program of all blocks, each on the lines it has in the document, so that tracebacks point there."""
+    program = ""
+    for block in blocks:
+        program += "\n" * (block.line - 1 - program.count("\n")) + block.code + "\n"
+    return program
+
+
+def names_of(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def running(language: str) -> list[Path]:
+    return [path for path in DOCUMENTS if any(block.language == language for block in blocks_of(path.read_text()))]
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Place:
+    """Where blocks run; starts the digits server."""
+    digits, server = request.getfixturevalue("digits"), request.getfixturevalue("digits_server")
+    replacements = {
+        "localhost:8000": f"127.0.0.1:{server.http}",
+        "localhost:8001": f"127.0.0.1:{server.grpc}",
+        "localhost:8002": f"127.0.0.1:{server.metrics}",
+        "docs/examples/digits/models": str(digits.models),
+        "docs/examples/digits/requests": str(digits.requests),
+    }
+    environment = request.getfixturevalue("child_environment")
+    scripts = request.getfixturevalue("tmp_path")
+    remora = scripts / "remora"
+    remora.write_text(f"#!{sys.executable}\nimport sys\nfrom remora.cli import main\nsys.exit(main())\n")
+    remora.chmod(0o755)
+    search = os.pathsep.join([str(scripts), str(Path(sys.executable).parent), environment.get("PATH", "")])
+    return Place(replacements, {**environment, "PATH": search})
+
+
+class Place(NamedTuple):
+    """What the blocks' own names stand for on this run, and the environment they run in."""
+
+    replacements: dict[str, str]
+    environment: dict[str, str]
+
+    def run(self, command: list[str], code: str, where: str) -> None:
+        """Run ``code`` as the command's standard input. Fails the test with what it printed."""
+        for written, actual in self.replacements.items():
+            code = code.replace(written, actual)
+        done = subprocess.run(
+            command,
+            input=code.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=self.environment,
+            timeout=BLOCK_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"{where} ended with status {done.returncode}:\n{done.stdout.decode(errors='replace')}")
+
+
+@pytest.mark.parametrize("path", running("python"), ids=names_of(running("python")))
+def test_the_python_blocks_of_a_document_run_as_one_program(path: Path, place: Place) -> None:
+    blocks = [block for block in blocks_of(path.read_text()) if block.language == "python"]
+    place.run([sys.executable, "-"], program_of(blocks), str(path.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("path", running("bash"), ids=names_of(running("bash")))
+def test_the_bash_blocks_of_a_document_run(path: Path, place: Place) -> None:
+    for tool in ("bash", "curl"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    for block in blocks_of(path.read_text()):
+        if block.language == "bash":
+            strict = f'set -euo pipefail\ncurl() {{ command curl --fail-with-body --show-error "$@"; }}\n{block.code}\n'
+            place.run(["bash", "-s"], strict, f"{path.relative_to(ROOT)}:{block.line}")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=names_of(DOCUMENTS))
+def test_every_block_says_what_becomes_of_it(path: Path) -> None:
+    for block in blocks_of(path.read_text()):
+        assert block.language in RUN + SHOWN, f"{path.name}:{block.line - 1}: what is {block.language!r}?"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=names_of(DOCUMENTS))
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    for link in LINK.finditer(path.read_text()):
+        assert (path.parent / link["target"]).exists(), f"{path.name}: {link['target']} does not exist"
+
+
+def test_blocks_come_out_with_language_line_and_code() -> None:
+    text = "a\n```python\nx = 1\n\ny = 2\n```\nb\n```text\nz\n```\n"
+    assert list(blocks_of(text)) == [Block("python", 3, "x = 1\n\ny = 2"), Block("text", 9, "z")]
+
+
+def test_a_program_keeps_the_lines_of_its_document() -> None:
+    program = program_of([Block("python", 3, "x = 1"), Block("python", 7, "y = 2\nz = 3")])
+    assert program.splitlines() == ["", "", "x = 1", "", "", "", "y = 2", "z = 3"]
+
+
+def test_a_fence_that_stays_open_is_refused() -> None:
+    with pytest.raises(ValueError, match="never closed"):
+        list(blocks_of("```python\nx = 1\n"))

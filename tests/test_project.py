@@ -1,0 +1,160 @@
+"""The rules of the house that no other tool checks: names, openings, who reads clock and environment, records."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = sorted(
+    path for root in ("core", "adapters") for path in (ROOT / root).rglob("*.py") if not path.stem.endswith("_pb2")
+)
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager", "handler", "factory", "service"}
+# The API that models import by this name is Triton's, not ours.
+TRITONS_NAMES = {"triton_python_backend_utils"}
+
+# Each acts in one place, so that everything else can be tested with an argument instead (docs/architecture.md).
+READS_ENVIRONMENT = ("core/remora/server/main.py", "core/remora/cli", "core/remora/system/", "adapters/")
+# A backend stamps the phases of a run, so backends may read the time as well.
+READS_CLOCK = (
+    "core/remora/system/clock.py",
+    "core/remora/backends/",
+    "core/remora/cli",
+    "core/remora/server/",
+    "adapters/",
+)
+STARTS_THREADS = ("core/remora/scheduling/scheduler.py", "core/remora/lifecycle.py", "core/remora/server/")
+CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
+GENERATOR = "1.62.3"
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def attributes_of(tree: ast.AST, module: str) -> Iterator[tuple[str, int]]:
+    """Which of a module's attributes a file uses, and in which line; however it imports them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == module:
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == module:
+            yield from ((alias.name, node.lineno) for alias in node.names)
+
+
+def uses(module: str, attributes: set[str], allowed: tuple[str, ...]) -> list[str]:
+    """Where a source file outside the allowed places uses one of a module's attributes."""
+    return [
+        f"{name_of(path)}:{line}: {module}.{attribute}"
+        for path in SOURCE
+        if not name_of(path).startswith(allowed)
+        for attribute, line in attributes_of(ast.parse(path.read_text()), module)
+        if attribute in attributes
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=map(name_of, SOURCE))
+def test_a_module_opens_with_what_it_is(path: Path) -> None:
+    opening = ast.get_docstring(ast.parse(path.read_text()))
+    assert opening, f"{name_of(path)} has no docstring"
+    assert len(opening.splitlines()[0]) > 20, f"{name_of(path)}: the first line says too little"
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=map(name_of, SOURCE))
+def test_a_name_says_what_the_module_does(path: Path) -> None:
+    if path.stem not in TRITONS_NAMES:
+        assert not VAGUE & set(path.stem.split("_")), f"{name_of(path)}: a vague name hides a vague job"
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=map(name_of, SOURCE))
+def test_a_module_can_be_read_in_one_sitting(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= 450, f"{name_of(path)} has {lines} lines: split it along its jobs"
+
+
+def test_the_environment_is_read_where_the_process_starts() -> None:
+    assert not uses("os", {"environ", "getenv", "putenv"}, READS_ENVIRONMENT)
+
+
+def test_the_clock_is_read_in_one_place() -> None:
+    assert not uses("time", CLOCK, READS_CLOCK)
+
+
+def test_threads_start_in_named_places() -> None:
+    assert not uses("threading", {"Thread", "Timer"}, STARTS_THREADS)
+
+
+def test_source_roots_and_tests_are_no_packages() -> None:
+    roots = [ROOT / "core", ROOT / "adapters", ROOT / "tests"]
+    strays = [root / "__init__.py" for root in roots[:2] if (root / "__init__.py").exists()]
+    assert not strays + list(roots[2].rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=map(name_of, RECORDS))
+def test_a_decision_record_says_context_decision_reason_and_price(path: Path) -> None:
+    text = path.read_text()
+    parts = re.findall(r"^\*\*(Context|Decision|Because|We give up)\.\*\*", text, re.MULTILINE)
+    assert parts == ["Context", "Decision", "Because", "We give up"]
+
+
+def test_decision_records_are_numbered_without_gaps_or_repeats() -> None:
+    assert [int(path.name[:4]) for path in RECORDS] == list(range(1, len(RECORDS) + 1))
+
+
+def dependencies(*leave_out: str) -> set[str]:
+    """The names of all packages that the project asks for, those of some extras left out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {extra: lines for extra, lines in project["optional-dependencies"].items() if extra not in leave_out}
+    wanted = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    return {re.split(r"[\[<>=;! ]", line)[0] for line in wanted} - {"remora"}
+
+
+def test_every_dependency_has_a_line_that_says_why() -> None:
+    record = (ROOT / "docs" / "decisions" / "0002-dependencies.md").read_text()
+    assert not {name for name in dependencies() if f"| `{name}` |" not in record}
+
+
+def test_every_dependency_that_make_installs_has_an_exact_version() -> None:
+    locked = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert not {name.lower() for name in dependencies("gpu", "torch", "tensorrt")} - locked
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "core" / "remora" / "_version.py").read_text())
+    assert version
+    assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("target", ["serve", "test", "check", "fmt", "bench", "venv", "clean", "proto", "test-oracle"])
+def test_the_promised_make_targets_exist(target: str) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_generated_messages_are_fresh(tmp_path: Path) -> None:
+    python = ROOT / ".venv-proto" / "bin" / "python"
+    if not python.exists():
+        if "grpcio-tools" not in {each.name for each in importlib.metadata.distributions()}:
+            pytest.skip(f"grpcio-tools {GENERATOR} is not installed: make proto")
+        if importlib.metadata.version("grpcio-tools") != GENERATOR:
+            pytest.skip(
+                f"the messages are generated by grpcio-tools {GENERATOR}, another version is installed: make proto"
+            )
+        python = Path(sys.executable)
+    sources = [f"remora/proto/{path.name}" for path in sorted((ROOT / "core/remora/proto").glob("*.proto"))]
+    output = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run([python, "-m", "grpc_tools.protoc", "-I.", *output, *sources], cwd=ROOT / "core", check=True)
+    for fresh in (tmp_path / "remora" / "proto").iterdir():
+        committed = ROOT / "core" / "remora" / "proto" / fresh.name
+        assert committed.read_text() == fresh.read_text(), f"{committed.name} is stale: make proto"
