@@ -15,7 +15,7 @@ LOCKED := pyproject.toml constraints.txt
 PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo venv test check fmt unit test-oracle bench proto lock wheel clean
+.PHONY: help serve venv test check check-format check-lint check-types check-imports fmt unit test-oracle bench proto reference lock wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,17 +23,23 @@ help:  ## this list
 serve: $(VENV)/demo.stamp  ## build the digits example, serve it, classify a first image, go on until Ctrl-C
 	@$(PY) docs/examples/digits/demo.py --models $(MODELS) --http-port $(PORT)
 
-demo: serve
-
 venv: $(VENV)/dev.stamp  ## the environment that every other target uses
 
 test: check unit test-oracle  ## all that CI runs
 
-check: $(VENV)/dev.stamp  ## formatting, lint, types and import contracts; changes nothing
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+check: check-format check-lint check-types check-imports  ## formatting, lint, types, import contracts; changes nothing
+
+check-format: $(VENV)/dev.stamp
+	$(BIN)/ruff format --check --quiet .
+
+check-lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check --quiet .
+
+check-types: $(VENV)/dev.stamp
 	$(BIN)/mypy
-	PYTHONPATH=core:adapters $(BIN)/lint-imports
+
+check-imports: $(VENV)/dev.stamp
+	PYTHONPATH=core:adapters $(BIN)/lint-imports --no-logo
 
 fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
 	$(BIN)/ruff format .
@@ -46,13 +52,16 @@ unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
 test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
 	elif [ ! -f tests/oracle/run.py ]; then echo "SKIPPED test-oracle: no tests/oracle/run.py"; \
-	else $(PY) tests/oracle/run.py; fi
+	else $(PY) tests/oracle/run.py --oracle $(ORACLE); fi
 
 bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
 	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi
 
 proto: $(VENV)-proto/stamp  ## regenerate core/remora/proto/*_pb2.py from the .proto files
 	cd core && ../$(VENV)-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. remora/proto/*.proto
+
+reference: $(VENV)/dev.stamp  ## write the options' tables into docs/configuration.md
+	$(PY) docs/reference.py
 
 lock: $(PY)  ## resolve constraints.txt anew
 	@$(PY) -m pip install --quiet --dry-run --ignore-installed --report $(VENV)/lock.json '.[dev,otel,lambda,s3]'
@@ -62,7 +71,8 @@ wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
 clean:  ## remove all that make made
-	rm -rf $(VENV) $(VENV)-proto dist $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-proto dist docs/examples/digits/models docs/examples/digits/requests
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):

@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ROOT / "docs" / "examples" / "digits"
 START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
 
 # The same examples on every run: a red test stays red, and a slow machine is no finding.
 settings.register_profile(
@@ -40,11 +41,15 @@ class Digits(NamedTuple):
 
 
 class RunningServer(NamedTuple):
-    """A ``remora serve`` of the digits example on free loopback ports."""
+    """A ``remora serve`` process: its loopback ports, and the file that holds all it printed."""
 
     http: int
     grpc: int
     metrics: int
+    log: Path
+
+
+Serving = Callable[..., AbstractContextManager[RunningServer]]
 
 
 def free_ports(count: int) -> list[int]:
@@ -98,31 +103,49 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
 
 
 @pytest.fixture(scope="session")
-def digits_server(
-    digits: Digits, child_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
-    """A real server process with the digits example. Ends by SIGTERM, and must then exit 0."""
+def serving(child_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Serving:
+    """Starts real server processes: ``with serving(models, "--allow-grpc=false") as server: ...``.
+
+    A server listens on free loopback ports, ends by SIGTERM, and must then exit 0. Its output is in ``server.log``.
+    """
     if importlib.util.find_spec("remora.cli") is None:
         pytest.skip("the command line (remora.cli) is not there yet")
-    ports = RunningServer(*free_ports(3))
-    flags = [f"--{name}-port={port}" for name, port in ports._asdict().items()]
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "remora", "serve", str(digits.models), *flags],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=child_environment,
-        )
-    try:
-        wait_until_ready(server, ports.http, log)
-        yield ports
-    finally:
-        server.send_signal(signal.SIGTERM)
+
+    @contextmanager
+    def start(models: Path, *flags: str, **environment: str) -> Iterator[RunningServer]:
+        ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+        server = RunningServer(**ports, log=tmp_path_factory.mktemp("server") / "log.txt")
+        flags = (*(f"--{name}-port={port}" for name, port in ports.items()), *flags)
+        with server.log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "remora", "serve", str(models), *flags],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=child_environment | environment,
+            )
         try:
-            status = server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            status = server.wait()
-    assert status == 0, f"the server ended with status {status}:\n{log.read_text(errors='replace')}"
+            wait_until_ready(process, server.http, server.log)
+            yield server
+        finally:
+            status = end(process)
+        assert status == 0, f"the server ended with status {status}:\n{server.log.read_text(errors='replace')}"
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def digits_server(digits: Digits, serving: Serving) -> Iterator[RunningServer]:
+    """A real server process with the digits example."""
+    with serving(digits.models) as server:
+        yield server
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """The exit status after SIGTERM, or after SIGKILL when that is not obeyed."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

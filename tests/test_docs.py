@@ -7,6 +7,8 @@ speaks of the default ports or of the digits example, it gets a real server's po
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 import shutil
@@ -20,6 +22,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    for root in (ROOT / "core", ROOT / "adapters")
+    for path in root.rglob("*.py")
+    if ">>> " in path.read_text()
+)
 RUN = ("python", "bash")
 SHOWN = ("console", "text", "json", "yaml", "toml", "protobuf", "dockerfile", "mermaid")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
@@ -126,6 +134,32 @@ def test_the_bash_blocks_of_a_document_run(path: Path, place: Place) -> None:
         if block.language == "bash":
             strict = f'set -euo pipefail\ncurl() {{ command curl --fail-with-body --show-error "$@"; }}\n{block.code}\n'
             place.run(["bash", "-s"], strict, f"{path.relative_to(ROOT)}:{block.line}")
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_in_docstrings_are_true(module: str) -> None:
+    done = doctest.testmod(importlib.import_module(module))
+    assert not done.failed
+
+
+def test_the_options_reference_is_fresh(child_environment: dict[str, str]) -> None:
+    check = [sys.executable, str(ROOT / "docs" / "reference.py"), "--check"]
+    done = subprocess.run(check, env=child_environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_three_notations_of_the_configuration_page_say_the_same() -> None:
+    from remora.config import parse_config
+
+    page = ROOT / "docs" / "configuration.md"
+    blocks = {block.language: block.code for block in blocks_of(page.read_text())}
+    text, yaml, json = (
+        parse_config(blocks["text"], path="config.pbtxt", syntax="pbtxt"),
+        parse_config(blocks["yaml"], path="config.yaml", syntax="yaml"),
+        parse_config(blocks["json"], path="config.json", syntax="json"),
+    )
+    assert text == yaml == json
+    assert text.max_batch_size == 16
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=names_of(DOCUMENTS))

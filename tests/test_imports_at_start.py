@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,10 @@ def exists(module: str) -> bool:
         return False
 
 
+def late_ones(modules: Iterable[str]) -> list[str]:
+    return [name for name in modules if any(name == late or name.startswith(f"{late}.") for late in LATE)]
+
+
 @pytest.mark.parametrize("module", STARTS)
 def test_a_start_imports_nothing_that_can_wait(module: str, child_environment: dict[str, str]) -> None:
     if not exists(module):
@@ -58,6 +65,14 @@ def test_a_start_imports_nothing_that_can_wait(module: str, child_environment: d
         [sys.executable, "-W", "error", "-c", PROBE, module], env=child_environment, capture_output=True, text=True
     )
     assert probe.returncode == 0, probe.stderr
-    loaded = json.loads(probe.stdout)
-    early = [name for name in loaded if any(name == late or name.startswith(f"{late}.") for late in LATE)]
+    early = late_ones(json.loads(probe.stdout))
     assert not early, f"importing {module} also imports {early}"
+
+
+def test_a_server_of_an_onnx_model_imports_nothing_that_can_wait(digits: Any, serving: Any) -> None:
+    with serving(digits.models, "--allow-grpc=false", PYTHONPROFILEIMPORTTIME="1") as server:
+        pass
+    imported = re.findall(r"^import time:\s+\d+ \|\s+\d+ \|\s+(\S+)$", server.log.read_text(), re.MULTILINE)
+    assert "remora.server.main" in imported
+    early = [name for name in late_ones(imported) if not name.startswith("onnxruntime")]
+    assert not early, f"a start imports {early}; python -X importtime -m remora serve ... says on whose behalf"

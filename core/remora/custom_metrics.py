@@ -15,8 +15,8 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
-from itertools import accumulate
+from enum import StrEnum
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 Labels = tuple[tuple[str, str], ...]
@@ -29,7 +29,7 @@ class MetricError(ValueError):
     """A metric that cannot be made, or an operation that its kind does not have."""
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """What a family measures; the values are Prometheus' type words."""
 
     COUNTER = "counter"
@@ -38,17 +38,16 @@ class Kind(Enum):
 
 
 class Sample(NamedTuple):
-    """One series. ``value`` is the sum of all observations for a histogram, whose ``buckets`` are pairs of an upper
-    bound and the number of observations up to it, the last bound being infinite, and whose ``count`` is all of them."""
+    """One number of a series. A histogram has several, told apart by ``suffix``: ``_bucket`` (how many observations up
+    to the label ``le``), ``_sum`` and ``_count``; it is empty for the other kinds."""
 
-    labels: Labels
+    suffix: str
+    labels: dict[str, str]
     value: float
-    buckets: tuple[tuple[float, int], ...] = ()
-    count: int = 0
 
 
 class Family(NamedTuple):
-    """A family and its series, in the order of their making."""
+    """A family and what its series say, in the order of their making. ``kind`` is one of ``Kind``."""
 
     name: str
     description: str
@@ -73,8 +72,9 @@ class Series:
         """Add to a counter or a gauge; a counter only grows."""
         self._need("Increment", Kind.COUNTER, Kind.GAUGE)
         if self._kind is Kind.COUNTER and not value >= 0:
-            raise MetricError("TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
-                              "non-negative values.")  # fmt: skip
+            raise MetricError(
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+            )
         with self._lock:
             self._value += value
 
@@ -96,13 +96,17 @@ class Series:
         self._need("Value", Kind.COUNTER, Kind.GAUGE)
         return self._value
 
-    def sample(self, labels: Labels) -> Sample:
-        """A consistent copy."""
+    def samples(self, labels: Labels) -> Iterator[Sample]:
+        """What it says, consistent in itself."""
         with self._lock:
-            if self._kind is not Kind.HISTOGRAM:
-                return Sample(labels, self._value)
-            counts = tuple(accumulate(self._counts))
-            return Sample(labels, self._value, tuple(zip((*self._bounds, math.inf), counts, strict=True)), counts[-1])
+            value, counts = self._value, tuple(accumulate(self._counts))
+        if self._kind is not Kind.HISTOGRAM:
+            yield Sample("", dict(labels), value)
+            return
+        for bound, count in zip((*self._bounds, math.inf), counts, strict=True):
+            yield Sample("_bucket", {**dict(labels), "le": "+Inf" if bound == math.inf else f"{bound:.16g}"}, count)
+        yield Sample("_sum", dict(labels), value)
+        yield Sample("_count", dict(labels), counts[-1])
 
     def same_buckets(self, bounds: tuple[float, ...]) -> bool:
         """Was this histogram made with these upper bounds?"""
@@ -229,7 +233,8 @@ class Registry:
 
 
 def _samples(family: _Family) -> Iterator[Sample]:
-    return (series.sample(labels) for labels, series in family.series.items())
+    for labels, series in family.series.items():
+        yield from series.samples(labels)
 
 
 def _checked_labels(labels: Mapping[str, str]) -> Labels:
@@ -249,7 +254,7 @@ def _checked_buckets(kind: Kind, buckets: Sequence[float] | None) -> tuple[float
     if not buckets:
         raise MetricError("a histogram needs its buckets: the ascending upper bounds, e.g. [0.1, 1, 10]")
     bounds = tuple(float(bound) for bound in buckets)
-    if any(math.isnan(bound) for bound in bounds) or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if any(math.isnan(bound) for bound in bounds) or any(a >= b for a, b in pairwise(bounds)):
         raise MetricError(f"histogram buckets must ascend, got {list(buckets)}")
     return bounds[:-1] if bounds[-1] == math.inf else bounds
 

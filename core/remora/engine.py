@@ -209,7 +209,9 @@ class Engine:
         parameters: Mapping[str, Parameter] | None = None,
     ) -> Future[InferResult]:
         """As `infer`, without waiting. Cancelling the future does not stop a request that already runs."""
-        return self._start(model, inputs, outputs, version, id, parameters)[1]
+        ticket, future = self._start(model, inputs, outputs, version, id, parameters)
+        future.add_done_callback(lambda done: ticket.cancel() if done.cancelled() else None)
+        return future
 
     def _start(
         self,
@@ -226,6 +228,8 @@ class Engine:
         future: Future[InferResult] = Future()
 
         def reply(_: Ticket, outcome: Outcome) -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # the caller cancelled it, and a cancelled future takes no result
             if isinstance(outcome, Response):
                 future.set_result(InferResult(served, outcome))
             else:

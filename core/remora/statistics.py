@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from remora.backends import Execution
 from remora.errors import RemoraError
-from remora.messages import BatchStats, Duration, ModelStats, Ticket
+from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, Ticket
 from remora.scheduling.batching import Plan
 from remora.system.clock import Clock
 
@@ -146,10 +146,15 @@ class StatisticsRecorder:
         self._statistics = statistics
         self._clock = clock
 
-    def executed(self, plan: Plan, execution: Execution, start_ns: int, end_ns: int, *, raised: bool) -> None:
+    def executed(
+        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome], start_ns: int, end_ns: int
+    ) -> None:
         input_end = execution.input_end_ns or start_ns
         phases = Phases(start_ns, input_end, max(execution.output_start_ns or end_ns, input_end), end_ns)
-        done, failed = ([], plan.tickets) if raised else (plan.tickets, [])
+        done: list[Ticket] = []
+        failed: list[Ticket] = []
+        for ticket, outcome in zip(plan.tickets, outcomes, strict=True):
+            (done if isinstance(outcome, Response) else failed).append(ticket)
         self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:

@@ -45,7 +45,7 @@ def _joined(arrays: list[Array]) -> Array:
         return np.concatenate(arrays)
     try:
         joined = b"".join(cast("list[bytes]", arrays))
-    except BufferError:  # an array that is a view with gaps
+    except TypeError:  # an array whose elements do not lie in order without gaps
         return np.concatenate(arrays)
     if not joined:  # no elements: the number of rows cannot be found from the bytes
         return np.concatenate(arrays)

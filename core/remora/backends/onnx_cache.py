@@ -7,9 +7,11 @@ switched off, without which there would be no gain.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,14 +58,15 @@ class OptimizedModels:
         return self._optimize_and_keep(model, kept, optimize)
 
     def _optimize_and_keep(self, model: Path, kept: Path, optimize: Callable[..., Any]) -> Any:
-        unfinished = kept.with_name(f"{os.getpid()}-{kept.name}")
+        unfinished = kept.with_name(f"{os.getpid()}-{threading.get_ident()}-{kept.name}")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Level 3 keeps the warning to itself that such a file fits one kind of machine: the name sees to that.
             session = optimize(model, optimized_model_filepath=str(unfinished), log_severity_level=3)
             unfinished.replace(kept)
         except Exception as error:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
             _log.warning("the optimised form of %s cannot be kept in %s: %s", model.name, self._folder, error)
             return optimize(model)  # raises as it would without a cache, if the model is to blame
         return session

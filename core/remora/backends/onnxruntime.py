@@ -45,8 +45,16 @@ _HINTS = (
 _LFS_POINTER = b"version https://git-lfs"
 
 
+class _GpuUnusableError(ConfigError):
+    """ONNX Runtime lacks what a GPU needs; models that can do without one then run on the CPU."""
+
+
 class OnnxRuntimeBackend:
-    """Serves ``.onnx`` models."""
+    """Serves ``.onnx`` models.
+
+    Its settings: ``default-max-batch-size`` (spec C13), ``optimized-model-cache`` (a directory, see ``onnx_cache``),
+    and defaults for the parameters that ``onnx_plan.plan_session`` reads.
+    """
 
     name = "onnxruntime"
 
@@ -128,7 +136,7 @@ class OnnxModel:
         signature = self._signature
         inputs = [info for info in signature.inputs.values() if not given or info.name not in signature.optional]
         optional = {**signature.inputs, **signature.defaults}
-        return inputs + [optional[name] for name in given & signature.optional]
+        return inputs + [info for name, info in optional.items() if name in given & signature.optional]
 
     def _session(self, config: ModelConfig, device: Device) -> OnnxSession:
         """The session of a device; the CPU's for a GPU that the model can do without and that cannot be used."""
@@ -136,7 +144,7 @@ class OnnxModel:
             if device not in self._sessions:
                 try:
                     self._sessions[device] = self._open(config, device)
-                except ConfigError as error:
+                except (_GpuUnusableError, InternalError) as error:
                     if self._insists or device.kind == "CPU":
                         raise
                     _log.warning("%s; running on the CPU instead", error)
@@ -165,7 +173,7 @@ class OnnxModel:
 
     def _need(self, missing: Sequence[str], why: str) -> None:
         if missing:
-            raise ConfigError(
+            raise _GpuUnusableError(
                 f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {' and '.join(missing)} is not there: "
                 f"{why}; pip install 'remora[gpu]' and check the driver, or set the instance group's kind to KIND_CPU"
             )

@@ -1,4 +1,4 @@
-"""The configuration a Python model completes (spec C14); the law: what is configured may be filled in, never changed."""
+"""The configuration a Python model completes (spec C14); the law: what is configured is filled in, never changed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ModelConfig:
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
             raise ConfigConflictError(
-                f"{self._model()} sets max_batch_size to {max_batch_size}, but its configuration asks for {configured}: "
-                f"set it to {max_batch_size} or less there"
+                f"{self._model()} sets max_batch_size to {max_batch_size}, but its configuration asks for "
+                f"{configured}: set it to {max_batch_size} or less there"
             )
         self._model_config["max_batch_size"] = max_batch_size
 

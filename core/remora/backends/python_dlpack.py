@@ -7,7 +7,7 @@ version every framework reads and writes when it is not asked for a newer one.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -60,9 +60,7 @@ def _python_api(name: str, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
-_new_capsule = _python_api(
-    "PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-)  # fmt: skip
+_new_capsule = _python_api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _is_capsule = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _rename = _python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
@@ -74,15 +72,17 @@ _exported: dict[int, tuple[object, ...]] = {}
 """What keeps exported memory alive, by the address of its managed tensor, until a consumer calls the deleter."""
 
 
-@_DELETER
 def _forget(address: int) -> None:
     _exported.pop(address, None)
 
 
-@_CAPSULE_DESTRUCTOR
 def _destroy(capsule: int) -> None:
     if _is_dying_capsule(capsule, _NAME):  # nobody took it: a taken capsule has another name
         _exported.pop(_dying_pointer(capsule, _NAME), None)
+
+
+_forget_in_c = _DELETER(_forget)
+_destroy_in_c = _CAPSULE_DESTRUCTOR(_destroy)
 
 
 def export_bfloat16(bits: Array) -> object:
@@ -95,16 +95,10 @@ def export_bfloat16(bits: Array) -> object:
     tensor.ndim = bits.ndim
     tensor.dtype = _DataType(_BFLOAT, 16, 1)
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = ctypes.cast(_forget, ctypes.c_void_p).value
+    managed.deleter = ctypes.cast(_forget_in_c, ctypes.c_void_p).value
     address = ctypes.addressof(managed)
     _exported[address] = (managed, shape, bits)
-    return _new_capsule(address, _NAME, ctypes.cast(_destroy, ctypes.c_void_p))
-
-
-class _Producer(Protocol):
-    def __dlpack__(self) -> object: ...
-
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    return _new_capsule(address, _NAME, ctypes.cast(_destroy_in_c, ctypes.c_void_p))
 
 
 def import_tensor(source: object) -> tuple[str, Array]:
@@ -161,10 +155,10 @@ def _is_c_ordered(shape: tuple[int, ...], strides: list[int]) -> bool:
 class _Once:
     """A bare capsule in the shape that numpy wants it in."""
 
-    def __init__(self, capsule: object) -> None:
+    def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
 
-    def __dlpack__(self, **_: object) -> object:
+    def __dlpack__(self, **_: object) -> Any:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:

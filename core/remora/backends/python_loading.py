@@ -16,6 +16,7 @@ import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.abc import Loader
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -132,7 +133,8 @@ class _Package:
         prefix = f"{self.name}."
         for key, module in list(sys.modules.items()):
             own_name = vars(module).get("__name__") if isinstance(module, ModuleType) else None
-            if key == self.name or key.startswith(prefix) or (isinstance(own_name, str) and own_name.startswith(prefix)):
+            own = isinstance(own_name, str) and own_name.startswith(prefix)  # entered under a plain name
+            if own or key == self.name or key.startswith(prefix):
                 del sys.modules[key]
 
 
@@ -154,7 +156,7 @@ class _Loader(SourceFileLoader):
 
 
 class _PackageFinder:
-    """Finds the modules of our packages. Comes first, because everybody's finder would find them, with another loader."""
+    """Finds the modules of our packages. Comes first: the ordinary finder would find them too, with its own loader."""
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -190,7 +192,7 @@ class _SiblingFinder:
         return None
 
 
-class _Alias:
+class _Alias(Loader):
     """A loader that gives a module that is there already."""
 
     def __init__(self, real_name: str) -> None:

@@ -113,7 +113,9 @@ class InferenceResponse:
         self._outputs = list(output_tensors) if output_tensors is not None else []
         for tensor in self._outputs:
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"InferenceResponse: output_tensors must be Tensor objects, found {type(tensor).__name__}")
+                raise TypeError(
+                    f"InferenceResponse: output_tensors must be Tensor objects, found {type(tensor).__name__}"
+                )
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse: error must be a TritonError, not {type(error).__name__}")
         self._error = error

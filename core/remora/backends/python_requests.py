@@ -1,8 +1,8 @@
-"""Requests as Python models see them (spec Y07, L02); the law: plain objects, no engine, nothing built before its use."""
+"""Requests as Python models see them (spec Y07, L02); the law: plain objects, and nothing built before its use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any
@@ -249,9 +249,13 @@ class ReceivedRequest(InferenceRequest):
             tensor = Tensor.received(name, self._received[0].get(name) or datatype_of(array), array)
         return tensor
 
-    def seen_inputs(self) -> Iterable[Tensor]:
+    def seen_inputs(self) -> Collection[Tensor]:
         """Those that the model has asked for."""
         return self._tensors.values()
+
+    def wanted(self) -> tuple[str, ...]:
+        """The outputs to answer with."""
+        return self._request.requested
 
     def requested_output_names(self) -> list[str]:
         return list(self._request.requested)

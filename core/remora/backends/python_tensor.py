@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends import python_dlpack as dlpack
-from remora.messages import Array, Tensor as Message, datatype_of
+from remora.messages import Array, datatype_of
+from remora.messages import Tensor as Message
 
 DATATYPES = (
     "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
@@ -149,7 +150,7 @@ class Tensor:
         return self._array is array
 
     def message(self, inputs: Collection[Tensor] = ()) -> Message:
-        """The tensor as the engine sends it. An array of ``inputs`` may go back as it is; for others see ``detached``."""
+        """The tensor as the engine sends it. Arrays of ``inputs`` go back as they are; for others see ``detached``."""
         for tensor in inputs:
             if tensor.holds(self._array):
                 return Message(self._name, self._datatype, self._array)

@@ -67,6 +67,8 @@ class _Collector:
     """What llhttp calls back."""
 
     def __init__(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.keep_alive = False
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
@@ -79,6 +81,7 @@ class _Collector:
 
     def on_headers_complete(self) -> None:
         self.complete = True
+        self.keep_alive = self.parser.should_keep_alive()  # asked later, llhttp has forgotten the headers
 
 
 class HeadParser:
@@ -100,15 +103,18 @@ class HeadParser:
 
 
 def _parse(block: bytes) -> Head:
+    version = block.lstrip(b"\r\n").partition(b"\r\n")[0][-9:]
+    if version not in (b" HTTP/1.1", b" HTTP/1.0") and version.startswith((b" HTTP/", b" RTSP/", b" ICE/")):
+        raise BadRequest(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     collector = _Collector()
-    parser = httptools.HttpRequestParser(collector)
+    parser = collector.parser
     try:
         parser.feed_data(block)
     except httptools.HttpParserUpgrade:
         pass  # an upgrade is offered, never taken: the request is answered as it stands (RFC 9110 7.8)
     except httptools.HttpParserError as error:
         raise BadRequest(400, f"not a valid HTTP request: {error}") from error
-    if not collector.complete or not collector.url:
+    if not collector.complete or not collector.url or not version.startswith(b" HTTP/1."):
         raise BadRequest(400, "not a valid HTTP request: the head is incomplete")
     names = [name.lower() for name, _ in collector.headers]
     if names.count(b"content-length") > 1 or (b"content-length" in names and b"transfer-encoding" in names):
@@ -117,10 +123,12 @@ def _parse(block: bytes) -> Head:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError as error:
         raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
-    head = Head(parser.get_method().decode(), target, tuple(collector.headers), parser.should_keep_alive())
+    head = Head(parser.get_method().decode(), target, tuple(collector.headers), collector.keep_alive)
     encoding = head.get(b"transfer-encoding")
     if encoding is not None and encoding.strip().lower() != b"chunked":
         raise BadRequest(501, f"transfer encoding {encoding!r} is not supported: send chunked or a length")
+    if encoding is not None and version.endswith(b"1.0"):
+        raise BadRequest(400, "HTTP/1.0 has no transfer encodings: the length of the body is not known")
     return head
 
 
@@ -134,16 +142,16 @@ class ChunkDecoder:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._body = bytearray()  # one piece: many small chunks must not cost more than their bytes
         self._left = 0
         self._state = self._size_line
         self._line = b""
         self.done = False
 
     @property
-    def body(self) -> bytes:
-        return b"".join(self._parts)
+    def body(self) -> Buffer:
+        """What has been taken in so far."""
+        return self._body
 
     def feed(self, data: Buffer) -> int:
         """Take bytes in; returns how many were taken: fewer than given only when the body ended before them."""
@@ -173,15 +181,15 @@ class ChunkDecoder:
             if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
                 raise BadRequest(400, "a chunk has no valid size")
             self._left = int(digits, 16)
-            if self._size + self._left > self._limit:
-                raise too_large(self._size + self._left, self._limit)
+            size = len(self._body) + self._left
+            if size > self._limit:
+                raise too_large(size, self._limit)
             self._state = self._data if self._left else self._trailer
         return at
 
     def _data(self, view: memoryview, at: int) -> int:
-        piece = bytes(view[at : at + self._left])
-        self._parts.append(piece)
-        self._size += len(piece)
+        piece = view[at : at + self._left]
+        self._body += piece
         self._left -= len(piece)
         if not self._left:
             self._state = self._data_end

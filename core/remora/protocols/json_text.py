@@ -29,22 +29,23 @@ MISSING_QUOTE = "Missing a closing quotation mark in string."
 NUMBER_TOO_BIG = "Number too big to be stored in double."
 MISSING_FRACTION = "Miss fraction part in number."
 MISSING_EXPONENT = "Miss exponent in number."
-TOO_LONG = "Too many values beside NaN or Infinity; send flat or binary data."
+TOO_LONG = "Too many values for text with NaN, Infinity or a fault in it; send flat or binary data."
 
 MAX_DEPTH = 1024
 """How deep a document may nest; orjson's own limit, kept by the reader below too."""
 
-MAX_STEPS = 1_000_000
-"""How many values the small reader takes one by one: it is slow, and its input may be hostile."""
+MAX_STEPS = 250_000
+"""How many values and escapes the small reader takes one by one: it is slow, and its input may be hostile."""
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*+)(?P<real>(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)")
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]*+')
-# As many simple array elements, each with the comma after it, as come in a row: orjson reads those in one go.
-_RUN = re.compile(
-    rb"(?:(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null|\"[^\"\\\x00-\x1f]*+\")"
-    rb"[ \t\n\r]*+,[ \t\n\r]*+)++"
-)
+# As many simple array elements, each with the comma after it, as come in a row: orjson reads those in one go. Simple
+# are numbers, words, strings without escapes, and arrays of these. No part of the pattern gives back what it took.
+_WS = rb"[ \t\n\r]*+"
+_SIMPLE = rb"(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null|\"[^\"\\\x00-\x1f]*+\")"
+_ROW = rb"\[%b(?:%b%b(?:,%b%b%b)*+)?+\]" % (_WS, _SIMPLE, _WS, _WS, _SIMPLE, _WS)
+_RUN = re.compile(rb"(?:(?:%b|%b)%b,%b)++" % (_SIMPLE, _ROW, _WS, _WS))
 _ESCAPES = {
     ord(short): bytes([code])
     for short, code in (('"', 34), ("\\", 92), ("/", 47), ("b", 8), ("f", 12), ("n", 10), ("r", 13), ("t", 9))
@@ -101,6 +102,11 @@ class Reader:
     def _refuse(self, reason: str, offset: int | None = None) -> NoReturn:
         raise JsonTextError(reason, self._at if offset is None else offset)
 
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            self._refuse(TOO_LONG)
+
     def _skip(self) -> int:
         """Step over white space; the byte that follows, 0 at the end."""
         space = _SPACE.match(self._text, self._at)
@@ -140,9 +146,7 @@ class Reader:
 
     def _start(self, names: list[str]) -> tuple[Any, bool]:
         """A scalar or an empty container, or a container that was just opened and True."""
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            self._refuse(TOO_LONG)
+        self._step()
         byte = self._text[self._at]
         if byte == ord("{"):
             self._at += 1
@@ -265,6 +269,7 @@ class Reader:
             parts.append(self._escape())
 
     def _escape(self) -> bytes:
+        self._step()
         start = self._at
         kind = self._text[start + 1]
         if kind in _ESCAPES:

@@ -185,8 +185,7 @@ def _config(config: Any) -> bytes:
     # Imported when it is first asked for: serving requests needs no printer of configurations.
     from remora.config import to_json
 
-    text: str | bytes = to_json(config)
-    return text.encode() if isinstance(text, str) else text
+    return to_json(config)
 
 
 def _entries(result: Any) -> bytes:

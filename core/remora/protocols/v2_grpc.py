@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -228,24 +228,29 @@ def encode_infer(name: str, version: str, form: InferForm, response: Response) -
 
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
     """
-    pieces: list[Any] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
+    # Before anything is copied: an output may be a view that takes no memory of its own.
+    _check_size(name, sum(output.data.nbytes for output in response.outputs if output.datatype != "BYTES"))
+    pieces: list[bytes | Array] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
     if response.parameters:
         pieces.append(_encode_parameters(response.parameters))
     for output in response.outputs:
         pieces.append(_encode_output(output.name, output.datatype, output.data.shape))
     for output in response.outputs:
         raw = _packed(output.data) if output.datatype == "BYTES" else np.ascontiguousarray(output.data)
-        size = len(raw) if isinstance(raw, bytes) else raw.nbytes
+        size = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
         pieces.append(b"\x32" + _varint(size))
         if size:
             pieces.append(raw)
-    size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
+    _check_size(name, sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces))
+    return b"".join(pieces)  # type: ignore[arg-type]  # Arrays are buffers, too.
+
+
+def _check_size(model: str, size: int) -> None:
     if size > MAX_MESSAGE_BYTES:
         raise InternalError(
-            f"the response of model '{name}' has {size} bytes and gRPC messages end at {MAX_MESSAGE_BYTES}: "
+            f"the response of model '{model}' has {size} bytes and gRPC messages end at {MAX_MESSAGE_BYTES}: "
             "ask for fewer outputs or send smaller batches"
         )
-    return b"".join(pieces)
 
 
 @lru_cache(maxsize=_MEMO_ENTRIES)

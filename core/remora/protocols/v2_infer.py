@@ -38,7 +38,8 @@ class InferCodec:
     """Decodes requests and encodes answers. Keeps nothing but memos; to be used by one thread.
 
     ``max_input_bytes`` is the most one JSON input may have as a tensor and ``max_json_depth`` how deep its data may
-    nest (spec H28); a JSON text of more than ``max_elements`` values is refused before it is read.
+    nest (spec H28); a JSON text of more than ``max_elements`` values, arrays counting as two and objects as eight,
+    is refused before it is read.
     ``forward_pattern`` is searched for in the names of request headers, with the flags it was compiled with: those
     that have it become parameters (spec H25).
     """
@@ -47,7 +48,7 @@ class InferCodec:
         self,
         max_input_bytes: int = 64 * 1024 * 1024,
         max_json_depth: int = 100,
-        max_elements: int = 16 * 1024 * 1024,
+        max_elements: int = 17 * 1024 * 1024,
         forward_pattern: re.Pattern[str] | None = None,
     ) -> None:
         self._limits = Limits(max_input_bytes, max_json_depth, max_elements)

@@ -45,6 +45,7 @@ class BatchQueue:
         self._policy = policy
         self._waiting: deque[Ticket] = deque()
         self._preferred = frozenset(policy.preferred)
+        self._largest = max(policy.preferred, default=policy.max_batch_size)
         self._max_size = policy.queues[0].max_size if policy.dynamic else 0
 
     def __len__(self) -> int:
@@ -134,6 +135,8 @@ class BatchQueue:
             return count, rows, DELAY
         if not delay_ns:
             return count, rows, IDLE
+        if rows >= self._largest:
+            return count, rows, PREFERRED  # beyond every preferred size: waiting cannot make one any more
         return 0, 0, ""
 
 

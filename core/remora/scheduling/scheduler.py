@@ -11,6 +11,7 @@ What runs together is decided in `batching`, which is pure. Each idle instance p
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ from remora.scheduling.costs import CostModel
 from remora.scheduling.recorder import Recorder
 from remora.signature import Signature
 from remora.system.clock import Clock
+
+_log = logging.getLogger("remora.models")
 
 INLINE_LIMIT_NS = 250_000
 """A batch predicted to be shorter runs in the event loop that brought it: a thread hop costs about 60 us."""
@@ -206,7 +209,7 @@ class Scheduler:
                 with self._lock:
                     slot.busy = False
                     self._running -= len(plan.tickets)
-                    if self._stopping or (len(self._queue) and slot.thread is not threading.current_thread()):
+                    if self._stopping:
                         self._work.notify_all()
         deliver(deliveries)
 
@@ -216,18 +219,16 @@ class Scheduler:
         start_ns = self._clock.monotonic_ns()
         for ticket in tickets:
             ticket.start_ns = start_ns
-        raised = False
         try:
             outcomes: list[Outcome] = instance.execute(execution)
             if len(outcomes) != len(tickets):
                 raise InternalError(f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests")
             outcomes = [self._to_wire(outcome) for outcome in outcomes]
-        except Exception as error:  # the model's or the backend's; the instance goes on
-            raised = True
+        except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
             outcomes = [failure_of(error, instance.name)] * len(tickets)
         end_ns = self._clock.monotonic_ns()
         self.costs.learn(plan.rows, end_ns - start_ns)
-        self._recorder.executed(plan, execution, start_ns, end_ns, raised=raised)
+        self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
         return list(zip(tickets, outcomes, strict=True))
 
     def _to_wire(self, outcome: Outcome) -> Outcome:
@@ -241,6 +242,7 @@ class Scheduler:
         """Take nothing new, run what waits, end the threads. False when that did not end in time (None: wait)."""
         with self._lock:
             self._stopping = True
+            self._inline_armed = False
             self._work.notify_all()
             if len(self._queue) and not any(slot.thread for slot in self._slots):
                 self._wake_thread()
@@ -256,6 +258,7 @@ class Scheduler:
         """Answer everything that still waits with ``error``: for a stop whose time is over."""
         with self._lock:
             tickets = self._queue.drain()
+            self._work.notify_all()
         deliver([(ticket, error) for ticket in tickets])
 
 
@@ -279,10 +282,13 @@ def _post(mailbox: Mailbox | None, deliveries: list[tuple[Ticket, Outcome]]) -> 
         mailbox.post(deliveries)
         return
     for ticket, outcome in deliveries:
-        ticket.reply(ticket, outcome)
+        try:
+            ticket.reply(ticket, outcome)
+        except Exception:  # one that cannot be answered must not take its neighbours and the instance along
+            _log.exception("an answer could not be delivered")
 
 
-def failure_of(error: Exception, where: str) -> RemoraError:
+def failure_of(error: BaseException, where: str) -> RemoraError:
     """Any exception as an answer; a RemoraError keeps its code and text."""
     if isinstance(error, RemoraError):
         return error

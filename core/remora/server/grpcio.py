@@ -217,11 +217,15 @@ class GrpcServer:
             outcome = answers.get(timeout=_seconds_left(context))
         except Empty:
             leave()
-            outcome = CancelledError("the deadline of the request passed before its answer was there")
+            raise _DeadlinePassedError("the request's deadline passed before its answer was there") from None
         if isinstance(outcome, RemoraError):
             # The requests of a batch may have failed with one and the same object.
             raise error_of(outcome.code, outcome.message)
         return outcome
+
+
+class _DeadlinePassedError(CancelledError):
+    """A deadline that the client set: gRPC has a status for it which the engine has no use for."""
 
 
 _FOREVER_S = 365 * 86_400.0
@@ -265,7 +269,8 @@ def _refusing(text: str) -> Any:
 
 
 def _abort(context: Context, error: RemoraError) -> NoReturn:
-    context.abort(_CODES[status_of(error)], status_text(error))
+    late = isinstance(error, _DeadlinePassedError)
+    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED if late else _CODES[status_of(error)], status_text(error))
     raise error  # abort has raised already; this is for those who do not know.
 
 

@@ -84,7 +84,7 @@ def _renamed(descriptor: Any, name: str) -> FileDescriptorProto:
     while pending:
         message = pending.pop()
         pending.extend(message.nested_type)
-        for field in message.field:
+        for field in (each for each in message.field if each.type_name):
             field.type_name = field.type_name.replace(old, new, 1)
     for service in file.service:
         for method in service.method:

@@ -23,6 +23,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler
+from threadpoolctl import threadpool_limits
 
 MODEL = "digits"
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -38,7 +39,8 @@ def train() -> tuple[Pipeline, list[list[float]], list[int]]:
     )
     classifier = MLPClassifier((64,), max_iter=400, random_state=SEED)
     pipeline = make_pipeline(MinMaxScaler(), classifier)
-    pipeline.fit(seen, seen_digits)
+    with threadpool_limits(1):  # the matrices are small: more threads only wait for each other
+        pipeline.fit(seen, seen_digits)
     print(
         f"trained on {len(seen)} images; right on {pipeline.score(unseen, unseen_digits):.1%} of {len(unseen)} others"
     )
@@ -51,7 +53,7 @@ def export(pipeline: Pipeline) -> ModelProto:
     ``zipmap`` would make the output a list of dictionaries, which no tensor protocol can carry.
     """
     classifier = pipeline.steps[-1][1]
-    model = to_onnx(
+    model: ModelProto = to_onnx(
         pipeline,
         initial_types=[("image", FloatTensorType([None, PIXELS]))],
         options={id(classifier): {"zipmap": False, "output_class_labels": False}},

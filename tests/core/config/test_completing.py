@@ -111,32 +111,37 @@ def test_what_is_completed_is_valid_and_completes_to_itself() -> None:
         (
             'input { name: "A" data_type: TYPE_INT8 dims: 4 }',
             (A,),
-            "unable to load model 'm', configuration expects datatype TYPE_INT8 for input 'A', model provides TYPE_FP32",
+            "unable to load model 'm', configuration expects datatype TYPE_INT8 for input 'A', model "
+            "provides TYPE_FP32",
         ),
         (
             'max_batch_size: 2 input { name: "A" data_type: TYPE_FP32 dims: [ 4, 4 ] }',
             (A,),
-            "model 'm', tensor 'A': the model expects 2 dimensions (shape [-1,4]) but the model configuration specifies 3 "
+            "model 'm', tensor 'A': the model expects 2 dimensions (shape [-1,4]) but the model "
+            "configuration specifies 3 "
             "dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
             "making complete shape [-1,4,4])",
         ),
         (
             'input { name: "A" data_type: TYPE_FP32 dims: [ 1, 5 ] }',
             (FIXED,),
-            "model 'm', tensor 'A': the model expects 2 dimensions (shape [1,4]) but the model configuration specifies 2 "
+            "model 'm', tensor 'A': the model expects 2 dimensions (shape [1,4]) but the model "
+            "configuration specifies 2 "
             "dimensions (shape [1,5])",
         ),
         (
             'max_batch_size: 2 input { name: "A" data_type: TYPE_FP32 dims: 4 }'
             'output { name: "Y" data_type: TYPE_INT64 dims: [ -1, 3 ] }',
             (FIXED,),
-            "model 'm', tensor 'A': for the model to support batching the shape should have at least 1 dimension and the "
+            "model 'm', tensor 'A': for the model to support batching the shape should have at least 1 "
+            "dimension and the "
             "first dimension must be -1; but shape expected by the model is [1,4]",
         ),
         (
             'max_batch_size: 2 input { name: "A" data_type: TYPE_FP32 dims: 4 }',
             (A, B),
-            "unable to load model 'm', configuration expects 1 inputs, model provides 2: B missing from the configuration",
+            "unable to load model 'm', configuration expects 1 inputs, model provides 2: B missing from "
+            "the configuration",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_group_has_its_count_on_each_of_its_gpus() -> None:
         ("", None),
         ("-1", None),
         ("v1", None),
-        ("١", None),
+        ("\u0661", None),
         ("9223372036854775807", 9223372036854775807),
         ("9223372036854775808", None),
         ("9" * 10_000, None),

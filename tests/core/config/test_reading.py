@@ -64,7 +64,16 @@ def messages(draw: st.DrawFn, kind: Any = ModelConfig) -> Any:
 def printed(config: ModelConfig, syntax: Syntax) -> str:
     if syntax == "pbtxt":
         return to_text(config)
-    return to_json(config).decode() if syntax == "json" else yaml.safe_dump(to_dict(config), allow_unicode=True)
+    return to_json(config).decode() if syntax == "json" else yaml.safe_dump(to_dict(config))
+
+
+def refusal(text: str, syntax: Syntax) -> str:
+    """Why a text called "f" is refused, "" when it is not."""
+    try:
+        parse_config(text, path="f", syntax=syntax)
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 @pytest.mark.parametrize("syntax", ["pbtxt", "json", "yaml"])
@@ -73,25 +82,21 @@ def test_what_is_printed_reads_back_the_same(config: ModelConfig, syntax: Syntax
     assert parse_config(printed(config, syntax), path="printed", syntax=syntax) == config
 
 
+@pytest.mark.filterwarnings("ignore:.*invalid.* escape:DeprecationWarning")  # protobuf lets "\\{" pass, and says so
 @pytest.mark.parametrize("syntax", ["pbtxt", "json", "yaml"])
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40) | st.text("{}[]<>:,\"'#&*-\n ainputname12", max_size=40))
 def test_any_text_is_read_or_refused_as_a_configuration(text: str, syntax: Syntax) -> None:
-    try:
-        parse_config(text, path="noise", syntax=syntax)
-    except ConfigError as error:
-        assert error.message.startswith("noise:")
+    assert refusal(text, syntax)[:2] in ("", "f:")
 
 
+@pytest.mark.filterwarnings("ignore:.*invalid.* escape:DeprecationWarning")
 @pytest.mark.parametrize("syntax", ["pbtxt", "json", "yaml"])
 @given(config=messages(), data=st.data())
 def test_a_damaged_configuration_is_read_or_refused(config: ModelConfig, syntax: Syntax, data: st.DataObject) -> None:
     text = printed(config, syntax)
     at = data.draw(st.integers(0, len(text)))
     damaged = text[:at] + data.draw(st.sampled_from(["", "{", "}", "[", '"', "x", ":", "\n", "9"])) + text[at + 1 :]
-    try:
-        parse_config(damaged, path="damaged", syntax=syntax)
-    except ConfigError as error:
-        assert error.message.startswith("damaged:")
+    assert refusal(damaged, syntax)[:2] in ("", "f:")
 
 
 MISTAKES: list[tuple[Syntax, str, str]] = [
@@ -157,7 +162,7 @@ MISTAKES: list[tuple[Syntax, str, str]] = [
     ("yaml", "name: 2020-01-01", "f:1: name: expected text (quote it), got datetime.date(2020, 1, 1)"),
     ("yaml", "name: a\nname: b", "f:2: name: the key appears twice"),
     ("yaml", "name: x\n---\nname: y", "f:2: a second document begins"),
-    ("yaml", "name: [", "f:1: not YAML: "),
+    ("yaml", "name: a\nb: ]", "f:2: not YAML: "),
     ("yaml", "name: !!python/object/apply:os.getcwd []", "f:1: name: expected text (quote it), got a list"),
     ("yaml", "name: !!python/name:os.getcwd ''", "f:1: not YAML: could not determine a constructor"),
     ("yaml", "input: &loop [*loop]", "f:1: input[0]: no value is anchored as 'loop'"),

@@ -80,6 +80,20 @@ def test_raw_contents_are_views_of_the_received_message() -> None:
     assert bytes(data) == b"12345678"
 
 
+@pytest.mark.parametrize("size", [0, 127, 128, 20_000, 3_000_000])
+def test_raw_contents_of_any_length_are_views(size: int) -> None:
+    message = request(fp32(), raw=(bytes(size),))
+    [data] = decode_infer(message).data
+    assert isinstance(data, memoryview)
+    assert (data.obj is message, len(data)) == (True, size)
+
+
+def test_an_input_that_says_nothing_keeps_its_place() -> None:
+    call = decode_infer(request(Input(), raw=(b"a",)))
+    assert call.form.inputs == (InputSpec("", "<invalid>", ()),)
+    assert values(call) == [b"a"]
+
+
 def test_a_request_that_comes_again_has_the_same_form() -> None:
     first, second = (decode_infer(request(fp32(), raw=(data,))) for data in (b"12345678", b"abcdefgh"))
     assert first.form is second.form
@@ -357,7 +371,7 @@ def test_the_model_is_known_before_the_inputs_are_refused() -> None:
     ],
 )
 def test_bytes_that_are_no_message_are_malformed(message: bytes) -> None:
-    with pytest.raises(MalformedError, match="^Unable to parse request"):
+    with pytest.raises(MalformedError, match=r"^Unable to parse request"):
         read_infer(message)
 
 
@@ -398,8 +412,7 @@ def assert_same_as_the_library(message: bytes) -> None:
         return
     try:
         call = decode_infer(message)
-    except RemoraError as error:
-        assert error.message
+    except RemoraError:
         return
     assert call.model == expected.model_name
     assert call.form.id == expected.id
@@ -470,8 +483,8 @@ def test_the_walk_and_the_library_make_the_same_call(message: Any) -> None:
     odd = b"\x78\x01" + whole  # An unknown field sends it through the library.
     try:
         expected = decode_infer(odd)
-    except RemoraError as error:
-        assert refusal(whole) == (error.code, error.message)
+    except RemoraError:
+        assert refusal(whole) == refusal(odd)
         return
     call = decode_infer(whole)
     assert repr(call.form) == repr(expected.form)  # By text: a NaN is not equal to itself.
@@ -548,11 +561,8 @@ def test_response_parameters_keep_their_types() -> None:
 
 def test_a_response_beyond_two_gibibytes_is_an_error_before_it_is_assembled() -> None:
     huge = np.broadcast_to(np.zeros(1, "u1"), (2**31,))
-    virtual = np.lib.stride_tricks.as_strided(np.zeros(1, "u1"), (2**31 - 1,), (0,))
-    assert huge.nbytes > virtual.nbytes
-    halves = [Tensor(name, "UINT8", np.empty(2**30, "u1")) for name in "AB"]
     with pytest.raises(InternalError, match="gRPC messages end at 2147483647"):
-        encode_infer("m", "1", InferForm(()), Response(halves))
+        encode_infer("m", "1", InferForm(()), Response([Tensor("A", "UINT8", huge)]))
 
 
 @given(

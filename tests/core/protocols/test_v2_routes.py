@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from remora.protocols.v2_rest import Refusal, Route, route
 
 
@@ -46,10 +47,13 @@ def test_a_path_leads_to_its_action(method: str, path: str, expected: Route) -> 
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/", "/v2/", "/V2", "/v2/health", "/v2/health/live/", "/v2//health/live", "/v2/models", "/v2/models/"]
-    + ["/v2/models//infer", "/v2/models/m/", "/v2/models/m/versions", "/v2/models/m/versions/x/ready", "/metrics"]
-    + ["/v2/models/m/versions/1/trace/setting", "/v2/models/m/versions/٣/infer", "/v2/models/m/nothing"]
-    + ["/v2/repository", "/v2/repository//index", "/v2/repository/models//load", "/v2/systemsharedmemory/region//status"],
+    [
+        *("", "/", "/v2/", "/V2", "/v2/health", "/v2/health/live/", "/v2//health/live", "/metrics"),
+        *("/v2/models", "/v2/models/", "/v2/models//infer", "/v2/models/m/", "/v2/models/m/nothing"),
+        *("/v2/models/m/versions", "/v2/models/m/versions/x/ready", "/v2/models/m/versions/٣/infer"),
+        *("/v2/models/m/versions/1/trace/setting", "/v2/systemsharedmemory/region//status"),
+        *("/v2/repository", "/v2/repository//index", "/v2/repository/models//load"),
+    ],
 )
 def test_any_other_path_is_not_found(path: str) -> None:
     with pytest.raises(Refusal) as caught:
@@ -107,4 +111,7 @@ def test_any_path_is_routed_or_refused(path: str) -> None:
         try:
             assert route(method, "/" + path).action
         except Refusal as refusal:
-            assert refusal.answer.status in (400, 404, 405)
+            found = refusal.answer.status
+        else:
+            found = 200
+        assert found in (200, 400, 404, 405)

@@ -1,0 +1,293 @@
+"""The commands besides `serve`: their arguments, and `version`; the law: a command's module is imported when it runs.
+
+Every command ends with 0 (done), 1 (failed, with the reason on stderr in one line) or 2 (wrong usage).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from remora.cli_output import UsageError, columns, reason_of
+from remora.errors import RemoraError
+
+Command = Callable[[argparse.Namespace], int]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+FORMATS = ("pbtxt", "json", "yaml")
+
+_RUNTIMES = (
+    # Distributions, not modules: what a model, a codec or a front end runs on.
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "torch",
+    "tensorrt",
+    "openvino",
+    "tensorflow",
+    "xgboost",
+    "lightgbm",
+    "scikit-learn",
+    "protobuf",
+    "orjson",
+    "httptools",
+    "uvloop",
+    "fastapi",
+    "grpcio",
+    "obstore",
+)
+
+
+def add_commands(commands: Any) -> None:
+    """Add all commands but `serve` to the parser's sub-commands."""
+    _add_infer(commands)
+    _add_config(commands)
+    _add_models(commands)
+    version = commands.add_parser(
+        "version",
+        help="print what is installed here",
+        description="Print the versions of remora, Python and the runtimes that are installed.",
+    )
+    _runs(version, _version)
+
+
+def _runs(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Make ``parser`` end in ``command``, with its failures told in one line."""
+
+    def run(options: argparse.Namespace) -> int:
+        try:
+            return command(options)
+        except UsageError as error:
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            return 2
+        except BrokenPipeError:
+            raise  # whoever read our output has seen enough: nothing failed that is worth a line
+        except (RemoraError, OSError) as error:
+            print(f"{parser.prog}: {reason_of(error)}", file=sys.stderr)
+            return 1
+
+    parser.set_defaults(command=run)
+
+
+# -- infer ------------------------------------------------------------------------------------------------------------
+
+
+def _add_infer(commands: Any) -> None:
+    infer = commands.add_parser(
+        "infer",
+        help="send one inference request",
+        description="Run a model once and show what it answers, over a server or with the engine in this process.",
+    )
+    infer.add_argument("model", metavar="MODEL", help="the model's name")
+    infer.add_argument(
+        "--version", type=_count, dest="model_version", metavar="N", help="a version; the newest if not given"
+    )
+    where = infer.add_mutually_exclusive_group()
+    where.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="a running server (default %(default)s)")
+    where.add_argument(
+        "--repository", type=Path, metavar="PATH", help="load the model from here instead, without a server"
+    )
+    inputs = infer.add_argument_group("inputs")
+    inputs.add_argument(
+        "--random", action="store_true", help="make up every input that is not given; the same each time"
+    )
+    inputs.add_argument("--json", metavar="FILE", help='a V2 request, or {"NAME": VALUES, ...}; - reads standard input')
+    inputs.add_argument(
+        "--npy", type=_pair, action="append", default=[], metavar="NAME=FILE", help="an input from a .npy file"
+    )
+    inputs.add_argument(
+        "--input",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="an input's values, row by row",
+    )
+    inputs.add_argument(
+        "--shape", type=_shape, action="append", default=[], metavar="NAME=1x3x224x224", help="the shape of an input"
+    )
+    infer.add_argument(
+        "--output", action="append", default=[], metavar="NAME", help="an output wanted; all if not given"
+    )
+    infer.add_argument(
+        "--classes", type=_count, default=0, metavar="K", help="the K highest classes instead of the values"
+    )
+    infer.add_argument(
+        "--repeat", type=_count, default=1, metavar="N", help="send the request N times, one after the other"
+    )
+    infer.add_argument("--json-out", action="store_true", help="print the answer as JSON, with all values")
+    _add_timeout(infer, 60.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora import cli_infer
+
+        return cli_infer.infer(options)
+
+    _runs(infer, run)
+
+
+# -- config -----------------------------------------------------------------------------------------------------------
+
+
+def _add_config(commands: Any) -> None:
+    config = commands.add_parser("config", help="show, check or derive configurations; needs no server")
+    kinds = config.add_subparsers(metavar="ACTION", required=True)
+
+    show = kinds.add_parser(
+        "show",
+        help="print a configuration as it would be served",
+        description="Print the complete configuration as it would be served: defaults filled in, and what it leaves "
+        "out taken from the model where that is at hand.",
+    )
+    show.add_argument("path", type=Path, metavar="PATH", help="a configuration, a model's directory or a model file")
+    show.add_argument("--as-written", action="store_true", help="fill in defaults only; do not open the model")
+    _add_config_options(show, gpus=0)
+
+    derive = kinds.add_parser(
+        "derive",
+        help="print the configuration a model has by itself",
+        description="Print the configuration that follows from the model alone; one that is written is not looked at.",
+    )
+    derive.add_argument("path", type=Path, metavar="PATH", help="a model file or a model's directory")
+    _add_config_options(derive, gpus=0)
+
+    check = kinds.add_parser(
+        "check",
+        help="find what is wrong with configurations",
+        description="Print every problem with its file, line and key. Models are not opened unless --open is given.",
+    )
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="configurations, models or repositories")
+    check.add_argument("--open", action="store_true", help="open each model too, and compare its configuration with it")
+    check.add_argument(
+        "--gpus",
+        type=_count,
+        default=None,
+        metavar="N",
+        help="GPUs of the machine that will serve; enough if not given",
+    )
+
+    def run(action: str) -> Command:
+        def command(options: argparse.Namespace) -> int:
+            from remora import cli_config
+
+            return {"show": cli_config.show, "derive": cli_config.derive, "check": cli_config.check}[action](options)
+
+        return command
+
+    for action, parser in (("show", show), ("derive", derive), ("check", check)):
+        _runs(parser, run(action))
+
+
+def _add_config_options(parser: argparse.ArgumentParser, *, gpus: int) -> None:
+    parser.add_argument("--format", choices=FORMATS, default="pbtxt", help="notation (default %(default)s)")
+    parser.add_argument(
+        "--gpus",
+        type=_count,
+        default=gpus,
+        metavar="N",
+        help="GPUs of the machine that will serve (default %(default)s)",
+    )
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def _add_models(commands: Any) -> None:
+    models = commands.add_parser("models", help="list, load or unload the models of a running server")
+    kinds = models.add_subparsers(metavar="ACTION", required=True)
+    for action, help_text in (
+        ("list", "print every model with its versions, states and reasons"),
+        ("load", "load or reload a model and wait until it is ready"),
+        ("unload", "take a model out of service"),
+    ):
+        parser = kinds.add_parser(action, help=help_text, description=f"{help_text.capitalize()}.")
+        name_help = "only this model" if action == "list" else "the model's name"
+        parser.add_argument("name", nargs="?" if action == "list" else None, metavar="NAME", help=name_help)
+        parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+        _add_timeout(parser, 600.0)
+        if action == "list":
+            parser.add_argument("--ready", action="store_true", help="only versions that are ready")
+            parser.add_argument("--json-out", action="store_true", help="print the index as JSON")
+        elif action == "load":
+            parser.add_argument(
+                "--config", type=Path, metavar="FILE", help="serve it with this configuration instead of its own"
+            )
+        else:
+            parser.add_argument("--dependents", action="store_true", help="unload the models of an ensemble with it")
+        _runs(parser, _models_command(action))
+
+
+def _models_command(action: str) -> Command:
+    def run(options: argparse.Namespace) -> int:
+        from remora import cli_models
+
+        return {"list": cli_models.show, "load": cli_models.load, "unload": cli_models.unload}[action](options)
+
+    return run
+
+
+# -- version ----------------------------------------------------------------------------------------------------------
+
+
+def _version(options: argparse.Namespace) -> int:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from remora._version import __version__
+
+    rows = [("remora", __version__), ("python", platform.python_version())]
+    for name in _RUNTIMES:
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            continue
+    print(columns(rows))
+    return 0
+
+
+# -- argument types ---------------------------------------------------------------------------------------------------
+
+
+def _add_timeout(parser: argparse.ArgumentParser, default_s: float) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=default_s,
+        metavar="S",
+        help="seconds to wait for an answer (default %(default)g)",
+    )
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"expected a whole number that is not negative, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return value
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=..., got {text!r}")
+    return name, value
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, dims = _pair(text)
+    try:
+        return name, tuple(_count(dim) for dim in dims.split("x")) if dims else ()
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected NAME=1x3x224x224, got {text!r}") from None

@@ -1,0 +1,74 @@
+"""`remora models`: the repository of a running server, listed and changed over V2 (spec M08-M12)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from remora.cli_doors import HttpDoor, ask, model_path
+from remora.cli_output import columns, one_line
+from remora.errors import MalformedError, NotFoundError
+
+_INDEX = "/v2/repository/index"
+_HEADINGS = ("model", "version", "state", "reason")
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the repository index. Raises RemoraError, NotFoundError for a model that is not in it."""
+    door = HttpDoor(options.url, options.timeout)
+    try:
+        entries = _index(door, ready=options.ready)
+    finally:
+        door.close()
+    if options.name is not None:
+        entries = [entry for entry in entries if entry["name"] == options.name]
+        if not entries:
+            raise NotFoundError(f"{door.name} has no {'ready ' if options.ready else ''}model '{options.name}'")
+    if options.json_out:
+        print(json.dumps(entries, indent=2, ensure_ascii=False))
+    elif entries:
+        print(columns([_HEADINGS, *map(_row, entries)]))
+    else:
+        print(f"{door.name} has no {'ready ' if options.ready else ''}models")
+    return 0
+
+
+def load(options: argparse.Namespace) -> int:
+    """Load a model and print its versions. Raises RemoraError with the server's reason, ConfigError for --config."""
+    document: dict[str, Any] = {}
+    if options.config is not None:
+        from remora.config import read_config, to_json
+
+        document = {"parameters": {"config": to_json(read_config(options.config)).decode()}}
+    return _change(options, "load", document)
+
+
+def unload(options: argparse.Namespace) -> int:
+    """Unload a model and print what is left of it. Raises RemoraError with the server's reason."""
+    return _change(options, "unload", {"parameters": {"unload_dependents": True}} if options.dependents else {})
+
+
+def _change(options: argparse.Namespace, action: str, document: dict[str, Any]) -> int:
+    door = HttpDoor(options.url, options.timeout)
+    try:
+        path = model_path(options.name).replace("/v2/", "/v2/repository/", 1)
+        ask(door, "POST", f"{path}/{action}", document)
+        entries = [entry for entry in _index(door, ready=False) if entry["name"] == options.name]
+    finally:
+        door.close()
+    print(columns([_HEADINGS, *map(_row, entries)]) if entries else f"{options.name}: {action}ed")
+    return 0
+
+
+def _index(door: HttpDoor, *, ready: bool) -> list[dict[str, Any]]:
+    entries = ask(door, "POST", _INDEX, {"ready": ready} if ready else {})
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "name" in entry for entry in entries):
+        raise MalformedError(f"{door.name} answers {_INDEX} with something else than an index: is it a V2 server?")
+    return entries
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    cells = [one_line(entry.get(key, "")) for key in ("name", "version", "state", "reason")]
+    # A model that was never loaded has a name and nothing else.
+    return tuple(cell or "-" for cell in cells[:3]) + tuple(cells[3:])

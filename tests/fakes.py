@@ -1,0 +1,306 @@
+"""Stand-ins for what the engine moves: clock, instances, backends, mailboxes, transports, services.
+
+Laws: a fake keeps the contract of what it stands for, remembers what was asked of it, and never waits by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import text_format
+
+from remora.backends import Backend, Execution, Placement, Source
+from remora.errors import InvalidArgumentError, RemoraError
+from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Tensor, Ticket
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import HttpAnswer
+from remora.scheduling.batching import Plan
+from remora.server.rest import Exchange
+
+DOUBLER = """
+backend: "fake" max_batch_size: 8
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+"""The configuration of a model that doubles numbers, for FakeBackend and FakeInstance."""
+
+
+class FakeClock:
+    """A clock that stands still until it is advanced; it begins at one second."""
+
+    def __init__(self, now_ns: int = 1_000_000_000) -> None:
+        self.now_ns = now_ns
+
+    def advance(self, ns: int) -> None:
+        self.now_ns += ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ms(self) -> int:
+        return self.now_ns // 1_000_000
+
+
+def config_of(text: str) -> ModelConfig:
+    """A configuration from its text form."""
+    config = ModelConfig()
+    text_format.Parse(text, config)
+    return config
+
+
+@dataclass(eq=False)
+class Replies:
+    """Where answers end up; ``outcomes`` holds them by ticket, ``order`` the tickets as they were answered."""
+
+    outcomes: dict[Ticket, list[Outcome]] = field(default_factory=dict)
+    order: list[Ticket] = field(default_factory=list)
+
+    def __call__(self, ticket: Ticket, outcome: Outcome) -> None:
+        self.outcomes.setdefault(ticket, []).append(outcome)
+        self.order.append(ticket)
+
+    def only(self, ticket: Ticket) -> Outcome:
+        """The one answer of a ticket."""
+        (outcome,) = self.outcomes[ticket]
+        return outcome
+
+
+def ticket_of(
+    rows: int = 1,
+    *,
+    shape_key: object = "a",
+    arrival_ns: int = 0,
+    id: str = "",
+    reply: Callable[[Ticket, Outcome], None] | None = None,
+    mailbox: Mailbox | None = None,
+) -> Ticket:
+    """A ticket whose request has ``rows`` rows of one INT32 input IN."""
+    inputs = {"IN": np.arange(rows, dtype=np.int32).reshape(rows, 1)}
+    request = Request(InferForm((), id=id), inputs, ("OUT",), rows, shape_key)
+    return Ticket(request, reply or (lambda _ticket, _outcome: None), mailbox, arrival_ns=arrival_ns)
+
+
+class FakeInstance:
+    """Doubles IN into OUT. ``failure`` is raised instead when it is set; ``during`` is called inside each execution."""
+
+    def __init__(self, name: str = "fake_0", *, quick: bool = False) -> None:
+        self.name = name
+        self.quick = quick
+        self.batches: list[list[Request]] = []
+        self.failure: BaseException | None = None
+        self.answer: Callable[[Request], Outcome] = double
+        self.during: Callable[[], None] = lambda: None
+        self.closed = 0
+
+    def execute(self, execution: Execution) -> list[Outcome]:
+        self.batches.append(list(execution.requests))
+        self.during()
+        if self.failure is not None:
+            raise self.failure
+        return [self.answer(request) for request in execution.requests]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def double(request: Request) -> Outcome:
+    """OUT = IN * 2."""
+    return Response([Tensor("OUT", "INT32", request.inputs["IN"] * 2)])
+
+
+class FakeMailbox:
+    """An event loop turned by hand: `turn` runs what was deferred, `posts` remembers each delivery.
+
+    With ``here`` False the caller counts as another thread, which may not defer.
+    """
+
+    def __init__(self, *, here: bool = True) -> None:
+        self.here = here
+        self.deferred: list[Callable[[], None]] = []
+        self.posts: list[list[tuple[Ticket, Outcome]]] = []
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        self.posts.append(deliveries)
+        for ticket, outcome in deliveries:
+            ticket.reply(ticket, outcome)
+
+    def defer(self, work: Callable[[], None]) -> bool:
+        if self.here:
+            self.deferred.append(work)
+        return self.here
+
+    def turn(self) -> int:
+        """Run what was deferred before this turn; returns how much that was."""
+        work, self.deferred = self.deferred, []
+        for each in work:
+            each()
+        return len(work)
+
+
+@dataclass
+class FakeRecorder:
+    """Remembers what a scheduler told."""
+
+    runs: list[tuple[Plan, list[Outcome]]] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    drops: list[tuple[Ticket, RemoraError]] = field(default_factory=list)
+
+    def executed(
+        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome], start_ns: int, end_ns: int
+    ) -> None:
+        self.runs.append((plan, list(outcomes)))
+        self.spans.append((start_ns, end_ns))
+
+    def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
+        self.drops.append((ticket, error))
+
+
+# -- backends -------------------------------------------------------------------------------------------------------
+
+
+class FakeBackendModel:
+    """One opened version; completes a configuration that has no tensors into the doubler's."""
+
+    def __init__(self, backend: FakeBackend, source: Source) -> None:
+        self.backend = backend
+        self.source = source
+        self.instances: list[FakeInstance] = []
+        self.closed = 0
+
+    def complete(self, config: ModelConfig) -> None:
+        if not config.input:
+            rest = config_of(DOUBLER)
+            rest.ClearField("backend")
+            config.MergeFrom(rest)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> FakeInstance:
+        instance = FakeInstance(placement.name)
+        instance.during = self.backend.during
+        self.instances.append(instance)
+        return instance
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FakeBackend:
+    """Opens anything; a version directory with a file ``broken`` cannot be opened."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.opened: list[FakeBackendModel] = []
+        self.during: Callable[[], None] = lambda: None
+
+    def open(self, source: Source, config: ModelConfig) -> FakeBackendModel:
+        if source.path.is_dir() and (source.path / "broken").exists():
+            raise InvalidArgumentError("the model is broken")
+        model = FakeBackendModel(self, source)
+        self.opened.append(model)
+        return model
+
+    def find(self, name: str) -> Backend:
+        """In the place of `remora.backends.registry.find_backend`."""
+        if name not in ("fake", "onnxruntime"):
+            raise InvalidArgumentError(f"unable to find backend library for backend '{name}'")
+        return self
+
+
+def write_model(
+    repository: Path,
+    name: str,
+    *,
+    versions: Iterable[str] = ("1",),
+    config: str | None = DOUBLER,
+    file: str = "fake.bin",
+) -> Path:
+    """A model's folder with a file in each version's directory; ``config`` None for none. Returns the folder."""
+    folder = repository / name
+    folder.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        (folder / "config.pbtxt").write_text(config)
+    for version in versions:
+        (folder / version).mkdir(exist_ok=True)
+        (folder / version / file).write_bytes(b"")
+    return folder
+
+
+# -- connections ----------------------------------------------------------------------------------------------------
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written; closing makes the protocol lose its connection when `lose` is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.closing = False
+        self.aborted = False
+        self.reading = True
+
+    def write(self, data: Buffer) -> None:  # type: ignore[override]
+        if not self.closing:
+            self.written += data
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:  # type: ignore[override]
+        for data in list_of_data:
+            self.write(data)
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        assert self.reading, "paused twice"
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading, "resumed without a pause"
+        self.reading = True
+
+
+class FakeExchange:
+    """Keeps the answers of one request."""
+
+    def __init__(self) -> None:
+        self.answers: list[HttpAnswer] = []
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self.answers.append(answer)
+
+
+class FakeService:
+    """Echoes method, path and body at once; with ``wait`` True keeps the exchange until `answer` is called."""
+
+    def __init__(self, *, wait: bool = False) -> None:
+        self.wait = wait
+        self.requests: list[tuple[str, str, bytes]] = []
+        self.waiting: list[tuple[Exchange, Ticket, HttpAnswer]] = []
+        self.failure: Exception | None = None
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        self.requests.append((head.method, head.path, bytes(body)))
+        if self.failure is not None:
+            raise self.failure
+        answer = HttpAnswer(200, ((b"Content-Type", b"text/plain"),), [f"{head.path} ".encode(), bytes(body)])
+        if not self.wait:
+            exchange.respond(answer)
+            return None
+        ticket = ticket_of()
+        self.waiting.append((exchange, ticket, answer))
+        return ticket
+
+    def answer(self) -> None:
+        """Answer the oldest request that waits."""
+        exchange, _ticket, answer = self.waiting.pop(0)
+        exchange.respond(answer)

@@ -1,0 +1,92 @@
+"""Replays what a real Triton answered against `remora serve` and holds the result to the list of known differences.
+
+Prints one line for each file, what differs and is not listed, and what is listed and no longer differs; both fail.
+
+    python tests/oracle/run.py [--oracle DIR] [FILE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FILES = (
+    "cases/health_metadata",
+    "cases/infer_json",
+    "cases/infer_binary",
+    "cases/bytes",
+    "cases/classification",
+    "cases/compression",
+    "cases/errors",
+    "cases/parameters",
+    "cases/forwarding",
+    "cases/statistics",
+    "cases/metrics",
+    "cases/metrics_off",
+    "cases/not_ready",
+    "cases/not_strict",
+    "grpc_cases/grpc_health_metadata",
+    "grpc_cases/grpc_infer",
+    "grpc_cases/grpc_parameters",
+    "grpc_cases/grpc_forwarding",
+)
+COMMAND = (
+    "{python} -m remora serve --model-repository {{repo}} --http-port {{http}} --grpc-port {{grpc}} "
+    "--metrics-port {{metrics}} {{flags}}"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--oracle", type=Path, default=HERE.parents[2] / "shared" / "oracle")
+    parser.add_argument("--verbose", action="store_true", help="show listed differences too")
+    parser.add_argument("files", nargs="*", default=FILES)
+    options = parser.parse_args()
+    expected: dict[str, str] = json.loads((HERE / "exceptions.json").read_text(encoding="utf-8"))
+    replay = options.oracle / "replay.py"
+    cases = [str(options.oracle / f"{name}.jsonl") for name in options.files]
+    start = COMMAND.format(python=sys.executable)
+    run = subprocess.run(
+        [sys.executable, str(replay), "--json", "--start", start, "--cases", *cases],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if not run.stdout.strip():
+        print("the replayer printed nothing: see above")
+        return 1
+    return judge(json.loads(run.stdout), expected, options.files, show_listed=options.verbose)
+
+
+def judge(report: dict, expected: dict[str, str], files: list[str], *, show_listed: bool) -> int:
+    """Print the report; 0 when exactly the listed cases differ."""
+    differing = {row["id"]: row for row in report["mismatches"]}
+    reasons = {case: why for case, why in expected.items() if any(_is_in(case, name) for name in files)}
+    for name, score in report["files"].items():
+        print(f"{name}: {score}")
+    surprises = [row for case, row in differing.items() if case not in reasons]
+    for row in surprises:
+        print(f"DIFFERS {row['file']} {row['id']} ({row['shows']})\n    {row['what']}")
+    mended = sorted(set(reasons) - set(differing))
+    for case in mended:
+        print(f"LISTED BUT EQUAL {case}: take it out of tests/oracle/exceptions.json ({reasons[case]})")
+    for case in sorted(set(reasons) & set(differing)) if show_listed else ():
+        print(f"listed {case}: {reasons[case]}\n    {differing[case]['what']}")
+    failed = len(surprises) + len(mended)
+    print(f"oracle: {report['score']} passed, {failed} failed, {len(set(reasons) & set(differing))} skipped")
+    return 1 if failed else 0
+
+
+def _is_in(case: str, name: str) -> bool:
+    """Whether a listed case belongs to a file that was replayed."""
+    path = HERE.parents[2] / "shared" / "oracle" / f"{name}.jsonl"
+    return not path.exists() or re.search(rf'"id": "{re.escape(case)}"', path.read_text(encoding="utf-8")) is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
