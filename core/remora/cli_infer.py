@@ -108,10 +108,9 @@ def make_request(info: ModelInfo, options: argparse.Namespace) -> InferRequest:
 
 
 def _read_json(file: str) -> object:
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{'standard input' if file == '-' else file} is not JSON: {error}") from error
 
 

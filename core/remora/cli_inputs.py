@@ -121,8 +121,8 @@ def _document_input(info: ModelInfo, row: dict[str, Any], shapes: Shapes) -> Ten
     if "data" not in row:
         raise InvalidArgumentError(f"input '{tensor.name}' of the V2 request has no 'data'")
     array = as_typed(tensor.name, datatype, row["data"])
-    shape = shapes.get(tensor.name) or row.get("shape", array.shape)
-    if not all(isinstance(dim, int) and dim >= 0 for dim in shape):
+    shape = shapes[tensor.name] if tensor.name in shapes else row.get("shape", array.shape)
+    if not isinstance(shape, list | tuple) or not all(isinstance(dim, int) and dim >= 0 for dim in shape):
         raise InvalidArgumentError(
             f"input '{tensor.name}' of the V2 request has the shape {shape}: expected whole numbers"
         )

@@ -66,7 +66,7 @@ class Series:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._value = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a destructor that counts may strike while samples are taken
 
     def increment(self, value: float) -> None:
         """Add to a counter or a gauge; a counter only grows."""

@@ -47,7 +47,8 @@ def datatype_of(array: Array) -> str:
     """The wire datatype of an array, ``"BYTES"`` for text and objects; "" when it has none (complex, datetime)."""
     if array.dtype.kind in "SU":
         return "BYTES"
-    return _DATATYPE_OF.get(array.dtype.newbyteorder("<"), "")
+    name = _DATATYPE_OF.get(array.dtype)
+    return _DATATYPE_OF.get(array.dtype.newbyteorder("<"), "") if name is None else name
 
 
 class InputSpec(NamedTuple):
@@ -301,7 +302,8 @@ class IndexEntry(NamedTuple):
     reason: str = ""
 
 
-class Duration(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Duration:
     """How often, and how long in all."""
 
     count: int = 0

@@ -50,7 +50,8 @@ class ModelStatistics:
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0
-        self._totals = {name: [0, 0] for name in _TOTALS}
+        self._success, self._fail, self._queue = [0, 0], [0, 0], [0, 0]
+        self._compute_input, self._compute_infer, self._compute_output = [0, 0], [0, 0], [0, 0]
         self._batches: dict[int, list[int]] = {}
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.dispatches: dict[str, int] = {}
@@ -69,33 +70,44 @@ class ModelStatistics:
             self.dispatches[reason] = self.dispatches.get(reason, 0) + 1
             batch = self._batches.setdefault(rows, [0, 0, 0, 0])
             batch[0] += 1
-            for index, ns in enumerate(spent, 1):
-                batch[index] += ns
+            batch[1] += spent[0]
+            batch[2] += spent[1]
+            batch[3] += spent[2]
             if done:
                 self._record_done(done, start, end, spent)
             for ticket in failed:
-                self._add("fail", 1, end - ticket.arrival_ns)
+                self._fail[0] += 1
+                self._fail[1] += end - ticket.arrival_ns
                 self.failures[BACKEND] += 1
 
     def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> None:
         count = len(done)
-        total_ns = queue_ns = 0
+        total_ns = queue_ns = rows = 0
+        bounds, request_buckets, queue_buckets = LATENCY_BOUNDS_NS, self._request_buckets, self._queue_buckets
         for ticket in done:
-            whole, waited = end - ticket.arrival_ns, start - ticket.arrival_ns
-            total_ns += whole
-            queue_ns += waited
-            self.inference_count += ticket.request.rows
-            self._request_buckets[bisect_left(LATENCY_BOUNDS_NS, whole)] += 1
-            self._queue_buckets[bisect_left(LATENCY_BOUNDS_NS, waited)] += 1
-        self._add("success", count, total_ns)
-        self._add("queue", count, queue_ns)
-        for name, ns in zip(("compute_input", "compute_infer", "compute_output"), spent, strict=True):
-            self._add(name, count, ns * count)
+            arrival = ticket.arrival_ns
+            total_ns += end - arrival
+            queue_ns += start - arrival
+            rows += ticket.request.rows
+            request_buckets[bisect_left(bounds, end - arrival)] += 1
+            queue_buckets[bisect_left(bounds, start - arrival)] += 1
+        self.inference_count += rows
+        spent_input, spent_infer, spent_output = spent
+        for row, ns in (
+            (self._success, total_ns),
+            (self._queue, queue_ns),
+            (self._compute_input, spent_input * count),
+            (self._compute_infer, spent_infer * count),
+            (self._compute_output, spent_output * count),
+        ):
+            row[0] += count
+            row[1] += ns
 
     def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
         """Count a request that failed without running: timed out, cancelled, or lost by ourselves."""
         with self._lock:
-            self._add("fail", 1, now_ns - ticket.arrival_ns)
+            self._fail[0] += 1
+            self._fail[1] += now_ns - ticket.arrival_ns
             self.failures[reason] += 1
 
     def record_rejection(self) -> None:
@@ -103,15 +115,9 @@ class ModelStatistics:
         with self._lock:
             self.failures[REJECTED] += 1
 
-    def _add(self, name: str, count: int, ns: int) -> None:
-        row = self._totals[name]
-        row[0] += count
-        row[1] += ns
-
     def snapshot(self, name: str, version: str) -> ModelStats:
         """All numbers of one moment."""
         with self._lock:
-            totals = {key: Duration(*row) for key, row in self._totals.items()}
             batches = tuple(
                 BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:])) for rows, row in sorted(self._batches.items())
             )
@@ -121,20 +127,24 @@ class ModelStatistics:
                 self.last_inference_ms,
                 self.inference_count,
                 self.execution_count,
+                success=Duration(*self._success),
+                fail=Duration(*self._fail),
+                queue=Duration(*self._queue),
+                compute_input=Duration(*self._compute_input),
+                compute_infer=Duration(*self._compute_infer),
+                compute_output=Duration(*self._compute_output),
+                cache_hit=Duration(),
+                cache_miss=Duration(),
                 batches=batches,
-                **totals,
             )
 
     def histograms(self) -> tuple[Histogram, Histogram]:
         """Latency of successful requests from arrival to answer, and of their time in the queue."""
         with self._lock:
             return (
-                Histogram(tuple(self._request_buckets), self._totals["success"][1]),
-                Histogram(tuple(self._queue_buckets), self._totals["queue"][1]),
+                Histogram(tuple(self._request_buckets), self._success[1]),
+                Histogram(tuple(self._queue_buckets), self._queue[1]),
             )
-
-
-_TOTALS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 
 class StatisticsRecorder:

@@ -8,12 +8,12 @@ worker process.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
 
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends.python_config import ConfigConflictError, take_over
@@ -23,10 +23,14 @@ from remora.backends.python_host import Host, hosted
 from remora.backends.python_loading import LoadedModule, load_module
 from remora.backends.python_messages import COMPLETE_FINAL, InferenceResponse
 from remora.backends.python_requests import RELEASE_RESCHEDULE, ReceivedRequest
+from remora.backends.python_tensor import DATATYPES
 from remora.custom_metrics import REGISTRY
 from remora.errors import ConfigError, InternalError, NotFoundError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
-from remora.proto.model_config_pb2 import DataType, ModelConfig
+from remora.proto.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    import asyncio
 
 CLASS_NAME = "TritonPythonModel"
 DEFAULT_FILENAME = "model.py"
@@ -197,7 +201,7 @@ class PythonInstance:
         self._host = host
         self._decoupled = config.model_transaction_policy.decoupled
         self._outputs = frozenset(output.name for output in config.output)
-        self._datatypes = {tensor.name: "BF16" for tensor in config.input if tensor.data_type == DataType.TYPE_BF16}
+        self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
         self._runner: asyncio.Runner | None = None
         self._model: Any = None
 
@@ -274,8 +278,10 @@ class PythonInstance:
 
         The instance keeps its loop: what a model opens in one execution (a connection, a task) is there in the next.
         """
-        if not asyncio.iscoroutine(result):
+        if not isinstance(result, CoroutineType):
             return result
+        import asyncio  # 30 ms that models without coroutines do not need
+
         if self._runner is None:
             self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         return self._runner.run(result, context=copy_context())
@@ -301,13 +307,13 @@ class PythonInstance:
                 "yet: let the model finish a request in one execution"
             )
         if answer is None:
-            answer = request.reply.take()
+            answer = request.reply.take() if request.reply is not None else None
         elif not isinstance(answer, InferenceResponse):
             raise _ContractError(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
                 f"'{type(answer)}'."
             )
-        else:
+        elif request.reply is not None:
             request.reply.send(answer, COMPLETE_FINAL)
         if answer is None:
             return InternalError(

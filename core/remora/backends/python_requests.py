@@ -111,14 +111,6 @@ class InferenceRequest:
         """The version it is for, -1 for the newest."""
         return self._model_version
 
-    def set_model_name(self, model_name: str) -> None:
-        """Send it to another model."""
-        self._model_name = model_name
-
-    def set_flags(self, flags: int) -> None:
-        """See ``flags``."""
-        self._flags = flags
-
     def exec(self, decoupled: bool = False) -> Any:
         """Run it: an InferenceResponse, or an iterator of them when ``decoupled``.
 
@@ -157,30 +149,22 @@ def _caller(model_name: str) -> Caller:
 class Single:
     """The reply of a model that gives one response to each request. Thread-safe.
 
-    ``opened`` tells whether the model has asked for a sender. ``take`` waits until the response is there, or until it
-    is sure that none will come.
+    ``take`` waits until the response is there, or until it is sure that none will come.
     """
 
-    __slots__ = ("_closed", "_lock", "_mailbox", "_request", "_sent", "opened")
+    __slots__ = ("_closed", "_lock", "_mailbox", "_request", "_sent")
 
     def __init__(self, request: Request) -> None:
-        self.opened = False
         self._request = request
         self._sent = 0
         self._closed = False
         self._lock = Lock()
-        self._mailbox: SimpleQueue[InferenceResponse | None]
-
-    def open(self) -> None:
-        """Make ready for a sender; models that return their responses have no need of it."""
-        if not self.opened:
-            self._mailbox = SimpleQueue()  # unlike other queues it may be put into by a destructor
-            self.opened = True
+        self._mailbox: SimpleQueue[InferenceResponse | None] = SimpleQueue()  # a destructor may put into it
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         with self._lock:
             self._count(response, flags)
-        if response is not None and self.opened:
+        if response is not None:
             self._mailbox.put(response)
 
     def _count(self, response: InferenceResponse | None, flags: int) -> None:
@@ -204,8 +188,8 @@ class Single:
         return self._request.cancelled
 
     def take(self) -> InferenceResponse | None:
-        """The response that was sent; None when the sender is gone without one, or was never asked for."""
-        return self._mailbox.get() if self.opened else None
+        """The response that was sent; None when the sender is gone without one."""
+        return self._mailbox.get()
 
 
 class ReceivedRequest(InferenceRequest):
@@ -213,7 +197,7 @@ class ReceivedRequest(InferenceRequest):
 
     Args:
         request: checked; its arrays are in the model's shape.
-        datatypes: of the inputs whose arrays do not tell (BF16), by name.
+        datatypes: of the inputs, by name; those that are not there (controls) have the datatype of their array.
         model_name, model_version: the model that has received it.
     """
 
@@ -227,7 +211,7 @@ class ReceivedRequest(InferenceRequest):
         self._complete = False
         self._sender: ResponseSender | None = None
         self.release_flags = RELEASE_ALL
-        self.reply = Single(request)
+        self.reply: Single | None = None  # models that return their responses need none
 
     def inputs(self) -> list[Tensor]:
         if not self._complete:
@@ -294,7 +278,7 @@ class ReceivedRequest(InferenceRequest):
     def get_response_sender(self) -> ResponseSender:
         """The sender, always the same one."""
         if self._sender is None:
-            self.reply.open()
+            self.reply = Single(self._request)
             self._sender = ResponseSender(self.reply)
         return self._sender
 

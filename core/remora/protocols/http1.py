@@ -67,8 +67,6 @@ class _Collector:
     """What llhttp calls back."""
 
     def __init__(self) -> None:
-        self.parser = httptools.HttpRequestParser(self)
-        self.keep_alive = False
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = False
@@ -77,11 +75,10 @@ class _Collector:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        self.headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self.complete = True
-        self.keep_alive = self.parser.should_keep_alive()  # asked later, llhttp has forgotten the headers
 
 
 class HeadParser:
@@ -89,6 +86,8 @@ class HeadParser:
 
     def __init__(self) -> None:
         self._memo: dict[bytes, Head] = {}
+        self.known = self._memo.get
+        """A head by its exact bytes, if it came before; None otherwise."""
 
     def parse(self, block: bytes) -> Head:
         """The head in ``block``, which ends with its empty line. Raises BadRequest."""
@@ -103,18 +102,18 @@ class HeadParser:
 
 
 def _parse(block: bytes) -> Head:
-    version = block.lstrip(b"\r\n").partition(b"\r\n")[0][-9:]
-    if version not in (b" HTTP/1.1", b" HTTP/1.0") and version.startswith((b" HTTP/", b" RTSP/", b" ICE/")):
-        raise BadRequest(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+    line = block.lstrip(b"\r\n").partition(b"\r\n")[0]
+    if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):  # llhttp knows others, and protocols that are not HTTP
+        raise BadRequest(505 if b" HTTP/" in line else 400, "not a request of HTTP/1.1 or HTTP/1.0")
     collector = _Collector()
-    parser = collector.parser
+    parser = httptools.HttpRequestParser(collector)
     try:
         parser.feed_data(block)
     except httptools.HttpParserUpgrade:
         pass  # an upgrade is offered, never taken: the request is answered as it stands (RFC 9110 7.8)
     except httptools.HttpParserError as error:
         raise BadRequest(400, f"not a valid HTTP request: {error}") from error
-    if not collector.complete or not collector.url or not version.startswith(b" HTTP/1."):
+    if not collector.complete or not collector.url:
         raise BadRequest(400, "not a valid HTTP request: the head is incomplete")
     names = [name.lower() for name, _ in collector.headers]
     if names.count(b"content-length") > 1 or (b"content-length" in names and b"transfer-encoding" in names):
@@ -123,13 +122,20 @@ def _parse(block: bytes) -> Head:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError as error:
         raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
-    head = Head(parser.get_method().decode(), target, tuple(collector.headers), collector.keep_alive)
+    head = Head(parser.get_method().decode(), target, tuple(collector.headers), _keep_alive(line, collector.headers))
     encoding = head.get(b"transfer-encoding")
     if encoding is not None and encoding.strip().lower() != b"chunked":
         raise BadRequest(501, f"transfer encoding {encoding!r} is not supported: send chunked or a length")
-    if encoding is not None and version.endswith(b"1.0"):
+    if encoding is not None and line.endswith(b"1.0"):
         raise BadRequest(400, "HTTP/1.0 has no transfer encodings: the length of the body is not known")
     return head
+
+
+def _keep_alive(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the connection outlives the request (RFC 9112 9.3). llhttp forgets this when a request has no body."""
+    options = b",".join(value for name, value in headers if name.lower() == b"connection").lower()
+    tokens = [token.strip(b" \t") for token in options.split(b",")]
+    return b"close" not in tokens if line.endswith(b"1.1") else b"keep-alive" in tokens and b"close" not in tokens
 
 
 class ChunkDecoder:
@@ -208,6 +214,11 @@ class ChunkDecoder:
         if line == b"":
             self.done = True
         return at
+
+
+def head_too_long() -> BadRequest:
+    """The refusal of a head beyond HEAD_LIMIT."""
+    return BadRequest(431, f"the request head is longer than {HEAD_LIMIT} bytes")
 
 
 def too_large(size: int, limit: int) -> BadRequest:

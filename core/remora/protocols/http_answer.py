@@ -17,12 +17,25 @@ STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED
 """Codes that are not listed are 400."""
 
 
+class Wire:
+    """Where a transport keeps the bytes it made of an answer's fixed part: status, headers and first piece of body."""
+
+    __slots__ = ("start",)
+
+    def __init__(self) -> None:
+        self.start = b""
+
+
 class HttpAnswer(NamedTuple):
-    """A whole answer. The server adds Content-Length, the sum of the lengths of ``body``'s pieces in bytes."""
+    """A whole answer. The server adds Content-Length, the sum of the lengths of ``body``'s pieces in bytes.
+
+    Answers that share a ``wire`` have the same status, headers and first piece, and the same length in all.
+    """
 
     status: int
     headers: Headers
     body: list[Buffer]
+    wire: Wire | None = None
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure

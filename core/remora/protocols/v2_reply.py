@@ -15,7 +15,7 @@ import numpy as np
 from remora.errors import InvalidArgumentError
 from remora.messages import Array, Buffer, InferForm, Response, Tensor
 from remora.protocols import json_print
-from remora.protocols.http_answer import JSON, Headers, HttpAnswer, encode_error
+from remora.protocols.http_answer import JSON, Headers, HttpAnswer, Wire, encode_error
 
 _OCTETS = (b"Content-Type", b"application/octet-stream")
 _JSON_HEADERS: Headers = (JSON,)
@@ -48,32 +48,30 @@ class ReplyPrinter:
     """Prints answers; holds the remembered JSON parts. To be used by one thread."""
 
     def __init__(self) -> None:
-        self._templates: dict[tuple[object, ...], tuple[Headers, bytes]] = {}
+        self._templates: dict[tuple[object, ...], tuple[Headers, bytes, Wire]] = {}
 
     def answer(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
         """The answer of the model ``name``. One that JSON cannot carry (spec H17) is Triton's error instead."""
         if not reply.all_binary or form.id or response.parameters:
             return self._print(name, version, form, response, reply)
         outputs = response.outputs
-        key: list[object] = [name, version]
-        for output, datatype, data in outputs:
-            key += output, datatype, data.shape
-        known = self._templates.get(tuple(key))
+        key = (name, version, *[(output, datatype, data.shape) for output, datatype, data in outputs])
+        known = self._templates.get(key)
         if known is None:
-            return self._learn(tuple(key), self._print(name, version, form, response, reply), outputs)
-        headers, header = known
+            return self._learn(key, self._print(name, version, form, response, reply), outputs)
+        headers, header, wire = known
         body: list[Buffer] = [header]
         for _, _, data in outputs:
             # Below some size a copy is cheaper than a view, and lets the transport join it to the rest.
             body.append(data.tobytes() if data.nbytes < _COPY_BELOW else _octets(data))
-        return HttpAnswer(200, headers, body)
+        return HttpAnswer(200, headers, body, wire)
 
     def _learn(self, key: tuple[object, ...], answer: HttpAnswer, outputs: list[Tensor]) -> HttpAnswer:
         # The size of a BYTES tensor is in the JSON but not in the key, and an empty tensor has no piece in the body.
         if len(answer.body) == len(outputs) + 1 and all(output.datatype != "BYTES" for output in outputs):
             if len(self._templates) >= _MAX_TEMPLATES:
                 del self._templates[next(iter(self._templates))]
-            self._templates[key] = (answer.headers, bytes(answer.body[0]))
+            self._templates[key] = (answer.headers, bytes(answer.body[0]), Wire())
         return answer
 
     def _print(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:

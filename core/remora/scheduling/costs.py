@@ -28,9 +28,9 @@ class CostModel:
         known = self._ns.get(size)
         if known is not None:
             return known
-        smaller = [other for other in self._ns if other < size]
+        smaller = [other for other in tuple(self._ns) if other < size]
         if not smaller:
-            return min((ns for other, ns in self._ns.items() if other > size), default=float("inf"))
+            return min((ns for other, ns in tuple(self._ns.items()) if other > size), default=float("inf"))
         nearest = max(smaller)
         return self._ns[nearest] * size / nearest
 

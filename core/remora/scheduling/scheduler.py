@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from remora.backends import Execution, Instance
 from remora.errors import InternalError, RemoraError, UnavailableError
@@ -69,7 +69,7 @@ class Scheduler:
         self._slots = [_Slot(instance) for instance in instances]
         self._signature = signature
         self._recorder = recorder
-        self._clock = clock
+        self._now = clock.monotonic_ns
         self._threads = threads
         self._quick = all(instance.quick for instance in instances) and not may_wait
         self._inline_limit_ns = inline_limit_ns
@@ -77,6 +77,7 @@ class Scheduler:
         self._work = threading.Condition(self._lock)
         self._idle_threads = 0
         self._inline_armed = False
+        self._inline_work: tuple[Mailbox | None, Callable[[], None]] = (None, lambda: None)
         self._stopping = False
         self._running = 0
         self.costs = CostModel()
@@ -89,7 +90,7 @@ class Scheduler:
         Raises UnavailableError when the queue is full (spec D12) or the scheduler is stopping (spec D17); the ticket
         is then not answered.
         """
-        ticket.arrival_ns = ticket.arrival_ns or self._clock.monotonic_ns()
+        ticket.arrival_ns = ticket.arrival_ns or self._now()
         with self._lock:
             if self._stopping:
                 raise UnavailableError("Server is stopping, scheduler for model has stopped accepting new inference requests")
@@ -108,8 +109,14 @@ class Scheduler:
             and mailbox is not None
             and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
             and any(not slot.busy for slot in self._slots)
-            and mailbox.defer(lambda: self._run_inline(mailbox))
+            and mailbox.defer(self._work_for(mailbox))
         )
+
+    def _work_for(self, mailbox: Mailbox) -> Callable[[], None]:
+        """What runs at the end of a turn of this mailbox's loop; the same object as long as one loop calls."""
+        if self._inline_work[0] is not mailbox:
+            self._inline_work = (mailbox, lambda: self._run_inline(mailbox))
+        return self._inline_work[1]
 
     def _wake_thread(self) -> None:
         if not self._threads:
@@ -176,7 +183,7 @@ class Scheduler:
                 wake_ns = plan.wake_ns
             if self._stopping and not len(self._queue):
                 return None
-            timeout = max(wake_ns - self._clock.monotonic_ns(), 0) / 1e9 if wake_ns else None
+            timeout = max(wake_ns - self._now(), 0) / 1e9 if wake_ns else None
             self._idle_threads += 1
             self._work.wait(timeout)
             self._idle_threads -= 1
@@ -191,7 +198,7 @@ class Scheduler:
 
     def _take(self, slot: _Slot) -> Plan:
         """A plan from the queue, the slot made busy if there is something to run. The lock is held."""
-        plan = self._queue.poll(self._clock.monotonic_ns())
+        plan = self._queue.poll(self._now())
         if plan.tickets:
             slot.busy = True
             self._running += len(plan.tickets)
@@ -200,7 +207,7 @@ class Scheduler:
     def _run(self, slot: _Slot, plan: Plan) -> None:
         deliveries: list[tuple[Ticket, Outcome]] = []
         for ticket, error in plan.dropped:
-            self._recorder.dropped(ticket, error, self._clock.monotonic_ns())
+            self._recorder.dropped(ticket, error, self._now())
             deliveries.append((ticket, error))
         if plan.tickets:
             try:
@@ -216,17 +223,18 @@ class Scheduler:
     def _execute(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
         tickets = plan.tickets
         execution = Execution([ticket.request for ticket in tickets])
-        start_ns = self._clock.monotonic_ns()
+        start_ns = self._now()
         for ticket in tickets:
             ticket.start_ns = start_ns
         try:
             outcomes: list[Outcome] = instance.execute(execution)
             if len(outcomes) != len(tickets):
                 raise InternalError(f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests")
-            outcomes = [self._to_wire(outcome) for outcome in outcomes]
+            if self._signature.reshapes:
+                outcomes = [self._to_wire(outcome) for outcome in outcomes]
         except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
             outcomes = [failure_of(error, instance.name)] * len(tickets)
-        end_ns = self._clock.monotonic_ns()
+        end_ns = self._now()
         self.costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
         return list(zip(tickets, outcomes, strict=True))

@@ -15,8 +15,17 @@ from typing import Protocol, cast
 import numpy as np
 
 from remora.messages import Buffer, Ticket
-from remora.protocols.http1 import HEAD_LIMIT, BadRequest, ChunkDecoder, Head, HeadParser, response_head, too_large
-from remora.protocols.http_answer import HttpAnswer, failure
+from remora.protocols.http1 import (
+    HEAD_LIMIT,
+    BadRequest,
+    ChunkDecoder,
+    Head,
+    HeadParser,
+    head_too_long,
+    response_head,
+    too_large,
+)
+from remora.protocols.http_answer import HttpAnswer, Wire, failure
 from remora.server.rest import Exchange
 
 _log = logging.getLogger("remora.http")
@@ -46,7 +55,6 @@ class Listener:
         self.view = memoryview(self.scratch)
         self.connections: set[Connection] = set()
         self.closing = False
-        self.response_heads: dict[tuple[int, object, int, bool], bytes] = {}
 
     def connection(self) -> Connection:
         """A protocol for a new connection."""
@@ -81,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._busy = False  # a request is being answered
         self._ticket: Ticket | None = None
         self._paused = False
+        self._unread = False  # the client lets its answers pile up
         self._ended = False  # the client sends no more
         self.receiving_since = 0.0
 
@@ -99,7 +108,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._ended = True
-        return self._busy  # keep our side open until the answer is out
+        return self._busy or self._unread  # keep our side open until the answers are out
+
+    def pause_writing(self) -> None:
+        """The client does not read: nothing more of what it asks is done until it does."""
+        self._unread = True
+
+    def resume_writing(self) -> None:
+        self._unread = False
+        self._resume()
 
     def get_buffer(self, hint: int) -> memoryview:
         if self._body is not None:
@@ -107,6 +124,20 @@ class Connection(asyncio.BufferedProtocol):
         return self._listener.view
 
     def buffer_updated(self, count: int) -> None:
+        listener = self._listener
+        if not (self._busy or self._rest or self._unread) and self._body is None and self._chunks is None:
+            # The usual case, kept short: one whole request whose head is known.
+            stop = listener.scratch.find(b"\r\n\r\n", 0, count) + 4
+            head = listener.heads.known(bytes(listener.view[:stop]))
+            if (
+                head is not None
+                and stop + head.content_length == count
+                and head.content_length <= listener.max_body_bytes
+                and not head.chunked
+            ):
+                self._head = head
+                self._complete(bytes(listener.view[stop:count]))
+                return
         if self._body is not None:
             self._body_at += count
             if self._body_at == len(self._body):
@@ -115,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._resume()
             return
         try:
-            self._receive(self._listener.scratch, count)
+            self._receive(listener.scratch, count)
         except BadRequest as error:
             self._refuse(error)
 
@@ -127,8 +158,8 @@ class Connection(asyncio.BufferedProtocol):
             end = len(data)
             self._rest = b""
         at = 0
-        while at < end:
-            if self._busy:
+        while at < end and not self._transport.is_closing():
+            if self._busy or self._unread:
                 self._keep_ahead(bytes(memoryview(data)[at:end]))
                 return
             if self._chunks is not None:
@@ -138,6 +169,8 @@ class Connection(asyncio.BufferedProtocol):
             if stop < 0:
                 self._keep_partial_head(bytes(memoryview(data)[at:end]))
                 return
+            if stop - at > HEAD_LIMIT:
+                raise head_too_long()
             head = self._listener.heads.parse(bytes(memoryview(data)[at : stop + 4]))
             at = self._begin(head, memoryview(data), stop + 4, end)
 
@@ -149,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _keep_partial_head(self, data: bytes) -> None:
         if len(data) > HEAD_LIMIT:
-            raise BadRequest(431, f"the request head is longer than {HEAD_LIMIT} bytes")
+            raise head_too_long()
         self._rest = data
         self.receiving_since = self.receiving_since or self._loop_time()
 
@@ -203,32 +236,36 @@ class Connection(asyncio.BufferedProtocol):
         """Write the answer of the request under way and go on with what the client sent meanwhile."""
         head, self._head = self._head, None
         self._ticket = None
-        if not self._busy or self._transport.is_closing():
+        transport = self._transport
+        if not self._busy or transport.is_closing():
             return
         self._busy = False
-        keep = head is not None and head.keep_alive and not self._listener.closing and not self._ended
-        length = 0
-        for part in answer.body:
-            length += part.nbytes if isinstance(part, memoryview) else len(part)
-        key = (answer.status, answer.headers, length, keep)
-        start = self._listener.response_heads.get(key)
-        if start is None:
-            start = response_head(answer.status, answer.headers, length, keep_alive=keep)
-            if len(self._listener.response_heads) >= 1024:
-                self._listener.response_heads.clear()
-            self._listener.response_heads[key] = start
-        if length <= _JOIN_BYTES:
-            self._transport.write(b"".join((start, *answer.body)))
+        keep = head is not None and head.keep_alive and not self._listener.closing
+        keep = keep and (not self._ended or bool(self._rest))
+        wire = answer.wire
+        if head is not None and head.method == "HEAD":
+            start = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=keep)
+            body: list[Buffer] = []  # the length it would have, and nothing after the head (RFC 9110 9.3.2)
+        elif wire is not None and keep:
+            start = wire.start or _fixed_part(wire, answer)
+            body = answer.body[1:]
         else:
-            self._transport.writelines([start, *answer.body])
+            start = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=keep)
+            body = answer.body
+        if len(body) == 1 and type(body[0]) is bytes:
+            transport.write(start + body[0])
+        elif _length(body) <= _JOIN_BYTES:
+            transport.write(b"".join((start, *body)))
+        else:
+            transport.writelines([start, *body])
         if not keep:
-            self._transport.close()
+            transport.close()
         elif self._rest or self._paused:
             asyncio.get_running_loop().call_soon(self._resume)
 
     def _resume(self) -> None:
         """Look at what was sent ahead, now that the request before it is answered."""
-        if self._busy or self._transport.is_closing():
+        if self._busy or self._unread or self._transport.is_closing():
             return
         if self._paused:
             self._paused = False
@@ -239,6 +276,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._receive(data, len(data))
             except BadRequest as error:
                 self._refuse(error)
+        if self._ended and not self._busy:
+            self._transport.close()
 
     def _refuse(self, error: BadRequest) -> None:
         """Answer bytes that are no request, and end the connection: where the next request begins is not known."""
@@ -259,6 +298,17 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close without further ado."""
         self._transport.abort()
+
+
+def _length(parts: list[Buffer]) -> int:
+    return sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+
+
+def _fixed_part(wire: Wire, answer: HttpAnswer) -> bytes:
+    """The bytes that all answers of this wire begin with, made once."""
+    head = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=True)
+    wire.start = head + bytes(answer.body[0])
+    return wire.start
 
 
 def _aligned_memory(length: int, head: Head | None) -> memoryview:

@@ -25,6 +25,7 @@ from remora.protocols.v2_rest import (
     decode_call,
     encode_error,
     encode_result,
+    immediate,
     inflate,
     route,
 )
@@ -48,7 +49,7 @@ Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
 class _Plan:
     """What a head asks for: worked out once, kept in the head's memo entry."""
 
-    __slots__ = ("accept", "encoding", "header_length", "refusal", "route")
+    __slots__ = ("accept", "encoding", "header_length", "infers", "model", "refusal", "route", "version")
 
     def __init__(self, head: Head) -> None:
         self.route: Route | None = None
@@ -57,8 +58,12 @@ class _Plan:
             self.route = route(head.method, head.path)
         except Refusal as refusal:
             self.refusal = refusal.answer
+        self.infers = self.route is not None and self.route.action == "infer"
+        self.model = self.route.model if self.route else ""
+        self.version = self.route.version if self.route else -1
         self.header_length = head.get(b"inference-header-content-length")
-        self.encoding = head.get(b"content-encoding") or b""
+        encoding = head.get(b"content-encoding") or b""
+        self.encoding = b"" if encoding.lower() == b"identity" else encoding
         accept = head.get(b"accept-encoding")
         self.accept = choose_encoding(accept) if accept else ""
 
@@ -84,6 +89,7 @@ class RestService:
         max_input_bytes: int = 64 << 20,
     ) -> None:
         self._engine = engine
+        self._resolve = engine.resolve
         self._codec = codec
         self._mailbox = mailbox
         self._later = later
@@ -94,26 +100,26 @@ class RestService:
         plan = head.note
         if not isinstance(plan, _Plan):
             plan = head.note = _Plan(head)
-        if plan.route is None:
-            exchange.respond(plan.refusal or encode_error(UnsupportedError("no route"), plain=True))
-            return None
-        if plan.route.action == "infer":
-            return self._infer(plan.route, plan, head, body, exchange)
-        self._call(plan.route, body, exchange)
+        if plan.infers:
+            return self._infer(plan, head, body, exchange)
+        if plan.route is not None:
+            self._call(plan.route, body, exchange)
+        elif plan.refusal is not None:
+            exchange.respond(plan.refusal)
         return None
 
     # -- inference --------------------------------------------------------------------------------------------------
 
-    def _infer(self, where: Route, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         try:
-            model = self._engine.resolve(where.model, where.version)
+            model = self._resolve(plan.model, plan.version)
             if model.decoupled:
                 raise UnsupportedError(_DECOUPLED)
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return None
         try:
-            if plan.encoding and plan.encoding.lower() != b"identity":
+            if plan.encoding:
                 body = inflate(body, plan.encoding, self._limit)
             forwarded = self._codec.forwarded(head.headers)
             form, data, reply_format = self._codec.decode(body, plan.header_length, forwarded, model.name)
@@ -143,6 +149,10 @@ class RestService:
     def _call(self, where: Route, body: Buffer, exchange: Exchange) -> None:
         if where.action == "metrics":
             exchange.respond(self.metrics())
+            return
+        known = immediate(where)
+        if known is not None:
+            exchange.respond(known)
             return
         try:
             call = decode_call(where, bytes(body))

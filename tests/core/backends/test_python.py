@@ -371,6 +371,15 @@ def test_an_answer_does_not_change_when_the_model_reuses_its_memory(models: Mode
     assert (first[0], second[0]) == (1, 2)
 
 
+def test_a_coroutine_that_exits_leaves_the_instance_usable(models: Models) -> None:
+    instance = models.start(
+        "    async def execute(self, requests):\n"
+        f"        if len(requests) == 1:\n            raise SystemExit\n        return [{ANSWER}, {ANSWER}]\n"
+    )
+    assert "SystemExit" in failure(instance).message
+    assert len(run(instance, request(), request())) == 2
+
+
 def test_a_decoupled_model_loads_and_says_that_it_cannot_run(models: Models) -> None:
     config = config_of(CONFIG + "model_transaction_policy { decoupled: true }")
     instance = models.start("    def execute(self, requests):\n        return None\n", config)
@@ -426,7 +435,8 @@ def test_finalize_is_called_once_and_its_failure_is_logged(models: Models, caplo
 def test_log_lines_have_the_models_name_file_and_level(models: Models, caplog: pytest.LogCaptureFixture) -> None:
     instance = models.start(
         "    def execute(self, requests):\n        log = pb_utils.Logger\n"
-        "        log.log('a %s'); log.log('b', log.VERBOSE); log.log_warn('c'); log.log_error('d'); log.log_verbose('e')\n"
+        "        log.log('a %s'); log.log('b', log.VERBOSE); log.log_warn('c'); "
+        "log.log_error('d'); log.log_verbose('e')\n"
         f"        return [{ANSWER}]\n"
     )
     with caplog.at_level(logging.DEBUG):

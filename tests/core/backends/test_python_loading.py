@@ -50,8 +50,10 @@ def answers(root: Path, models: dict[str, dict[str, str]]) -> list[str]:
         (outcome,) = instance.execute(Execution([Request(InferForm(()), {}, ("OUT",), 1, None)]))
         assert isinstance(outcome, Response)
         said.append(outcome.outputs[0].data[0].decode())
-    for each in (*instances, *opened):
-        each.close()
+    for instance in instances:
+        instance.close()
+    for model in opened:
+        model.close()
     return said
 
 
