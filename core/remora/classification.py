@@ -19,7 +19,7 @@ def classify(
     """The response with each output that asked for classes replaced by its best ones.
 
     ``labels`` holds the lines of each output's label file; ``batches`` says that the first dim is the batch.
-    An output of a type that has no order is an InvalidArgumentError.
+    An output without values or of a type that has no order is an InvalidArgumentError.
     """
     classes = {output.name: min(output.classes, _CLASS_LIMIT) for output in wanted if output.classes > 0}
     outputs: list[Tensor] = []
@@ -32,6 +32,8 @@ def classify(
             return InvalidArgumentError(
                 f"class result not available for output due to unsupported type '{tensor.datatype}'", from_model=True
             )
+        if not tensor.data.size:
+            return InvalidArgumentError(f"class result not available for output '{tensor.name}': it has no values")
         outputs.append(_classified(tensor, count, labels.get(tensor.name, ()), batches))
     return Response(outputs, response.parameters)
 

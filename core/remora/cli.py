@@ -55,7 +55,7 @@ def _parser(*, serve_only: bool) -> argparse.ArgumentParser:
 
 
 def _add_serve(commands: Any) -> None:
-    from remora.options import EngineOptions, ServerOptions
+    from remora.options import IGNORED_FLAGS, EngineOptions, ServerOptions
 
     serve = commands.add_parser(
         "serve", help="serve models over HTTP and gRPC", description="Serve the models under PATH... until SIGTERM."
@@ -63,6 +63,8 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=_help(EngineOptions, "paths"))
     for kind in (EngineOptions, ServerOptions):
         add_options(serve, kind, skip=("paths",))
+    for flag in IGNORED_FLAGS:
+        serve.add_argument(f"--{flag}", action="append", nargs="?", help=argparse.SUPPRESS)
     serve.set_defaults(command=_serve)
 
 
@@ -77,6 +79,7 @@ def _serve(options: argparse.Namespace) -> int:
         print("remora serve: --load-model needs --model-control-mode=explicit", file=sys.stderr)
         return 2
     set_up_logging(server_options)
+    _warn_of_ignored(options)
     from remora.system import tuning
 
     settings = tuning.Tuning()
@@ -84,6 +87,16 @@ def _serve(options: argparse.Namespace) -> int:
     from remora.server.main import serve
 
     return serve(engine_options, server_options, settings)
+
+
+def _warn_of_ignored(options: argparse.Namespace) -> None:
+    import logging
+
+    from remora.options import IGNORED_FLAGS
+
+    for flag, why in IGNORED_FLAGS.items():
+        if getattr(options, flag.replace("-", "_"), None) is not None:
+            logging.getLogger("remora").warning("--%s changes nothing: %s", flag, why)
 
 
 def set_up_logging(options: Any) -> None:

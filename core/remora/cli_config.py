@@ -83,9 +83,9 @@ def _shown_config(target: _Target, options: argparse.Namespace) -> ModelConfig:
         return _normalised(read_config(target.file), target.name, options.gpus)
     loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=options.gpus)
     plan = _planned(loader, target.folder, {})
-    if plan.versions and not options.as_written:
+    if target.folder.versions and not options.as_written:
         return _served(loader, plan)
-    if not plan.versions and find_config(target.folder.path, target.config_name) is None:
+    if not target.folder.versions and find_config(target.folder.path, target.config_name) is None:
         raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     return _normalised(plan.config, target.name, options.gpus)
 

@@ -31,8 +31,10 @@ def one_line(text: object) -> str:
 def reason_of(error: BaseException) -> str:
     """Why something failed, in one line: the error's text and what its causes of our own add to it."""
     texts: list[str] = []
+    seen: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None:
+    while cause is not None and cause not in seen:  # an error that is raised from itself is its own cause
+        seen.append(cause)
         text = one_line(cause)
         # A foreign cause is told already by the error of ours that wraps it.
         known = cause is error or type(cause).__module__.startswith("remora.")

@@ -38,7 +38,7 @@ from remora.messages import (
 )
 from remora.metrics import MetricsExporter
 from remora.model import Reply, ServedModel
-from remora.options import EngineOptions
+from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import Clock, SystemClock
 
@@ -114,7 +114,7 @@ class Engine:
         self.options = replace(options, paths=(*options.paths, *(Path(path) for path in paths)))
         self._clock = clock or SystemClock()
         self._lifecycle = Lifecycle(self.options, ModelLoader(self.options, self._clock), self._clock)
-        self._exporter = MetricsExporter(self.options.metrics_config)
+        self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -297,9 +297,11 @@ class Engine:
             case messages.RepositoryIndex(ready):
                 return self._lifecycle.index(ready=ready)
             case messages.ModelLoad(model, parameters):
-                return self._lifecycle.load(model, parameters)
+                self._lifecycle.load(model, parameters)
+                return None
             case messages.ModelUnload(model):
-                return self._lifecycle.unload(model)
+                self._lifecycle.unload(model)
+                return None
             case messages.Metrics():
                 return self._exporter.render(self.models())
 

@@ -27,14 +27,17 @@ class RemoraError(Exception):
         message: what, where, why and what to do, in one line. Triton's exact text where Triton has one.
         from_model: True when the failure came out of the model or its backend rather than out of the checks
             before it. HTTP gives those another content type (spec H11).
+        answered: True when a model answered a request with this error on purpose. The request then counts as a
+            success in the statistics, as it does in Triton's (spec T02).
     """
 
     code: ClassVar[str] = "UNKNOWN"
 
-    def __init__(self, message: str, *, from_model: bool = False) -> None:
+    def __init__(self, message: str, *, from_model: bool = False, answered: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.from_model = from_model
+        self.answered = answered
 
     def __str__(self) -> str:
         return self.message
@@ -111,6 +114,6 @@ BY_CODE: dict[str, type[RemoraError]] = {
 }
 
 
-def error_of(code: str, message: str, *, from_model: bool = False) -> RemoraError:
+def error_of(code: str, message: str, *, from_model: bool = False, answered: bool = False) -> RemoraError:
     """The error of a code such as ``"NOT_FOUND"``; codes nobody knows become UnknownError."""
-    return BY_CODE.get(code, UnknownError)(message, from_model=from_model)
+    return BY_CODE.get(code, UnknownError)(message, from_model=from_model, answered=answered)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from remora.backends import Backend, BackendModel, Instance, Placement, Source
+from remora.backends import Backend, BackendModel, Instance, Source
 from remora.backends.registry import find_backend
 from remora.config import (
+    Placement,
     find_config,
     infer_backend,
     normalise,
@@ -18,12 +19,14 @@ from remora.config import (
     read_config,
     select_versions,
     validate,
+    validate_written,
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.model import ServedModel
-from remora.options import EngineOptions
+from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository.local import ModelFolder
+from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import usable_cpus
 
@@ -54,6 +57,8 @@ class ModelLoader:
         self._settings = options.backend_settings()
         self._clock = clock
         self._gpus = gpus
+        self._cpus = usable_cpus()
+        self._samples = SUMMARY_SAMPLES if MetricsSettings.of(options.metrics_config).summary_latencies else 0
 
     def plan(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> LoadPlan:
         """Read what is written, without opening the model. Raises PollError."""
@@ -68,11 +73,7 @@ class ModelLoader:
             versions = select_versions(config.version_policy, sorted(folder.versions))
             if versions:
                 infer_backend(config, folder.name, folder.filenames(versions[-1]))
-                if self._is_complete(config):
-                    trial = ModelConfig()
-                    trial.CopyFrom(config)
-                    normalise(trial, folder.name, gpus=self._gpus)
-                    validate(trial, folder.name, gpus=self._gpus)
+                self._check_as_written(config, folder.name)
         except (ConfigError, OSError) as error:
             raise PollError(str(error)) from error
         return LoadPlan(folder, config, versions)
@@ -87,9 +88,15 @@ class ModelLoader:
         path = find_config(folder.path, self._options.model_config_name) if not _is_bare(folder) else None
         return read_config(path) if path is not None else ModelConfig()
 
-    @staticmethod
-    def _is_complete(config: ModelConfig) -> bool:
-        return bool(config.input) and bool(config.output)
+    def _check_as_written(self, config: ModelConfig, name: str) -> None:
+        """Refuse what no model could mend; tensors may still be missing unless nothing is to be derived."""
+        trial = ModelConfig()
+        trial.CopyFrom(config)
+        normalise(trial, name, gpus=self._gpus)
+        if self._options.disable_auto_complete_config:
+            validate(trial, name, gpus=self._gpus)
+        else:
+            validate_written(trial, name)
 
     def open(self, plan: LoadPlan, number: int) -> ServedModel:
         """Load one version. Raises RemoraError: whatever a backend or a model raises becomes one."""
@@ -107,18 +114,19 @@ class ModelLoader:
                 folder.versions[number],
                 folder.repository,
                 {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
-                usable_cpus(),
+                self._cpus,
             )
             opened = backend.open(source, config)
             if not self._options.disable_auto_complete_config:
                 opened.complete(config)
+                _adopt_labels(config, folder)
             normalise(config, folder.name, gpus=self._gpus)
             validate(config, folder.name, gpus=self._gpus)
             for placement in placements(config) or (Placement(folder.name),):
                 instances.append(opened.instance(config, placement))
-            return ServedModel(
-                folder.name, number, config, opened, instances, read_labels(config, folder.path), self._clock
-            )
+            labels = read_labels(config, folder.path)
+            statistics = ModelStatistics(self._samples)
+            return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics)
         except Exception as error:
             _let_go(instances, opened)
             raise _as_load_error(error) from error
@@ -141,6 +149,12 @@ def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ..
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read label_filename of output '{output.name}': {error}") from error
     return labels
+
+
+def _adopt_labels(config: ModelConfig, folder: ModelFolder) -> None:
+    """A ``labels.txt`` beside a model whose one output names no label file is meant for that output."""
+    if len(config.output) == 1 and not config.output[0].label_filename and (folder.path / "labels.txt").is_file():
+        config.output[0].label_filename = "labels.txt"
 
 
 def _is_bare(folder: ModelFolder) -> bool:

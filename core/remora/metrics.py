@@ -5,14 +5,19 @@ Triton's ``nv_*`` names, so that dashboards made for Triton work, and our histog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from remora.custom_metrics import snapshot as custom_families
+from remora.messages import ModelStats
 from remora.model import ServedModel
+from remora.options import MetricsSettings
 from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, Histogram
+from remora.system.clock import Clock
 from remora.system.machine import CpuUsage, memory_bytes
 
+_SUMMARY_WINDOW_NS = 60 * 10**9
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -25,20 +30,41 @@ class _Row(NamedTuple):
 class MetricsExporter:
     """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
 
-    def __init__(self, settings: Sequence[str] = ()) -> None:
-        self._settings = dict(entry.partition("=")[::2] for entry in settings)
+    def __init__(self, settings: MetricsSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
         self._cpu = CpuUsage()
 
     def render(self, models: Sequence[ServedModel]) -> str:
         """The page for these model versions: text/plain; charset=utf-8."""
         lines: list[str] = []
         for name, kind, help_text, read in _FAMILIES:
+            if name.endswith("_duration_us") and not self._settings.counter_latencies:
+                continue
             _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+        if self._settings.summary_latencies:
+            self._summaries(lines, models)
         self._machine(lines)
         for family in custom_families():
             rows = [_Row(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
             _family(lines, family.name, family.kind.lower(), family.description, rows)
         return "\n".join(lines) + "\n"
+
+    def _summaries(self, lines: list[str], models: Sequence[ServedModel]) -> None:
+        since_ns = self._clock.monotonic_ns() - _SUMMARY_WINDOW_NS
+        samples = [(model, model.statistics.samples(since_ns)) for model in models]
+        for field in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+            rows: list[_Row] = []
+            for model, kept in samples:
+                total = getattr(_stats(model), "success" if field == "request" else field)
+                labels = _labels(model)
+                rows += [_Row("_count", labels, total.count), _Row("_sum", labels, total.ns // 1000)]
+                values = sorted(getattr(sample, f"{field}_ns") // 1000 for sample in kept)
+                for quantile in self._settings.quantiles:
+                    value = values[min(int(quantile * len(values)), len(values) - 1)] if values else math.nan
+                    rows.append(_Row("", (*labels, ("quantile", f"{quantile:g}")), value))
+            help_text = f"Summary of {field.replace('_', ' ')} duration in microseconds (includes cached requests)"
+            _family(lines, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
 
     def _machine(self, lines: list[str]) -> None:
         total, used = memory_bytes()
@@ -65,7 +91,7 @@ def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
     return _one(lambda model: getattr(_stats(model), name).ns // 1000)
 
 
-def _stats(model: ServedModel):  # type: ignore[no-untyped-def]
+def _stats(model: ServedModel) -> ModelStats:
     return model.statistics.snapshot(model.name, model.version_text)
 
 
@@ -111,6 +137,8 @@ def _escape(text: str) -> str:
 
 
 def _number(value: float) -> str:
+    if math.isnan(value):
+        return "Nan"
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
 from remora.config import BatchPolicy, batch_policy
-from remora.errors import UnavailableError
+from remora.errors import UnavailableError, UnsupportedError
 from remora.messages import Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue
@@ -40,6 +40,7 @@ class ServedModel:
         instances: Sequence[Instance],
         labels: Mapping[str, Sequence[str]],
         clock: Clock,
+        statistics: ModelStatistics | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -48,8 +49,11 @@ class ServedModel:
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
         self.signature = Signature(config, name)
-        self.statistics = ModelStatistics()
+        self.statistics = statistics or ModelStatistics()
         self.load_ns = 0
+        self._unsupported = (
+            f"model '{name}' uses sequence_batching, which is not offered yet" if config.HasField("sequence_batching") else ""
+        )
         self._backend_model = backend_model
         self._instances = instances
         self._labels = labels
@@ -75,6 +79,8 @@ class ServedModel:
         Raises InvalidArgumentError when it does not fit (spec H18-H22) and UnavailableError when the queue is full or
         the model stops; then ``reply`` is never called.
         """
+        if self._unsupported:
+            raise UnsupportedError(self._unsupported)
         request = self.signature.request(form, data)
         if form.outputs and any(output.classes for output in form.outputs):
             reply = self._classifying(reply)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CONTROL_MODES = ("none", "explicit")
+_QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 def option(help: str, *, default: Any = None, metavar: str = "", many: bool = False, choices: tuple[str, ...] = ()) -> Any:
@@ -69,6 +70,34 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What ``--metrics-config`` says (spec P03, P06)."""
+
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    quantiles: tuple[float, ...] = _QUANTILES
+
+    @classmethod
+    def of(cls, entries: tuple[str, ...]) -> MetricsSettings:
+        """Settings from KEY=VALUE entries; keys nobody knows are left alone, as Triton does.
+
+        Raises ValueError for quantiles that are no numbers between 0 and 1.
+        """
+        given = dict(entry.partition("=")[::2] for entry in entries)
+        quantiles = _QUANTILES
+        if "summary_quantiles" in given:
+            text = given["summary_quantiles"].strip("\"'")
+            quantiles = tuple(float(pair.partition(":")[0]) for pair in text.split(","))
+            if not all(0 <= value <= 1 for value in quantiles):
+                raise ValueError(f"--metrics-config=summary_quantiles={text}: quantiles lie between 0 and 1")
+        return cls(
+            given.get("counter_latencies", "true").lower() in ("true", "1"),
+            given.get("summary_latencies", "false").lower() in ("true", "1"),
+            quantiles,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where the server listens and what it accepts."""
 
@@ -112,3 +141,43 @@ class ServerOptions:
     log_info: bool = option("Log what is going on.", default=True)
     log_warning: bool = option("Log what may be wrong.", default=True)
     log_error: bool = option("Log what is wrong.", default=True)
+
+
+IGNORED_FLAGS: dict[str, str] = {
+    "http-thread-count": "one event loop serves all connections",
+    "grpc-infer-allocation-pool-size": "nothing is pooled",
+    "grpc-max-response-pool-size": "nothing is pooled",
+    "buffer-manager-thread-count": "tensors are views, not copies",
+    "pinned-memory-pool-byte-size": "there is no such pool",
+    "cuda-memory-pool-byte-size": "the runtimes manage device memory",
+    "cuda-virtual-address-size": "the runtimes manage device memory",
+    "enable-peer-access": "the runtimes manage device memory",
+    "min-supported-compute-capability": "the runtimes decide which devices they support",
+    "metrics-interval-ms": "metrics are read when they are asked for",
+    "backend-directory": "backends are Python packages",
+    "cache-directory": "caches are Python packages",
+    "repoagent-directory": "there are no repository agents",
+    "cache-config": "there is no response cache yet",
+    "response-cache-byte-size": "there is no response cache yet",
+    "rate-limit": "there is no rate limiter yet",
+    "rate-limit-resource": "there is no rate limiter yet",
+    "host-policy": "there are no host policies yet",
+    "model-load-gpu-limit": "there is no limit for device memory yet",
+    "model-load-retry-count": "loads are not retried yet",
+    "model-namespacing": "names are unique yet",
+    "repository-poll-secs": "repositories are not polled yet",
+    "grpc-infer-response-compression-level": "responses are not compressed on gRPC yet",
+    "trace-config": "there is no tracing yet",
+    "trace-file": "there is no tracing yet",
+    "trace-level": "there is no tracing yet",
+    "trace-rate": "there is no tracing yet",
+    "trace-count": "there is no tracing yet",
+    "trace-log-frequency": "there is no tracing yet",
+    "allow-gpu-metrics": "there are no device metrics yet",
+    "allow-cpu-metrics": "they are always on",
+    "log-format": "there is one format yet",
+    "log-file": "the log goes to standard error",
+    "allow-client-shm": "there is no shared memory for clients yet",
+}
+"""Flags of tritonserver that change nothing here, and why: accepted with a warning, so that command lines carry over.
+Flags that would change who may do what are not among them: those are refused until they work."""

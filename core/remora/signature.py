@@ -90,7 +90,10 @@ class Signature:
                 if len(self._memo) >= _MEMO_LIMIT:
                     self._memo.clear()
                 self._memo[form] = layout
-        return self._bind(form, layout, data)
+        try:
+            return self._bind(form, layout, data)
+        except (ValueError, OverflowError) as error:  # dims of nothing that numpy cannot count, such as [2**62,0]
+            raise self._refusal(form, f"the inputs for '{self.name}' cannot become arrays: {error}") from error
 
     # -- the form ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class Signature:
         skip = 1 if self.max_batch_size > 0 else 0
         key = tuple(sorted((part.name, None if part.name in ragged else part.shape[skip:]) for part in parts))
         requested = tuple(output.name for output in form.outputs) or self._outputs
-        return Layout(parts, requested, max(rows, 1), key)
+        return Layout(parts, requested, rows, key)
 
     def _check_names(self, form: InferForm) -> None:
         seen: set[str] = set()
@@ -143,20 +146,22 @@ class Signature:
         )
 
     def _check_batch(self, form: InferForm) -> int:
-        """Rows of the request; 0 only for a declared batch of none."""
+        """Rows of the request; 0 for a declared batch of none, which is refused once its bytes were looked at."""
         if self.max_batch_size <= 0:
             return 1
-        rows = -1
+        rows: int | None = None
         for spec in form.inputs:
             if not spec.shape:
                 raise self._refusal(form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'")
-            if rows < 0:
+            if rows is None:
                 rows = spec.shape[0]
             elif rows != spec.shape[0]:
                 raise self._refusal(form, f"input '{spec.name}' batch size does not match other inputs for '{self.name}'")
+        if rows is None:
+            return 1
         if rows > self.max_batch_size:
             raise self._refusal(form, f"inference request batch-size must be <= {self.max_batch_size} for '{self.name}'")
-        return max(rows, 0) if form.inputs else 1
+        return max(rows, 0)
 
     def _check_input(self, form: InferForm, name: str, datatype: str, shape: tuple[int, ...], rows: int) -> _Part:
         expected = self._inputs[name]
@@ -168,7 +173,8 @@ class Signature:
             )
         batch = shape[:1] if self.max_batch_size > 0 else ()
         own = shape[len(batch) :]
-        if len(own) != len(expected.dims) or any(d not in (-1, s) or s < 0 for d, s in zip(expected.dims, own, strict=True)):
+        fits = len(own) == len(expected.dims) and all(d in (-1, s) for d, s in zip(expected.dims, own, strict=True))
+        if not fits or any(size < 0 for size in shape):
             wire = (-1,) * len(batch) + expected.dims
             note = _BATCH_NOTE if batch else ""
             raise self._refusal(
@@ -202,7 +208,9 @@ class Signature:
             elif isinstance(source, np.ndarray):
                 arrays[name] = source.reshape(shape)
             else:
-                arrays[name] = np.ndarray(shape, dtype, source)  # a view; half the price of frombuffer and reshape
+                arrays[name] = np.ndarray(shape, dtype, source)  # type: ignore[arg-type]  # a view; half the price of frombuffer and reshape
+        if not rows:
+            raise self._refusal(form, f"a batch of no rows has nothing to run for '{self.name}': send at least one row")
         return Request(form, arrays, requested, rows, shape_key)
 
     def _bytes_array(self, form: InferForm, name: str, shape: tuple[int, ...], source: Data) -> Array:

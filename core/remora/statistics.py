@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
     for seconds in (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 )
 """Upper bounds of the latency histograms' buckets; the last bucket has none."""
+
+SUMMARY_SAMPLES = 4096
+"""How many requests the quantiles of the summaries look at, at the most (spec P06)."""
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
@@ -42,11 +46,26 @@ class Histogram(NamedTuple):
     sum_ns: int
 
 
-class ModelStatistics:
-    """The numbers of one model version, from its load to its unload (spec T02). Thread-safe."""
+class Sample(NamedTuple):
+    """What one execution cost each of its requests: when it ended, and nanoseconds by phase (spec P06)."""
 
-    def __init__(self) -> None:
+    end_ns: int
+    request_ns: int
+    queue_ns: int
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+
+
+class ModelStatistics:
+    """The numbers of one model version, from its load to its unload (spec T02). Thread-safe.
+
+    ``samples`` keeps that many single requests besides the sums, for quantiles; 0 keeps none.
+    """
+
+    def __init__(self, samples: int = 0) -> None:
         self._lock = threading.Lock()
+        self._samples: deque[Sample] | None = deque(maxlen=samples) if samples else None
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0
@@ -92,6 +111,8 @@ class ModelStatistics:
             request_buckets[bisect_left(bounds, end - arrival)] += 1
             queue_buckets[bisect_left(bounds, start - arrival)] += 1
         self.inference_count += rows
+        if self._samples is not None:
+            self._samples.extend(Sample(end, end - ticket.arrival_ns, start - ticket.arrival_ns, *spent) for ticket in done)
         spent_input, spent_infer, spent_output = spent
         for row, ns in (
             (self._success, total_ns),
@@ -138,6 +159,11 @@ class ModelStatistics:
                 batches=batches,
             )
 
+    def samples(self, since_ns: int) -> list[Sample]:
+        """The requests kept that ended at ``since_ns`` or later."""
+        with self._lock:
+            return [sample for sample in self._samples or () if sample.end_ns >= since_ns]
+
     def histograms(self) -> tuple[Histogram, Histogram]:
         """Latency of successful requests from arrival to answer, and of their time in the queue."""
         with self._lock:
@@ -164,7 +190,7 @@ class StatisticsRecorder:
         done: list[Ticket] = []
         failed: list[Ticket] = []
         for ticket, outcome in zip(plan.tickets, outcomes, strict=True):
-            (done if isinstance(outcome, Response) else failed).append(ticket)
+            (done if isinstance(outcome, Response) or outcome.answered else failed).append(ticket)
         self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:

@@ -105,5 +105,11 @@ def test_a_reason_takes_in_what_its_causes_add_and_repeats_nothing() -> None:
     assert reason_of(top) == "cannot start: failed to load: no such folder"
 
 
+def test_an_error_that_is_its_own_cause_is_told_once() -> None:
+    error = ConfigError("in a circle")
+    error.__cause__ = error
+    assert reason_of(error) == "in a circle"
+
+
 def test_an_error_without_words_is_called_by_its_name() -> None:
     assert reason_of(OSError()) == "OSError"

@@ -200,7 +200,7 @@ def test_a_repository_without_problems_is_praised_in_one_line(
 
 NOTATIONS: dict[str, str] = {
     "pbtxt": 'max_bach_size: 8\ninput [ {\n  name: "x"\n  data_typ: TYPE_FP3\n} ]\ndynamic_baching { }\n',
-    "json": '{"max_bach_size": 8,\n "input": [\n  {"name": "x",\n   "data_typ": "TYPE_FP3"}],\n "x": 1,\n "dynamic_baching": {}}',
+    "json": '{"max_bach_size": 8,\n "input": [\n  {"name": "x",\n   "data_typ": "TYPE_FP3"}],\n "x": 1}',
     "yaml": "max_bach_size: 8\ninput:\n- name: x\n  data_typ: TYPE_FP3\n\ndynamic_baching: {}\n",
 }
 

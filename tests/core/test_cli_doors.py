@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from remora.cli import main
-from remora.cli_doors import Answer, HttpDoor, model_path
+from remora.cli_doors import Answer, EngineDoor, HttpDoor, model_path
 from remora.errors import NotFoundError, UnavailableError
+from remora.messages import InferForm, Request, Ticket
 
 Captured = pytest.CaptureFixture[str]
 Respond = Callable[[str, str, bytes, int | None], Answer]
@@ -48,7 +49,7 @@ def served(respond: Respond) -> Iterator[str]:
 
         do_GET = do_POST = answer  # noqa: N815 - the names that http.server looks for
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *_: Any) -> None:
             """Tests speak for themselves."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Exchange) as server:
@@ -74,7 +75,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server over a real engine in explicit mode: `neg` is loaded, `late` is not, `stray` cannot be."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from remora.cli_doors import EngineDoor
     from remora.engine import Engine
 
     helper = onnx.helper
@@ -272,12 +272,23 @@ def test_a_models_path_may_name_a_version() -> None:
     assert model_path("m", 3) == "/v2/models/m/versions/3"
 
 
-def test_an_engine_that_is_too_slow_is_given_up(url: str) -> None:
-    """The answer never comes because nothing is asked to make one."""
-    from remora.cli_doors import EngineDoor
-    from remora.engine import Engine
+class SilentEngine:
+    """An engine with one model that takes every request and answers none."""
 
-    door = EngineDoor(Engine(), 0.01)
-    door._service.handle = lambda head, body, exchange: None  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match=r"within 0\.01 s"):
-        door.exchange("GET", "/v2")
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+        self.name, self.version_text, self.decoupled = "m", "1", False
+
+    def resolve(self, name: str, version: int) -> SilentEngine:
+        return self
+
+    def submit(self, form: InferForm, data: object, reply: Any, **settings: object) -> Ticket:
+        self.tickets.append(Ticket(Request(form, {}, (), 1, None), reply))
+        return self.tickets[-1]
+
+
+def test_a_request_that_the_engine_is_too_slow_for_is_cancelled() -> None:
+    engine: Any = SilentEngine()
+    with pytest.raises(UnavailableError, match=r"no answer within 0\.01 s"):
+        EngineDoor(engine, 0.01).exchange("POST", "/v2/models/m/infer", b'{"inputs":[]}')
+    assert [ticket.request.cancelled for ticket in engine.tickets] == [True]

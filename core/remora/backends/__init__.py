@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from remora.config import Placement
 from remora.messages import Outcome, Request
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -32,15 +33,6 @@ class Source:
     repository: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     cpus: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04)."""
-
-    name: str
-    kind: str = "CPU"
-    device_id: int = 0
 
 
 class Execution:
@@ -71,7 +63,8 @@ class Instance(Protocol):
     def execute(self, execution: Execution) -> list[Outcome]:
         """Run the batch; one outcome for each request, in order. Outputs are in the model's own shape.
 
-        An exception raised here fails every request of the batch; a RemoraError keeps its code and text.
+        An exception raised here fails every request of the batch; a RemoraError keeps its code and text. An error
+        *returned* for a request fails that one alone; mark it ``answered`` when the model itself gave it (spec T02).
         """
 
     def close(self) -> None:
@@ -101,3 +94,6 @@ class Backend(Protocol):
 
     def open(self, source: Source, config: ModelConfig) -> BackendModel:
         """Open the model. ``config`` may be incomplete. Raises RemoraError (or anything) when it cannot be opened."""
+
+
+__all__ = ["Backend", "BackendModel", "Execution", "Instance", "Placement", "Source"]

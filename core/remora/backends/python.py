@@ -187,8 +187,8 @@ class _ContractError(Exception):
 
 
 class PythonInstance:
-    """One object of a model's class. ``execute`` raises when the whole execution has failed and returns the errors
-    that the model has answered single requests with: statistics count only the former as failures (spec T02)."""
+    """One object of a model's class. ``execute`` raises when the whole execution has failed and returns, marked as
+    answered, the errors that the model has answered single requests with (spec T02)."""
 
     quick = False
 
@@ -326,7 +326,7 @@ class PythonInstance:
     def _response(self, request: ReceivedRequest, answer: InferenceResponse) -> Outcome:
         error = answer.error()
         if error is not None:
-            return error_of(error.code().name, error.message(), from_model=True)
+            return error_of(error.code().name, error.message(), from_model=True, answered=True)
         requested = request.wanted()
         seen = request.seen_inputs()
         return Response(

@@ -12,6 +12,7 @@ from remora.config.inferring import MODEL_FILENAMES, infer_backend
 from remora.config.normalising import normalise
 from remora.config.policies import (
     BatchPolicy,
+    Placement,
     QueuePolicy,
     batch_policy,
     parse_version,
@@ -27,6 +28,7 @@ __all__ = [
     "MODEL_FILENAMES",
     "BatchPolicy",
     "ModelTensor",
+    "Placement",
     "QueuePolicy",
     "batch_policy",
     "check_names",

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remora.backends import Placement
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy, ModelVersionPolicy
 
 _NS_PER_US = 1000
@@ -49,6 +48,15 @@ class BatchPolicy:
     default_level: int = 1
     queues: tuple[QueuePolicy, ...] = (QueuePolicy(),)
     ragged_inputs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04)."""
+
+    name: str
+    kind: str = "CPU"
+    device_id: int = 0
 
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:

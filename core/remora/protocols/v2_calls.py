@@ -119,6 +119,10 @@ def _settings(route: Route, body: bytes) -> Call:
     raise UnsupportedError(f"the server does not support {what} settings over HTTP yet")
 
 
+def _generate(route: Route, body: bytes) -> Call:
+    raise UnsupportedError("the generate extension is not offered yet: use infer")
+
+
 def _shared_memory(route: Route, body: bytes) -> Call:
     raise UnsupportedError(SHARED_MEMORY_OFF)
 
@@ -137,6 +141,8 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "unload": _unload,
     "trace": _settings,
     "logging": _settings,
+    "generate": _generate,
+    "generate_stream": _generate,
     "system_shm": _shared_memory,
     "cuda_shm": _shared_memory,
 }

@@ -319,4 +319,4 @@ def _aligned_memory(length: int, head: Head | None) -> memoryview:
         offset = -int(header_length) % _ALIGNMENT
     memory = np.empty(length + offset + _ALIGNMENT, np.uint8)
     offset += -memory.ctypes.data % _ALIGNMENT
-    return memoryview(memory)[offset : offset + length]
+    return memory.data[offset : offset + length]
