@@ -223,6 +223,8 @@ def _check_served(target: _Target, config: ModelConfig, gpus: int, *, open_model
         raise ConfigError(
             f"version_policy picks none of the versions that are there ({', '.join(map(str, folder.versions))})"
         )
+    if open_models and not plan.versions:
+        raise NotFoundError("has no version directory with a model")
     if not plan.versions and not config.ByteSize():
         raise NotFoundError("has neither a configuration nor a version directory with a model")
     _check_alone(plan.config, name, gpus)  # the loader checks what is complete, this what is not yet

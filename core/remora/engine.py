@@ -42,7 +42,6 @@ from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import Clock, SystemClock
 
-
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -254,9 +253,7 @@ class Engine:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     @overload
-    def perform(
-        self, call: messages.ServerLive | messages.ServerReady | messages.ModelReady
-    ) -> bool: ...
+    def perform(self, call: messages.ServerLive | messages.ServerReady | messages.ModelReady) -> bool: ...
     @overload
     def perform(self, call: messages.ServerMetadata) -> ServerInfo: ...
     @overload
@@ -336,9 +333,13 @@ def _as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tupl
     data: list[Data] = []
     for name, values in inputs.items():
         array = _as_array(np.asarray(values), wanted.get(name, ""), name)
-        datatype = wanted[name] if name in wanted and array.dtype == messages.DTYPES[wanted[name]] else datatype_of(array)
+        datatype = (
+            wanted[name] if name in wanted and array.dtype == messages.DTYPES[wanted[name]] else datatype_of(array)
+        )
         if not datatype:
-            raise InvalidArgumentError(f"input '{name}' has dtype {array.dtype}, which no tensor of the protocol can hold")
+            raise InvalidArgumentError(
+                f"input '{name}' has dtype {array.dtype}, which no tensor of the protocol can hold"
+            )
         specs.append(InputSpec(name, datatype, array.shape))
         data.append(np.ascontiguousarray(array).reshape(array.shape))
     return tuple(specs), data
@@ -366,5 +367,3 @@ def _as_bytes(value: object, name: str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     raise InvalidArgumentError(f"input '{name}' holds {type(value).__name__} objects: expected text or bytes")
-
-

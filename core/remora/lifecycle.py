@@ -183,7 +183,8 @@ class Lifecycle:
             if state is None:
                 return
             rows = {
-                number: VersionState(UNAVAILABLE, UNLOADED) if row.model else row for number, row in state.versions.items()
+                number: VersionState(UNAVAILABLE, UNLOADED) if row.model else row
+                for number, row in state.versions.items()
             }
             self._table[name] = ModelState.of(rows)
         self._close(row.model for row in state.versions.values())
@@ -284,7 +285,10 @@ class Lifecycle:
         self._folders = found
 
     def _places(self) -> str:
-        return ", ".join(f"'{place}'" for place in (*self._options.model_repository, *self._options.paths)) or "no repository"
+        return (
+            ", ".join(f"'{place}'" for place in (*self._options.model_repository, *self._options.paths))
+            or "no repository"
+        )
 
 
 def _model_is_fine(state: ModelState) -> bool:

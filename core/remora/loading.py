@@ -143,7 +143,9 @@ def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ..
             continue
         path = directory / output.label_filename
         if not path.resolve().is_relative_to(directory.resolve()):
-            raise ConfigError(f"label_filename '{output.label_filename}' of output '{output.name}' leaves the model's folder")
+            raise ConfigError(
+                f"label_filename '{output.label_filename}' of output '{output.name}' leaves the model's folder"
+            )
         try:
             labels[output.name] = tuple(path.read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:

@@ -52,7 +52,9 @@ class ServedModel:
         self.statistics = statistics or ModelStatistics()
         self.load_ns = 0
         self._unsupported = (
-            f"model '{name}' uses sequence_batching, which is not offered yet" if config.HasField("sequence_batching") else ""
+            f"model '{name}' uses sequence_batching, which is not offered yet"
+            if config.HasField("sequence_batching")
+            else ""
         )
         self._backend_model = backend_model
         self._instances = instances

@@ -14,7 +14,9 @@ CONTROL_MODES = ("none", "explicit")
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
-def option(help: str, *, default: Any = None, metavar: str = "", many: bool = False, choices: tuple[str, ...] = ()) -> Any:
+def option(
+    help: str, *, default: Any = None, metavar: str = "", many: bool = False, choices: tuple[str, ...] = ()
+) -> Any:
     """A dataclass field that is a command line option. ``many``: may be given again, kept as a tuple."""
     metadata = {"help": help, "metavar": metavar, "many": many, "choices": choices}
     return field(default=() if many else default, metadata=metadata)
@@ -103,36 +105,52 @@ class ServerOptions:
 
     allow_http: bool = option("Serve V2 over HTTP.", default=True)
     http_address: str = option(
-        "Address for HTTP. Loopback unless told otherwise; 0.0.0.0 for all interfaces.", default="127.0.0.1", metavar="ADDR"
+        "Address for HTTP. Loopback unless told otherwise; 0.0.0.0 for all interfaces.",
+        default="127.0.0.1",
+        metavar="ADDR",
     )
     http_port: int = option("Port for HTTP.", default=8000, metavar="PORT")
     reuse_http_port: bool = option("Let several processes listen on the HTTP port.", default=False)
     http_header_forward_pattern: str = option(
-        "Request headers whose names this regular expression finds become request parameters.", default="", metavar="REGEX"
+        "Request headers whose names this regular expression finds become request parameters.",
+        default="",
+        metavar="REGEX",
     )
-    http_max_input_size: int = option("The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES")
+    http_max_input_size: int = option(
+        "The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES"
+    )
     allow_grpc: bool = option("Serve V2 over gRPC.", default=True)
     grpc_address: str = option("Address for gRPC; the HTTP address when empty.", default="", metavar="ADDR")
     grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
     grpc_header_forward_pattern: str = option(
         "Metadata whose keys this regular expression finds become request parameters.", default="", metavar="REGEX"
     )
-    grpc_infer_thread_count: int = option("gRPC requests that may be under way at the same time.", default=64, metavar="N")
+    grpc_infer_thread_count: int = option(
+        "gRPC requests that may be under way at the same time.", default=64, metavar="N"
+    )
     reuse_grpc_port: bool = option("Let several processes listen on the gRPC port.", default=False)
     grpc_use_ssl: bool = option("gRPC over TLS, with the certificate and key given.", default=False)
-    grpc_use_ssl_mutual: bool = option("TLS, and only for clients whose certificate --grpc-root-cert vouches for.", default=False)
+    grpc_use_ssl_mutual: bool = option(
+        "TLS, and only for clients whose certificate --grpc-root-cert vouches for.", default=False
+    )
     grpc_server_cert: str = option("The gRPC server's certificate chain, a PEM file.", default="", metavar="FILE")
     grpc_server_key: str = option("The gRPC server's private key, a PEM file.", default="", metavar="FILE")
     grpc_root_cert: str = option("The authorities that vouch for gRPC clients, a PEM file.", default="", metavar="FILE")
     grpc_keepalive_time: int = option("Silence after which a gRPC client is pinged.", default=7_200_000, metavar="MS")
     grpc_keepalive_timeout: int = option("How long a ping may stay unanswered.", default=20_000, metavar="MS")
     grpc_keepalive_permit_without_calls: bool = option("Ping gRPC connections that carry no call too.", default=False)
-    grpc_http2_max_pings_without_data: int = option("Pings before data must have been sent; 0 for any.", default=2, metavar="N")
+    grpc_http2_max_pings_without_data: int = option(
+        "Pings before data must have been sent; 0 for any.", default=2, metavar="N"
+    )
     grpc_http2_min_recv_ping_interval_without_data: int = option(
         "A gRPC client that pings more often gets a strike.", default=300_000, metavar="MS"
     )
-    grpc_http2_max_ping_strikes: int = option("Strikes before a gRPC connection is closed; 0 for any.", default=2, metavar="N")
-    grpc_max_connection_age: int = option("Age at which gRPC clients must connect anew; 0 for never.", default=0, metavar="MS")
+    grpc_http2_max_ping_strikes: int = option(
+        "Strikes before a gRPC connection is closed; 0 for any.", default=2, metavar="N"
+    )
+    grpc_max_connection_age: int = option(
+        "Age at which gRPC clients must connect anew; 0 for never.", default=0, metavar="MS"
+    )
     grpc_max_connection_age_grace: int = option("Time for running calls then; 0 for any.", default=0, metavar="MS")
     allow_metrics: bool = option("Serve Prometheus metrics.", default=True)
     metrics_address: str = option("Address for metrics; the HTTP address when empty.", default="", metavar="ADDR")

@@ -74,7 +74,9 @@ class Signature:
         """Whether `to_wire` changes anything."""
         self._memo: dict[InferForm, Layout] = {}
         batch = (-1,) if config.max_batch_size > 0 else ()
-        self.inputs = tuple(TensorInfo(row.name, dtype_name(row.data_type), batch + tuple(row.dims)) for row in config.input)
+        self.inputs = tuple(
+            TensorInfo(row.name, dtype_name(row.data_type), batch + tuple(row.dims)) for row in config.input
+        )
         self.outputs = tuple(
             TensorInfo(row.name, dtype_name(row.data_type), batch + tuple(row.dims)) for row in config.output
         )
@@ -132,11 +134,15 @@ class Signature:
             raise self._refusal(form, self._wrong_count(form, seen))
 
     def _wrong_count(self, form: InferForm, seen: set[str]) -> str:
-        missing = ",".join(f"'{row.name}'" for row in self._inputs.values() if not row.optional and row.name not in seen)
+        missing = ",".join(
+            f"'{row.name}'" for row in self._inputs.values() if not row.optional and row.name not in seen
+        )
         got = ",".join(f"'{spec.name}'" for spec in form.inputs)
         total = len(self._inputs)
-        expected = f"expected {total} inputs" if self._required == total else (
-            f"expected number of inputs between {self._required} and {total}"
+        expected = (
+            f"expected {total} inputs"
+            if self._required == total
+            else (f"expected number of inputs between {self._required} and {total}")
         )
         # The bracket that never opens when nothing is missing is Triton's (spec H19).
         tail = f"[{missing}]" if missing else "]"
@@ -152,15 +158,21 @@ class Signature:
         rows: int | None = None
         for spec in form.inputs:
             if not spec.shape:
-                raise self._refusal(form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'")
+                raise self._refusal(
+                    form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'"
+                )
             if rows is None:
                 rows = spec.shape[0]
             elif rows != spec.shape[0]:
-                raise self._refusal(form, f"input '{spec.name}' batch size does not match other inputs for '{self.name}'")
+                raise self._refusal(
+                    form, f"input '{spec.name}' batch size does not match other inputs for '{self.name}'"
+                )
         if rows is None:
             return 1
         if rows > self.max_batch_size:
-            raise self._refusal(form, f"inference request batch-size must be <= {self.max_batch_size} for '{self.name}'")
+            raise self._refusal(
+                form, f"inference request batch-size must be <= {self.max_batch_size} for '{self.name}'"
+            )
         return max(rows, 0)
 
     def _check_input(self, form: InferForm, name: str, datatype: str, shape: tuple[int, ...], rows: int) -> _Part:
@@ -335,9 +347,7 @@ class Signature:
 
 def _input(row: ModelInput) -> _Input:
     reshape = tuple(row.reshape.shape) if row.HasField("reshape") else None
-    return _Input(
-        row.name, dtype_name(row.data_type), tuple(row.dims), reshape, row.optional, row.allow_ragged_batch
-    )
+    return _Input(row.name, dtype_name(row.data_type), tuple(row.dims), reshape, row.optional, row.allow_ragged_batch)
 
 
 def _reshape(shape: tuple[int, ...], dims: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:

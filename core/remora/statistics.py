@@ -19,7 +19,24 @@ from remora.system.clock import Clock
 
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
     int(seconds * 1e9)
-    for seconds in (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+    for seconds in (
+        0.0001,
+        0.00025,
+        0.0005,
+        0.001,
+        0.0025,
+        0.005,
+        0.01,
+        0.025,
+        0.05,
+        0.1,
+        0.25,
+        0.5,
+        1.0,
+        2.5,
+        5.0,
+        10.0,
+    )
 )
 """Upper bounds of the latency histograms' buckets; the last bucket has none."""
 
@@ -112,7 +129,9 @@ class ModelStatistics:
             queue_buckets[bisect_left(bounds, start - arrival)] += 1
         self.inference_count += rows
         if self._samples is not None:
-            self._samples.extend(Sample(end, end - ticket.arrival_ns, start - ticket.arrival_ns, *spent) for ticket in done)
+            self._samples.extend(
+                Sample(end, end - ticket.arrival_ns, start - ticket.arrival_ns, *spent) for ticket in done
+            )
         spent_input, spent_infer, spent_output = spent
         for row, ns in (
             (self._success, total_ns),
@@ -140,7 +159,8 @@ class ModelStatistics:
         """All numbers of one moment."""
         with self._lock:
             batches = tuple(
-                BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:])) for rows, row in sorted(self._batches.items())
+                BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:]))
+                for rows, row in sorted(self._batches.items())
             )
             return ModelStats(
                 name,

@@ -162,7 +162,8 @@ def test_derive_asks_the_model_and_not_its_configuration(tmp_path: Path, capsys:
     for path in (folder, folder / "1" / "model.onnx"):
         config = printed(capsys, "derive", path)
         assert (config.name, config.max_batch_size, config.platform) == ("m", 4, "onnxruntime_onnx")
-        assert [row.name for row in (*config.input, *config.output)] == ["x", "y"]
+        assert [row.name for row in config.input] == ["x"]
+        assert [row.name for row in config.output] == ["y"]
 
 
 def test_derive_takes_a_model_file_that_lies_anywhere(tmp_path: Path, capsys: Captured, onnx_bytes: bytes) -> None:
@@ -193,9 +194,16 @@ def test_a_repository_without_problems_is_praised_in_one_line(
 ) -> None:
     model(tmp_path, "whole", COMPLETE, onnx_bytes)
     model(tmp_path, "bare", None, onnx_bytes)
-    model(tmp_path, "absent", COMPLETE)
     assert main(["config", "check", str(tmp_path), "--open"]) == 0
-    assert capsys.readouterr().out == "3 configurations checked: no problems\n"
+    assert capsys.readouterr().out == "2 configurations checked: no problems\n"
+
+
+def test_a_model_whose_files_are_elsewhere_is_a_problem_only_when_it_is_to_be_opened(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    model(tmp_path, "absent", COMPLETE)
+    assert not checked(capsys, tmp_path)
+    assert "has no version directory" in checked(capsys, tmp_path, "--open")[0]
 
 
 NOTATIONS: dict[str, str] = {

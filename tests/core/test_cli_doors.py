@@ -29,6 +29,15 @@ METADATA = {
 }
 
 
+class Server(ThreadingHTTPServer):
+    """Waits for its threads when it is closed; a client that has hung up is no news."""
+
+    daemon_threads = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
 @contextmanager
 def served(respond: Respond) -> Iterator[str]:
     """The URL of an HTTP server on a free port that answers with what ``respond(method, path, body, length)`` gives."""
@@ -52,7 +61,7 @@ def served(respond: Respond) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             """Tests speak for themselves."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Exchange) as server:
+    with Server(("127.0.0.1", 0), Exchange) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -6,10 +6,10 @@ import struct
 
 import numpy as np
 import pytest
-from fakes import config_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import config_of
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Request, Tensor, TensorInfo
 from remora.signature import Signature

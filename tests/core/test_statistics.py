@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from fakes import FakeClock, ticket_of
 
+from fakes import FakeClock, ticket_of
 from remora.backends import Execution
 from remora.errors import CancelledError, InternalError, NotFoundError, UnavailableError
 from remora.messages import BatchStats, Duration, Outcome, Response, Ticket

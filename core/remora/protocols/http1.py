@@ -44,7 +44,9 @@ class Head:
         "query",
     )
 
-    def __init__(self, method: str, target: str, headers: tuple[tuple[bytes, bytes], ...], keep_alive: bool = True) -> None:
+    def __init__(
+        self, method: str, target: str, headers: tuple[tuple[bytes, bytes], ...], keep_alive: bool = True
+    ) -> None:
         self.method = method
         self.path, _, self.query = target.partition("?")
         self.headers = headers
@@ -230,7 +232,9 @@ def too_large(size: int, limit: int) -> BadRequest:
     )
 
 
-def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, keep_alive: bool = True) -> bytes:
+def response_head(
+    status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, keep_alive: bool = True
+) -> bytes:
     """Status line and headers of a response with a body of ``length`` bytes."""
     lines = [b"HTTP/1.1 %d %b" % (status, _REASONS.get(status, "Unknown").encode())]
     lines += [b"%b: %b" % pair for pair in headers]

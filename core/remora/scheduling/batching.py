@@ -142,4 +142,6 @@ class BatchQueue:
 
 def cancelled_in_queue(ticket: Ticket) -> CancelledError:
     """The answer of a request whose caller went away while it waited (spec D13)."""
-    return CancelledError(f"[request id: {ticket.request.form.id or '<id_unknown>'}] request was cancelled before it ran")
+    return CancelledError(
+        f"[request id: {ticket.request.form.id or '<id_unknown>'}] request was cancelled before it ran"
+    )

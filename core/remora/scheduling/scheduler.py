@@ -93,7 +93,9 @@ class Scheduler:
         ticket.arrival_ns = ticket.arrival_ns or self._now()
         with self._lock:
             if self._stopping:
-                raise UnavailableError("Server is stopping, scheduler for model has stopped accepting new inference requests")
+                raise UnavailableError(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
             self._queue.push(ticket)
             if self._inline_armed:
                 return
@@ -229,7 +231,9 @@ class Scheduler:
         try:
             outcomes: list[Outcome] = instance.execute(execution)
             if len(outcomes) != len(tickets):
-                raise InternalError(f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests")
+                raise InternalError(
+                    f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
+                )
             if self._signature.reshapes:
                 outcomes = [self._to_wire(outcome) for outcome in outcomes]
         except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on

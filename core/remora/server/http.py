@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _receive_chunks(self, view: memoryview) -> int:
         chunks = self._chunks
-        assert chunks is not None  # noqa: S101 - the caller looked
+        assert chunks is not None
         taken = chunks.feed(view)
         if chunks.done:
             self._chunks = None

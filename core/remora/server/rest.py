@@ -193,4 +193,3 @@ class MetricsService:
             exchange.respond(self._rest.metrics())
         else:
             exchange.respond(HttpAnswer(200, _PLAIN, []))
-

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fakes import ticket_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, UnavailableError
 from remora.messages import Ticket

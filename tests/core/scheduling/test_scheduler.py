@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
 
+from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
-from fakes import FakeService, FakeTransport
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes import FakeService, FakeTransport
 from remora.messages import Buffer, Ticket
 from remora.protocols.http1 import HEAD_LIMIT, Head
 from remora.protocols.http_answer import HttpAnswer

@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 import pytest
-from fakes import ticket_of
 
+from fakes import ticket_of
 from remora.errors import CancelledError
 from remora.messages import Outcome, Ticket
 from remora.server.mailbox import LoopMailbox, run_replies

@@ -1,0 +1,119 @@
+"""Model folders in every layout people have: repositories, one model, a bare file, files beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import write_model
+
+from remora.errors import NotFoundError
+from remora.repository.local import ModelFolder, scan, scan_repository
+
+
+def only(found: dict[str, list[ModelFolder]], name: str) -> ModelFolder:
+    (folder,) = found[name]
+    return folder
+
+
+def test_a_repository_has_its_models_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path, "b", versions=("1", "3"))
+    write_model(tmp_path, "a", config=None)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("x")
+    for found in (scan([tmp_path]), scan_repository(tmp_path)):
+        assert list(found) == ["a", "b"]
+        folder = only(found, "b")
+        assert folder.path == tmp_path / "b"
+        assert folder.repository == tmp_path
+        assert dict(folder.versions) == {1: tmp_path / "b" / "1", 3: tmp_path / "b" / "3"}
+        assert folder.filenames(3) == ("fake.bin",)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("1", 1), ("0", 0), ("12", 12), ("1abc", 1), ("01", None), ("x", None), ("-1", None), ("warmup", None), ("configs", None)],
+)
+def test_version_directories_are_read_as_triton_reads_them(tmp_path: Path, name: str, version: int | None) -> None:
+    folder = only(scan_repository(write_model(tmp_path, "m", versions=(name,)).parent), "m")
+    assert dict(folder.versions) == ({} if version is None else {version: tmp_path / "m" / name})
+
+
+def test_a_file_with_a_number_for_its_name_is_no_version(tmp_path: Path) -> None:
+    (write_model(tmp_path, "m", versions=()) / "7").write_text("x")
+    assert only(scan_repository(tmp_path), "m").versions == {}
+
+
+def test_of_two_directories_of_one_version_the_first_counts(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", versions=("1", "1abc"))
+    assert dict(only(scan_repository(tmp_path), "m").versions) == {1: tmp_path / "m" / "1"}
+
+
+def test_one_models_directory_is_that_model(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", versions=("1", "2"))
+    found = only(scan([folder]), "m")
+    assert list(found.versions) == [1, 2]
+    assert found.path == folder
+
+
+def test_one_models_directory_needs_no_config(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", config=None, file="model.onnx")
+    assert list(only(scan([folder]), "m").versions) == [1]
+
+
+def test_a_model_file_alone_is_version_1_and_called_like_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "digits.onnx"
+    file.write_bytes(b"")
+    folder = only(scan([file]), "digits")
+    assert dict(folder.versions) == {1: file}
+    assert folder.filenames(1) == ("digits.onnx",)
+
+
+def test_a_model_file_with_the_usual_name_is_called_like_its_directory(tmp_path: Path) -> None:
+    file = tmp_path / "digits" / "model.onnx"
+    file.parent.mkdir()
+    file.write_bytes(b"")
+    assert list(scan([file])) == ["digits"]
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "model.py"])
+def test_a_directory_with_the_model_file_directly_in_it_is_version_1(tmp_path: Path, file: str) -> None:
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / file).write_bytes(b"")
+    for found in (scan([tmp_path / "digits"]), scan_repository(tmp_path)):
+        folder = only(found, "digits")
+        assert dict(folder.versions) == {1: tmp_path / "digits"}
+        assert folder.filenames(1) == (file,)
+
+
+def test_bare_files_beside_each_other_are_a_model_each(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.onnx", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    write_model(tmp_path, "c")
+    assert sorted(scan([tmp_path])) == ["a", "b", "c"]
+
+
+def test_a_model_may_have_a_number_for_its_name(tmp_path: Path) -> None:
+    write_model(tmp_path, "5")
+    assert list(scan([tmp_path])) == ["5"]
+
+
+def test_an_empty_repository_is_none_the_worse(tmp_path: Path) -> None:
+    assert scan([tmp_path]) == {}
+
+
+def test_a_name_in_two_places_keeps_both_folders(tmp_path: Path) -> None:
+    write_model(tmp_path / "one", "m")
+    write_model(tmp_path / "two", "m")
+    found = scan([tmp_path / "one", tmp_path / "two"])
+    assert [folder.repository.name for folder in found["m"]] == ["one", "two"]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(NotFoundError, match="no such file or directory: '.*nope'"):
+        scan([tmp_path / "nope"])
+    with pytest.raises(NotFoundError, match=r"'.*x\.txt' is not a model file: expected \.onnx, or a directory"):
+        scan([tmp_path / "x.txt"])
+    with pytest.raises(NotFoundError, match="failed to open model repository '.*x.txt'"):
+        scan_repository(tmp_path / "x.txt")

@@ -1,0 +1,410 @@
+"""Which versions serve: loads that are all or nothing, unloads, the index and readiness (spec H09, M02-M17, V01, V02)."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
+
+from remora import loading
+from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
+from remora.lifecycle import Lifecycle
+from remora.loading import ModelLoader
+from remora.messages import IndexEntry, InferForm, InputSpec
+from remora.options import EngineOptions
+
+ALL = DOUBLER + "version_policy { all { } }"
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Bench:
+    """A repository in a folder of its own, and the backend that serves it."""
+
+    repository: Path
+    backend: FakeBackend
+
+    def lifecycle(self, mode: str = "explicit", **settings: Any) -> Lifecycle:
+        """Not started yet."""
+        settings.setdefault("model_repository", (self.repository,))
+        options = EngineOptions(model_control_mode=mode, **settings)
+        return Lifecycle(options, ModelLoader(options, FakeClock()), FakeClock())
+
+    def started(self, mode: str = "explicit", **settings: Any) -> Lifecycle:
+        lifecycle = self.lifecycle(mode, **settings)
+        assert lifecycle.start() == {}
+        return lifecycle
+
+    def break_version(self, name: str, version: str) -> None:
+        (self.repository / name / version / "broken").touch()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """An empty repository whose models the fake backend serves."""
+    backend = FakeBackend()
+    monkeypatch.setattr(loading, "find_backend", backend.find)
+    return Bench(tmp_path, backend)
+
+
+def settle(lifecycle: Lifecycle) -> None:
+    """Wait until what was retired is closed."""
+    for thread in lifecycle._closing:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def versions(lifecycle: Lifecycle, name: str) -> list[int]:
+    state = lifecycle.state(name)
+    return state.ready_versions if state else []
+
+
+# -- start ----------------------------------------------------------------------------------------------------------
+
+
+def test_mode_none_loads_everything_at_start(bench: Bench) -> None:
+    for name in ("a", "b", "c"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started("none")
+    assert [model.name for model in lifecycle.ready_models()] == ["a", "b", "c"]
+    assert lifecycle.is_ready()
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [((), []), (("b",), ["b"]), (("b", "b", "a"), ["a", "b"]), (("*",), ["a", "b"])])
+def test_explicit_mode_loads_what_is_named(bench: Bench, wanted: tuple[str, ...], expected: list[str]) -> None:
+    for name in ("a", "b"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started(load_model=wanted)
+    assert [model.name for model in lifecycle.ready_models()] == expected
+    assert lifecycle.is_ready()
+
+
+def test_a_model_that_fails_at_start_is_reported_and_the_others_serve(bench: Bench) -> None:
+    write_model(bench.repository, "good")
+    write_model(bench.repository, "bad")
+    bench.break_version("bad", "1")
+    lifecycle = bench.lifecycle("none")
+    failures = lifecycle.start()
+    assert list(failures) == ["bad"]
+    assert isinstance(failures["bad"], InvalidArgumentError)
+    assert versions(lifecycle, "good") == [1]
+    assert not lifecycle.is_ready()
+
+
+def test_without_strict_readiness_a_failed_model_does_not_matter(bench: Bench) -> None:
+    write_model(bench.repository, "bad")
+    bench.break_version("bad", "1")
+    lifecycle = bench.lifecycle("none", strict_readiness=False)
+    lifecycle.start()
+    assert lifecycle.is_ready()
+
+
+def test_a_repository_that_is_not_there_is_an_error(bench: Bench) -> None:
+    with pytest.raises(NotFoundError, match="failed to open model repository"):
+        bench.lifecycle(model_repository=(bench.repository / "nope",)).start()
+
+
+def test_a_model_without_a_config_is_completed_by_its_backend(bench: Bench) -> None:
+    write_model(bench.repository, "m", config=None, file="model.onnx")
+    model = bench.started("none").resolve("m")
+    assert model.config.input[0].name == "IN"
+    assert model.platform == "onnxruntime_onnx"
+
+
+def test_a_bare_file_is_a_model(bench: Bench) -> None:
+    (bench.repository / "digits.onnx").write_bytes(b"")
+    lifecycle = bench.started("none", model_repository=(), paths=(bench.repository / "digits.onnx",))
+    assert lifecycle.resolve("digits").version == 1
+
+
+def test_a_model_in_two_repositories_is_served_from_neither(bench: Bench) -> None:
+    one, two = bench.repository / "one", bench.repository / "two"
+    write_model(one, "m")
+    write_model(two, "m")
+    lifecycle = bench.lifecycle("none", model_repository=(one, two))
+    assert isinstance(lifecycle.start()["m"], InternalError)
+    assert lifecycle.ready_models() == []
+
+
+# -- which version --------------------------------------------------------------------------------------------------
+
+
+def test_without_a_version_the_highest_ready_one_serves(bench: Bench) -> None:
+    write_model(bench.repository, "m", versions=("1", "2", "10"), config=ALL)
+    lifecycle = bench.started("none")
+    assert lifecycle.resolve("m").version == 10
+    assert lifecycle.resolve("m", 2).version == 2
+    assert versions(lifecycle, "m") == [1, 2, 10]
+
+
+def test_the_latest_version_alone_serves_unless_the_policy_says_more(bench: Bench) -> None:
+    write_model(bench.repository, "m", versions=("1", "2"))
+    assert versions(bench.started("none"), "m") == [2]
+
+
+def test_a_lookup_that_fails_says_why_with_tritons_text(bench: Bench) -> None:
+    write_model(bench.repository, "m", versions=("1", "2"), config=ALL)
+    lifecycle = bench.started(load_model=("m",))
+    lookups: list[tuple[str, int, type[RemoraError], str]] = [
+        ("x", -1, NotFoundError, "Request for unknown model: 'x' is not found"),
+        ("x", 1, NotFoundError, "Request for unknown model: 'x' is not found"),
+        ("m", 9, NotFoundError, "Request for unknown model: 'm' version 9 is not found"),
+    ]
+    for name, version, kind, text in lookups:
+        with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+            lifecycle.resolve(name, version)
+    lifecycle.unload("m")
+    with pytest.raises(NotFoundError, match="^Request for unknown model: 'm' has no available versions$"):
+        lifecycle.resolve("m")
+    with pytest.raises(UnavailableError, match="^Request for unknown model: 'm' version 1 is not at ready state$"):
+        lifecycle.resolve("m", 1)
+
+
+# -- load and unload ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["load", "unload"])
+def test_clients_may_change_nothing_outside_explicit_mode(bench: Bench, call: str) -> None:
+    lifecycle = bench.started("none")
+    with pytest.raises(UnavailableError, match="^explicit model load / unload is not allowed if polling is enabled$"):
+        lifecycle.load("m", {}) if call == "load" else lifecycle.unload("m")
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (None, {}),
+        ("no config {", {}),
+        ('name: "other"\n' + DOUBLER, {}),
+        (DOUBLER, {"config": "{not json"}),
+        (DOUBLER, {"nope": "x"}),
+    ],
+    ids=["nowhere", "unreadable", "another-name", "override-unreadable", "unknown-parameter"],
+)
+def test_what_cannot_be_planned_is_one_text(bench: Bench, config: str | None, parameters: dict[str, str]) -> None:
+    if config is not None:
+        write_model(bench.repository, "m", config=config)
+    lifecycle = bench.started()
+    with pytest.raises(RemoraError) as failed:
+        lifecycle.load("m", parameters)
+    if "nope" not in parameters:
+        assert str(failed.value) == "failed to load 'm', failed to poll from model repository"
+        assert isinstance(failed.value, InternalError)
+    assert lifecycle.state("m") is None
+    assert lifecycle.is_ready()
+
+
+@pytest.mark.parametrize("name", ["..", "../m", "a/b", "/etc", ".", ""])
+def test_a_name_is_never_a_path(bench: Bench, name: str) -> None:
+    write_model(bench.repository, "m")
+    with pytest.raises(InternalError, match="failed to poll from model repository"):
+        bench.started().load(name, {})
+
+
+def test_a_load_that_fails_says_which_version_and_why(bench: Bench) -> None:
+    write_model(bench.repository, "m", versions=("1", "2"), config=ALL)
+    bench.break_version("m", "1")
+    lifecycle = bench.started()
+    text = "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: the model is broken;\n"
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}$"):
+        lifecycle.load("m", {})
+    assert versions(lifecycle, "m") == []
+    settle(lifecycle)
+    assert [model.closed for model in bench.backend.opened] == [1]
+
+
+def test_a_failed_reload_leaves_what_serves_in_service(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    before = lifecycle.resolve("m")
+    bench.break_version("m", "1")
+    with pytest.raises(InvalidArgumentError):
+        lifecycle.load("m", {})
+    assert lifecycle.resolve("m") is before
+    write_model(bench.repository, "m", versions=("2",))
+    bench.break_version("m", "2")
+    with pytest.raises(InvalidArgumentError):
+        lifecycle.load("m", {})
+    assert lifecycle.resolve("m") is before
+    assert bench.backend.opened[0].closed == 0
+
+
+def test_a_model_without_versions_cannot_be_loaded(bench: Bench) -> None:
+    write_model(bench.repository, "m", versions=())
+    lifecycle = bench.started()
+    with pytest.raises(InvalidArgumentError, match="at least one version must be available under the version policy"):
+        lifecycle.load("m", {})
+    assert not lifecycle.is_ready()
+
+
+def test_a_reload_takes_over_and_what_was_replaced_is_closed(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    write_model(bench.repository, "m", versions=("2",))
+    lifecycle.load("m", {})
+    settle(lifecycle)
+    assert versions(lifecycle, "m") == [2]
+    first, second = bench.backend.opened
+    assert (first.closed, first.instances[0].closed) == (1, 1)
+    assert second.closed == 0
+    assert lifecycle.index(ready=False) == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded"), IndexEntry("m", "2", "READY")]
+    assert lifecycle.is_ready()
+
+
+def test_a_config_in_the_request_counts_until_the_next_load_without_one(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started()
+    override = """{"backend": "fake", "max_batch_size": 3, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
+                   "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}"""
+    lifecycle.load("m", {"config": override})
+    assert lifecycle.resolve("m").signature.max_batch_size == 3
+    lifecycle.load("m", {})
+    assert lifecycle.resolve("m").signature.max_batch_size == 8
+
+
+def test_unloading_twice_or_what_is_not_there_is_fine(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    for name in ("m", "m", "nope"):
+        lifecycle.unload(name)
+    settle(lifecycle)
+    assert bench.backend.opened[0].closed == 1
+    assert lifecycle.state("nope") is None
+
+
+def test_an_unloaded_model_can_come_back(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    lifecycle.unload("m")
+    lifecycle.load("m", {})
+    assert lifecycle.resolve("m").version == 1
+
+
+def test_an_unload_answers_at_once_and_lets_what_runs_finish(bench: Bench) -> None:
+    running, may_end, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def during() -> None:
+        running.set()
+        assert may_end.wait(PATIENCE_S)
+
+    bench.backend.during = during
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    replies = Replies()
+
+    def reply(*answer: Any) -> None:
+        replies(*answer)
+        answered.set()
+
+    ticket = lifecycle.resolve("m").submit(InferForm((InputSpec("IN", "INT32", (1, 1)),)), [b"\x07\x00\x00\x00"], reply)
+    assert running.wait(PATIENCE_S)
+    lifecycle.unload("m")
+    assert bench.backend.opened[0].closed == 0
+    may_end.set()
+    assert answered.wait(PATIENCE_S)
+    settle(lifecycle)
+    assert replies.only(ticket).outputs[0].data.tolist() == [[14]]  # type: ignore[union-attr]
+    assert bench.backend.opened[0].closed == 1
+
+
+def test_loads_of_one_model_take_turns_and_nothing_is_left_open(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started()
+    threads = [threading.Thread(target=lifecycle.load, args=("m", {})) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert lifecycle.stop(PATIENCE_S)
+    assert [model.closed for model in bench.backend.opened] == [1] * len(bench.backend.opened)
+
+
+# -- index, readiness, end ------------------------------------------------------------------------------------------
+
+
+def test_the_index_names_what_was_never_loaded_and_says_why_the_rest_is_not_ready(bench: Bench) -> None:
+    for name in ("bad", "gone", "new", "on"):
+        write_model(bench.repository, name)
+    bench.break_version("bad", "1")
+    lifecycle = bench.started(load_model=("on", "gone"))
+    lifecycle.unload("gone")
+    with pytest.raises(InvalidArgumentError):
+        lifecycle.load("bad", {})
+    assert lifecycle.index(ready=False) == [
+        IndexEntry("bad", "1", "UNAVAILABLE", "Invalid argument: the model is broken"),
+        IndexEntry("gone", "1", "UNAVAILABLE", "unloaded"),
+        IndexEntry("new"),
+        IndexEntry("on", "1", "READY"),
+    ]
+    assert lifecycle.index(ready=True) == [IndexEntry("on", "1", "READY")]
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        ([], True),
+        (["load good"], True),
+        (["load good", "unload good"], True),
+        (["load bad"], False),
+        (["load good", "load bad"], False),
+        (["load nowhere"], True),
+    ],
+)
+def test_the_server_is_ready_unless_a_model_that_should_serve_cannot(bench: Bench, happens: list[str], expected: bool) -> None:
+    write_model(bench.repository, "good")
+    write_model(bench.repository, "bad")
+    bench.break_version("bad", "1")
+    lifecycle = bench.started()
+    for step in happens:
+        call, name = step.split()
+        try:
+            lifecycle.load(name, {}) if call == "load" else lifecycle.unload(name)
+        except RemoraError:
+            assert name != "good"
+    assert lifecycle.is_ready() is expected
+
+
+def test_the_server_is_not_ready_before_it_started_nor_while_it_stops(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.lifecycle("none")
+    assert not lifecycle.is_ready()
+    lifecycle.start()
+    assert lifecycle.is_ready()
+    assert lifecycle.stop(PATIENCE_S)
+    assert not lifecycle.is_ready()
+
+
+def test_stop_closes_every_model_once(bench: Bench) -> None:
+    for name in ("a", "b"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started("none")
+    assert lifecycle.stop(PATIENCE_S)
+    assert lifecycle.stop(PATIENCE_S)
+    assert [model.closed for model in bench.backend.opened] == [1, 1]
+    with pytest.raises(NotFoundError):
+        lifecycle.resolve("a")
+
+
+# -- labels ---------------------------------------------------------------------------------------------------------
+
+LABELLED = DOUBLER.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"')
+
+
+def test_labels_are_the_lines_of_the_outputs_file(bench: Bench) -> None:
+    (write_model(bench.repository, "m", config=LABELLED) / "labels.txt").write_text("one\ntwo\n")
+    assert bench.started("none").resolve("m")._labels == {"OUT": ("one", "two")}
+
+
+@pytest.mark.parametrize("name", ["nope.txt", "../secret.txt"])
+def test_labels_that_cannot_be_read_or_lie_elsewhere_fail_the_load(bench: Bench, name: str) -> None:
+    write_model(bench.repository, "m", config=LABELLED.replace("labels.txt", name))
+    (bench.repository / "secret.txt").write_text("secret")
+    (error,) = bench.lifecycle("none").start().values()
+    assert name in str(error)
+    assert "secret\n" not in str(error)
