@@ -15,7 +15,7 @@ from google.protobuf import text_format
 
 from remora.backends import Backend, Execution, Placement, Source
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Tensor, Ticket
+from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import HttpAnswer
@@ -146,15 +146,19 @@ class FakeMailbox:
 class FakeRecorder:
     """Remembers what a scheduler told."""
 
-    runs: list[tuple[Plan, list[Outcome]]] = field(default_factory=list)
+    runs: list[tuple[Plan, list[Outcome | None]]] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
     drops: list[tuple[Ticket, RemoraError]] = field(default_factory=list)
+    streams: list[tuple[Ticket, int, Streamed]] = field(default_factory=list)
 
     def executed(
-        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome], start_ns: int, end_ns: int
+        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
     ) -> None:
         self.runs.append((plan, list(outcomes)))
         self.spans.append((start_ns, end_ns))
+
+    def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
+        self.streams.append((ticket, index, streamed))
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
         self.drops.append((ticket, error))
@@ -243,11 +247,11 @@ class FakeTransport(asyncio.Transport):
         self.aborted = False
         self.reading = True
 
-    def write(self, data: Buffer) -> None:  # type: ignore[override]
+    def write(self, data: Buffer) -> None:
         if not self.closing:
             self.written += data
 
-    def writelines(self, list_of_data: Iterable[Buffer]) -> None:  # type: ignore[override]
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         for data in list_of_data:
             self.write(data)
 

@@ -1,4 +1,4 @@
-"""The command `remora`: reads arguments, calls the engine or a running server, prints; exit codes 0, 1 (failed), 2 (usage).
+"""The command `remora`: reads arguments, calls the engine or a server, prints; exits with 0, 1 (failed) or 2 (usage).
 
 Options are not written here: they are the fields of the option dataclasses.
 """

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from remora import messages
 from remora._version import __version__
-from remora.errors import InvalidArgumentError
+from remora.errors import InvalidArgumentError, RemoraError, UnsupportedError
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
 from remora.messages import (
@@ -122,7 +122,7 @@ class Engine:
         failures = self._lifecycle.start()
         if failures and self.options.exit_on_error:
             self.stop()
-            name, error = next(iter(sorted(failures.items())))
+            error = failures[min(failures)]
             more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
             raise type(error)(f"{str(error).rstrip()}{more}") from error
         return self
@@ -231,9 +231,11 @@ class Engine:
                 return  # the caller cancelled it, and a cancelled future takes no result
             if isinstance(outcome, Response):
                 future.set_result(InferResult(served, outcome))
-            else:
+            elif isinstance(outcome, RemoraError):
                 future.set_exception(outcome)
 
+        if served.decoupled:
+            raise UnsupportedError(f"model '{model}' is decoupled: it may give any number of responses to a request")
         return self.submit(served, form, data, reply), future
 
     # -- models -----------------------------------------------------------------------------------------------------
@@ -352,13 +354,12 @@ def _as_array(array: Array, datatype: str, name: str) -> Array:
         out[:] = flat
         return out.reshape(array.shape)
     dtype = messages.DTYPES.get(datatype)
-    if dtype is None or dtype == object or array.dtype == dtype:
+    if dtype is None or dtype.hasobject or array.dtype == dtype:
         return array
-    if np.can_cast(array.dtype, dtype, "same_kind"):
-        return array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu" and (array == array.astype(dtype)).all():
-        return array.astype(dtype)
-    return array
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        cast = array.astype(dtype)
+        return cast if (array == cast).all() else array
+    return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else array
 
 
 def _as_bytes(value: object, name: str) -> bytes:

@@ -90,7 +90,10 @@ class Lifecycle:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: int = -1) -> ServedModel:
-        """The version that serves; -1 for the highest ready one. Raises NotFoundError or UnavailableError (spec H09)."""
+        """The version that serves; -1 for the highest ready one.
+
+        Raises NotFoundError or UnavailableError (spec H09).
+        """
         state = self._table.get(name)
         if state is None:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")

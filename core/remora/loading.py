@@ -127,9 +127,12 @@ class ModelLoader:
             labels = read_labels(config, folder.path)
             statistics = ModelStatistics(self._samples)
             return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics)
+        except RemoraError:
+            _let_go(instances, opened)
+            raise
         except Exception as error:
             _let_go(instances, opened)
-            raise _as_load_error(error) from error
+            raise InternalError(f"{type(error).__name__}: {error}") from error
 
     def _backend(self, config: ModelConfig) -> Backend:
         return find_backend("ensemble" if config.platform == "ensemble" else config.backend)
@@ -171,9 +174,3 @@ def _let_go(instances: list[Instance], opened: BackendModel | None) -> None:
                 closable.close()
             except Exception:
                 _log.exception("closing after a failed load")
-
-
-def _as_load_error(error: Exception) -> RemoraError:
-    if isinstance(error, RemoraError):
-        return error
-    return InternalError(f"{type(error).__name__}: {error}")

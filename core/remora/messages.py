@@ -106,8 +106,19 @@ class Response:
     parameters: dict[str, Parameter] = field(default_factory=dict)
 
 
-Outcome = Response | RemoraError
-"""The one thing every request ends in."""
+class Streamed(NamedTuple):
+    """One of the answers of a decoupled model to one request (spec K08).
+
+    ``outcome`` is None for a final mark that carries nothing. After one with ``final`` no more come.
+    """
+
+    outcome: Response | RemoraError | None
+    final: bool
+
+
+Outcome = Response | RemoraError | Streamed
+"""What a request ends in. A request to a decoupled model gets any number of Streamed, the last one final; every other
+request gets exactly one Response or error."""
 
 
 class Request:
@@ -142,7 +153,7 @@ class Mailbox(Protocol):
 
 
 class Ticket:
-    """A request on its way, and where its answer goes. Each ticket is answered exactly once.
+    """A request on its way, and where its answer goes. Each ticket is answered exactly once (see Outcome).
 
     ``reply`` is called by the mailbox and must not raise. Times are in nanoseconds of the engine's monotonic clock;
     ``arrival_ns`` is when the request was handed in, ``start_ns`` when its batch began to run.

@@ -65,7 +65,15 @@ class ServedModel:
     def _make_scheduler(self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock) -> Scheduler:
         recorder = StatisticsRecorder(self.statistics, clock)
         may_wait = policy.dynamic and policy.max_delay_ns > 0
-        return Scheduler(BatchQueue(policy), instances, self.signature, recorder, clock, may_wait=may_wait)
+        return Scheduler(
+            BatchQueue(policy),
+            instances,
+            self.signature,
+            recorder,
+            clock,
+            may_wait=may_wait,
+            decoupled=self.decoupled,
+        )
 
     def submit(
         self,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from remora.backends import Execution
 from remora.errors import RemoraError
-from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, Ticket
+from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, Streamed, Ticket
 from remora.scheduling.batching import Plan
 from remora.system.clock import Clock
 
@@ -43,6 +43,7 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
 SUMMARY_SAMPLES = 4096
 """How many requests the quantiles of the summaries look at, at the most (spec P06)."""
 
+_RESPONSE_KINDS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 
@@ -90,6 +91,7 @@ class ModelStatistics:
         self._compute_input, self._compute_infer, self._compute_output = [0, 0], [0, 0], [0, 0]
         self._batches: dict[int, list[int]] = {}
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self._responses: dict[int, dict[str, list[int]]] = {}
         self.dispatches: dict[str, int] = {}
         self._request_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
         self._queue_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
@@ -142,6 +144,23 @@ class ModelStatistics:
         ):
             row[0] += count
             row[1] += ns
+
+    def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
+        """Count one answer of a decoupled model, and its request when it is the final one (spec T03)."""
+        kind = "success" if isinstance(streamed.outcome, Response) else "fail" if streamed.outcome else "empty_response"
+        with self._lock:
+            row = self._responses.setdefault(index, {name: [0, 0] for name in _RESPONSE_KINDS})
+            for name in (kind, "compute_infer"):
+                row[name][0] += 1
+                row[name][1] += spent_ns
+            if not streamed.final:
+                return
+            if isinstance(streamed.outcome, RemoraError) and not streamed.outcome.answered:
+                self._fail[0] += 1
+                self._fail[1] += now_ns - ticket.arrival_ns
+                self.failures[BACKEND] += 1
+            else:
+                self._record_done([ticket], ticket.start_ns, now_ns, (0, now_ns - ticket.start_ns, 0))
 
     def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
         """Count a request that failed without running: timed out, cancelled, or lost by ourselves."""
@@ -203,15 +222,21 @@ class StatisticsRecorder:
         self._clock = clock
 
     def executed(
-        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome], start_ns: int, end_ns: int
+        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
     ) -> None:
         input_end = execution.input_end_ns or start_ns
         phases = Phases(start_ns, input_end, max(execution.output_start_ns or end_ns, input_end), end_ns)
         done: list[Ticket] = []
         failed: list[Ticket] = []
         for ticket, outcome in zip(plan.tickets, outcomes, strict=True):
-            (done if isinstance(outcome, Response) or outcome.answered else failed).append(ticket)
+            if isinstance(outcome, RemoraError):
+                (done if outcome.answered else failed).append(ticket)
+            elif outcome is not None:
+                done.append(ticket)
         self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
+
+    def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
+        self._statistics.record_streamed(ticket, index, streamed, now_ns - begin_ns, now_ns)
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
         reason = CANCELED if error.code == "CANCELLED" else REJECTED

@@ -39,7 +39,9 @@ def classes_of(
         ([np.inf, -np.inf, 0, 1], 4, [b"inf:0:apple", b"1.000000:3", b"0.000000:2:cherry", b"-inf:1:banana"]),
     ],
 )
-def test_the_best_values_come_first_with_index_and_label(values: list[float], count: int, expected: list[bytes]) -> None:
+def test_the_best_values_come_first_with_index_and_label(
+    values: list[float], count: int, expected: list[bytes]
+) -> None:
     assert classes_of(np.array([values], "f4"), count, labels=FRUIT) == [expected]
 
 
@@ -64,7 +66,11 @@ def test_a_batch_of_matrices_counts_indices_through_the_row() -> None:
         ("INT8", [-128, 127], [b"127:1", b"-128:0"]),
         ("UINT8", [0, 255], [b"255:1", b"0:0"]),
         ("UINT64", [3, 2**64 - 1], [b"18446744073709551615:1", b"3:0"]),
-        ("INT64", [-(2**63), 2**63 - 1, 2**63 - 2], [b"9223372036854775807:1", b"9223372036854775806:2", b"-9223372036854775808:0"]),
+        (
+            "INT64",
+            [-(2**63), 2**63 - 1, 2**63 - 2],
+            [b"9223372036854775807:1", b"9223372036854775806:2", b"-9223372036854775808:0"],
+        ),
         ("FP64", [0.25, 1000.0], [b"1000.000000:1", b"0.250000:0"]),
     ],
 )
@@ -84,7 +90,9 @@ def test_a_type_without_an_order_is_refused_with_tritons_text(datatype: str) -> 
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (2, 0)])
 @pytest.mark.parametrize("batches", [False, True])
 def test_an_output_without_values_is_refused(shape: tuple[int, ...], batches: bool) -> None:
-    answer = classify(Response([Tensor("OUT", "FP32", np.zeros(shape, "f4"))]), [OutputSpec("OUT", 1)], {}, batches=batches)
+    answer = classify(
+        Response([Tensor("OUT", "FP32", np.zeros(shape, "f4"))]), [OutputSpec("OUT", 1)], {}, batches=batches
+    )
     assert isinstance(answer, InvalidArgumentError)
     assert "'OUT'" in str(answer)
 

@@ -1,4 +1,4 @@
-"""Which versions serve: loads that are all or nothing, unloads, the index and readiness (spec H09, M02-M17, V01, V02)."""
+"""Which versions serve: loads that are all or nothing, unloads, index and readiness (spec H09, M02-M17, V01, V02)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
 
+from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
 from remora import loading
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.lifecycle import Lifecycle
@@ -75,7 +75,9 @@ def test_mode_none_loads_everything_at_start(bench: Bench) -> None:
     assert lifecycle.is_ready()
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [((), []), (("b",), ["b"]), (("b", "b", "a"), ["a", "b"]), (("*",), ["a", "b"])])
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [((), []), (("b",), ["b"]), (("b", "b", "a"), ["a", "b"]), (("*",), ["a", "b"])]
+)
 def test_explicit_mode_loads_what_is_named(bench: Bench, wanted: tuple[str, ...], expected: list[str]) -> None:
     for name in ("a", "b"):
         write_model(bench.repository, name)
@@ -159,9 +161,9 @@ def test_a_lookup_that_fails_says_why_with_tritons_text(bench: Bench) -> None:
         with pytest.raises(kind, match=f"^{re.escape(text)}$"):
             lifecycle.resolve(name, version)
     lifecycle.unload("m")
-    with pytest.raises(NotFoundError, match="^Request for unknown model: 'm' has no available versions$"):
+    with pytest.raises(NotFoundError, match=r"^Request for unknown model: 'm' has no available versions$"):
         lifecycle.resolve("m")
-    with pytest.raises(UnavailableError, match="^Request for unknown model: 'm' version 1 is not at ready state$"):
+    with pytest.raises(UnavailableError, match=r"^Request for unknown model: 'm' version 1 is not at ready state$"):
         lifecycle.resolve("m", 1)
 
 
@@ -171,7 +173,7 @@ def test_a_lookup_that_fails_says_why_with_tritons_text(bench: Bench) -> None:
 @pytest.mark.parametrize("call", ["load", "unload"])
 def test_clients_may_change_nothing_outside_explicit_mode(bench: Bench, call: str) -> None:
     lifecycle = bench.started("none")
-    with pytest.raises(UnavailableError, match="^explicit model load / unload is not allowed if polling is enabled$"):
+    with pytest.raises(UnavailableError, match=r"^explicit model load / unload is not allowed if polling is enabled$"):
         lifecycle.load("m", {}) if call == "load" else lifecycle.unload("m")
 
 
@@ -252,14 +254,18 @@ def test_a_reload_takes_over_and_what_was_replaced_is_closed(bench: Bench) -> No
     first, second = bench.backend.opened
     assert (first.closed, first.instances[0].closed) == (1, 1)
     assert second.closed == 0
-    assert lifecycle.index(ready=False) == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded"), IndexEntry("m", "2", "READY")]
+    assert lifecycle.index(ready=False) == [
+        IndexEntry("m", "1", "UNAVAILABLE", "unloaded"),
+        IndexEntry("m", "2", "READY"),
+    ]
     assert lifecycle.is_ready()
 
 
 def test_a_config_in_the_request_counts_until_the_next_load_without_one(bench: Bench) -> None:
     write_model(bench.repository, "m")
     lifecycle = bench.started()
-    override = """{"backend": "fake", "max_batch_size": 3, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
+    override = """{"backend": "fake", "max_batch_size": 3,
+                   "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
                    "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}"""
     lifecycle.load("m", {"config": override})
     assert lifecycle.resolve("m").signature.max_batch_size == 3
@@ -356,7 +362,9 @@ def test_the_index_names_what_was_never_loaded_and_says_why_the_rest_is_not_read
         (["load nowhere"], True),
     ],
 )
-def test_the_server_is_ready_unless_a_model_that_should_serve_cannot(bench: Bench, happens: list[str], expected: bool) -> None:
+def test_the_server_is_ready_unless_a_model_that_should_serve_cannot(
+    bench: Bench, happens: list[str], expected: bool
+) -> None:
     write_model(bench.repository, "good")
     write_model(bench.repository, "bad")
     bench.break_version("bad", "1")

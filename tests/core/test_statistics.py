@@ -88,7 +88,12 @@ def test_a_request_refused_on_arrival_shows_in_the_metrics_alone() -> None:
 
 @pytest.mark.parametrize(
     ("whole_ns", "bucket"),
-    [(1, 0), (LATENCY_BOUNDS_NS[0], 0), (LATENCY_BOUNDS_NS[0] + 1, 1), (LATENCY_BOUNDS_NS[-1] + 1, len(LATENCY_BOUNDS_NS))],
+    [
+        (1, 0),
+        (LATENCY_BOUNDS_NS[0], 0),
+        (LATENCY_BOUNDS_NS[0] + 1, 1),
+        (LATENCY_BOUNDS_NS[-1] + 1, len(LATENCY_BOUNDS_NS)),
+    ],
 )
 def test_a_latency_falls_into_the_first_bucket_that_holds_it(whole_ns: int, bucket: int) -> None:
     statistics = ModelStatistics()

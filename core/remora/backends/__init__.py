@@ -7,13 +7,14 @@ a backend owns nothing but its framework's objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from remora.config import Placement
-from remora.messages import Outcome, Request
+from remora.errors import InternalError
+from remora.messages import Outcome, Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
 
@@ -40,14 +41,22 @@ class Execution:
 
     An instance that can tell sets ``input_end_ns`` when the inputs are assembled and ``output_start_ns`` when the
     model is done; what is left at 0 counts as compute time (spec T01).
+
+    ``send(index, streamed)`` answers the request at ``index``: how instances of decoupled models answer, from any
+    thread, during ``execute`` or after it, until they have sent a final one. What comes after that is dropped.
     """
 
-    __slots__ = ("input_end_ns", "output_start_ns", "requests")
+    __slots__ = ("input_end_ns", "output_start_ns", "requests", "send")
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], send: Callable[[int, Streamed], None] | None = None) -> None:
         self.requests = requests
         self.input_end_ns = 0
         self.output_start_ns = 0
+        self.send = send or _nowhere
+
+
+def _nowhere(index: int, streamed: Streamed) -> None:
+    raise InternalError("this execution takes no streamed answers: the model is not decoupled")
 
 
 class Instance(Protocol):
@@ -60,8 +69,10 @@ class Instance(Protocol):
     name: str
     quick: bool
 
-    def execute(self, execution: Execution) -> list[Outcome]:
+    def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch; one outcome for each request, in order. Outputs are in the model's own shape.
+
+        An instance of a decoupled model gives None for the requests that it answers through ``execution.send``.
 
         An exception raised here fails every request of the batch; a RemoraError keeps its code and text. An error
         *returned* for a request fails that one alone; mark it ``answered`` when the model itself gave it (spec T02).

@@ -23,7 +23,8 @@ def find_backend(name: str) -> Backend:
         backend = _installed(name)
         if backend is None:
             raise InvalidArgumentError(
-                f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
+                f"unable to find backend library for backend '{name}', "
+                "try specifying runtime on the model configuration."
             )
         return backend
     module, _, attribute = target.partition(":")

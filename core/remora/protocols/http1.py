@@ -20,7 +20,7 @@ _MEMO_HEAD_LIMIT = 2_048
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase (spec H03)
 
 
-class BadRequest(Exception):
+class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
     """Bytes that are no HTTP request this server accepts; the connection ends after the answer."""
 
     def __init__(self, status: int, text: str) -> None:

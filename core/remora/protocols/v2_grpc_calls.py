@@ -49,7 +49,7 @@ _PHASES = ("compute_input", "compute_infer", "compute_output")
 
 
 def _durations(stats: messages.ModelStats | messages.BatchStats, names: tuple[str, ...]) -> dict[str, Any]:
-    durations: dict[str, Duration] = {name: getattr(stats, name) for name in names}
+    durations: dict[str, messages.Duration] = {name: getattr(stats, name) for name in names}
     return {name: pb.StatisticDuration(count=spent.count, ns=spent.ns) for name, spent in durations.items()}
 
 

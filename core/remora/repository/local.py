@@ -33,7 +33,9 @@ class ModelFolder:
     def filenames(self, version: int) -> tuple[str, ...]:
         """Names of the files in a version's directory; what the backend is told by (spec C04)."""
         path = self.versions[version]
-        return (path.name,) if path.is_file() else tuple(sorted(entry.name for entry in path.iterdir()))
+        if path.is_file():  # a bare file has its model's name: its suffix says what it is
+            return (f"model{path.suffix}",)
+        return tuple(sorted(entry.name for entry in path.iterdir()))
 
 
 def scan_repository(repository: Path) -> dict[str, list[ModelFolder]]:

@@ -14,13 +14,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from remora.backends import Execution, Instance
 from remora.errors import InternalError, RemoraError, UnavailableError
-from remora.messages import Mailbox, Outcome, Response, Ticket
+from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.costs import CostModel
+from remora.scheduling.delivery import deliver, failure_of
 from remora.scheduling.recorder import Recorder
+from remora.scheduling.streams import Streams
 from remora.signature import Signature
 from remora.system.clock import Clock
 
@@ -64,6 +67,7 @@ class Scheduler:
         threads: bool = True,
         inline_limit_ns: int = INLINE_LIMIT_NS,
         may_wait: bool = False,
+        decoupled: bool = False,
     ) -> None:
         self._queue = queue
         self._slots = [_Slot(instance) for instance in instances]
@@ -72,6 +76,7 @@ class Scheduler:
         self._now = clock.monotonic_ns
         self._threads = threads
         self._quick = all(instance.quick for instance in instances) and not may_wait
+        self._decoupled = decoupled
         self._inline_limit_ns = inline_limit_ns
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -224,12 +229,14 @@ class Scheduler:
 
     def _execute(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
         tickets = plan.tickets
+        if self._decoupled:
+            return self._execute_decoupled(instance, plan)
         execution = Execution([ticket.request for ticket in tickets])
         start_ns = self._now()
         for ticket in tickets:
             ticket.start_ns = start_ns
         try:
-            outcomes: list[Outcome] = instance.execute(execution)
+            outcomes = cast("Sequence[Outcome]", instance.execute(execution))
             if len(outcomes) != len(tickets):
                 raise InternalError(
                     f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
@@ -242,6 +249,32 @@ class Scheduler:
         self.costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
         return list(zip(tickets, outcomes, strict=True))
+
+    def _execute_decoupled(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
+        """Run a batch whose answers come through streams, now or later; what fails here ends all that are open."""
+        streams = Streams(plan.tickets, self._signature, self._recorder, self._now, self._stream_ended)
+        with self._lock:
+            self._running += len(plan.tickets)  # until each stream has ended
+        start_ns = self._now()
+        for ticket in plan.tickets:
+            ticket.start_ns = start_ns
+        execution = Execution([ticket.request for ticket in plan.tickets], streams.send)
+        try:
+            for index, outcome in enumerate(instance.execute(execution)):
+                if outcome is not None:
+                    streams.send(index, outcome if isinstance(outcome, Streamed) else Streamed(outcome, True))
+        except (Exception, SystemExit) as error:
+            streams.end_all(failure_of(error, instance.name))
+        end_ns = self._now()
+        self.costs.learn(plan.rows, end_ns - start_ns)
+        self._recorder.executed(plan, execution, [None] * len(plan.tickets), start_ns, end_ns)
+        return []
+
+    def _stream_ended(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if self._stopping:
+                self._work.notify_all()
 
     def _to_wire(self, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Response):
@@ -272,36 +305,3 @@ class Scheduler:
             tickets = self._queue.drain()
             self._work.notify_all()
         deliver([(ticket, error) for ticket in tickets])
-
-
-def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
-    """Hand answers to where they belong, one delivery for each mailbox."""
-    if not deliveries:
-        return
-    first = deliveries[0][0].mailbox
-    if all(ticket.mailbox is first for ticket, _ in deliveries):
-        _post(first, deliveries)
-        return
-    parted: dict[int, list[tuple[Ticket, Outcome]]] = {}
-    for delivery in deliveries:
-        parted.setdefault(id(delivery[0].mailbox), []).append(delivery)
-    for part in parted.values():
-        _post(part[0][0].mailbox, part)
-
-
-def _post(mailbox: Mailbox | None, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-    if mailbox is not None:
-        mailbox.post(deliveries)
-        return
-    for ticket, outcome in deliveries:
-        try:
-            ticket.reply(ticket, outcome)
-        except Exception:  # one that cannot be answered must not take its neighbours and the instance along
-            _log.exception("an answer could not be delivered")
-
-
-def failure_of(error: BaseException, where: str) -> RemoraError:
-    """Any exception as an answer; a RemoraError keeps its code and text."""
-    if isinstance(error, RemoraError):
-        return error
-    return InternalError(f"{where}: {type(error).__name__}: {error}", from_model=True)

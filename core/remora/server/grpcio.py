@@ -221,6 +221,8 @@ class GrpcServer:
         if isinstance(outcome, RemoraError):
             # The requests of a batch may have failed with one and the same object.
             raise error_of(outcome.code, outcome.message)
+        if not isinstance(outcome, Response):
+            raise UnsupportedError(DECOUPLED_TEXT)  # refused before it was submitted
         return outcome
 
 

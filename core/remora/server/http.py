@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection on the event loop; the law: bytes in, head and body out, answers in order, no more kept than said.
+"""One HTTP/1.1 connection on the event loop; the law: heads and bodies in, answers out in order, bounded memory.
 
-Small requests are read through one buffer that all connections share; a body that did not come with its head is received
-straight into its final place. One request of a connection is under way at a time; what a client sends ahead waits, and when that is
+Small requests are read through one buffer that all connections share; a body that did not come with its head
+is received straight into its final place. One request of a connection is under way at a time; what a client sends ahead waits, and when that is
 much, the socket is not read.
 """
 

@@ -10,17 +10,17 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.options import EngineOptions, ServerOptions
-from remora.protocols.v2_rest import HttpAnswer, InferCodec
+from remora.protocols.v2_rest import InferCodec
+from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.http import Listener
 from remora.server.mailbox import LoopMailbox
-from remora.server.rest import Exchange, MetricsService, RestService
+from remora.server.rest import MetricsService, RestService
 from remora.system.machine import process_age_s
 from remora.system.tuning import Tuning, freeze
 
@@ -77,8 +77,10 @@ class Server:
                 forward_pattern=_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
             ),
             LoopMailbox(loop),
-            _in_a_thread(loop),
+            answer_in_thread(loop),
             max_input_bytes=options.http_max_input_size,
+            pages=AsgiPages(self._open_pages),
+            serves_metrics=options.allow_metrics,
         )
         http = metrics = 0
         if options.allow_http:
@@ -91,6 +93,11 @@ class Server:
         await loop.run_in_executor(None, self.engine.start)
         if options.allow_grpc:
             self.ports = Ports(http, await loop.run_in_executor(None, self._start_grpc), metrics)
+
+    def _open_pages(self) -> AsgiApp:
+        from remora.server.app import create_app  # FastAPI: 0.3 s and 25 MiB that only readers of the pages need
+
+        return create_app(self.engine, self.options)
 
     def _check_ports(self) -> None:
         options = self.options
@@ -233,14 +240,6 @@ def _run(main: asyncio.Future[int] | object) -> int:
     except ImportError:  # not built for this platform: the standard loop serves as well, slower
         return asyncio.run(main)  # type: ignore[arg-type]
     return int(uvloop.run(main))  # type: ignore[arg-type]
-
-
-def _in_a_thread(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], HttpAnswer], Exchange], None]:
-    def later(work: Callable[[], HttpAnswer], exchange: Exchange) -> None:
-        future = loop.run_in_executor(None, work)
-        future.add_done_callback(lambda done: exchange.respond(done.result()))
-
-    return later
 
 
 def _pattern(text: str, flag: str) -> re.Pattern[str] | None:

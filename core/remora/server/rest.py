@@ -6,7 +6,7 @@ our own protocol or an ASGI app. Everything wire-specific is in the codecs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Protocol
 
 from remora.engine import Engine
@@ -33,6 +33,8 @@ from remora.protocols.v2_rest import (
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
 METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
+METRICS_PATH = "/v2/metrics"
+"""Where the metrics are on the port that carries requests: a host may let only that one through."""
 
 
 class Exchange(Protocol):
@@ -40,6 +42,17 @@ class Exchange(Protocol):
 
     def respond(self, answer: HttpAnswer) -> None:
         """Send the answer; called once, in the thread of the exchange. Must not raise."""
+
+
+class Pages(Protocol):
+    """What answers paths that V2 does not have, such as the documentation's."""
+
+    @property
+    def paths(self) -> Container[str]:
+        """The paths it answers."""
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        """Answer through ``exchange``, now or later. Must not block."""
 
 
 Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
@@ -77,6 +90,8 @@ class RestService:
         mailbox: where inference answers are delivered.
         later: runs what would block the loop.
         max_input_bytes: bodies may not inflate beyond this.
+        pages: is asked for the paths that V2 does not have.
+        serves_metrics: whether METRICS_PATH is one that this service has.
     """
 
     def __init__(
@@ -87,6 +102,8 @@ class RestService:
         later: Later,
         *,
         max_input_bytes: int = 64 << 20,
+        pages: Pages | None = None,
+        serves_metrics: bool = True,
     ) -> None:
         self._engine = engine
         self._resolve = engine.resolve
@@ -94,6 +111,8 @@ class RestService:
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
+        self._pages = pages
+        self._serves_metrics = serves_metrics
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
@@ -105,8 +124,17 @@ class RestService:
         if plan.route is not None:
             self._call(plan.route, body, exchange)
         elif plan.refusal is not None:
-            exchange.respond(plan.refusal)
+            self._beyond_v2(plan.refusal, head, body, exchange)
         return None
+
+    def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
+        """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
+        if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):
+            exchange.respond(self.metrics())
+        elif self._pages is not None and refusal.status == 404 and head.path in self._pages.paths:
+            self._pages.handle(head, body, exchange)
+        else:
+            exchange.respond(refusal)
 
     # -- inference --------------------------------------------------------------------------------------------------
 
@@ -134,9 +162,11 @@ class RestService:
     def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
         context: tuple[Exchange, ServedModel, ReplyFormat, str] = ticket.context  # type: ignore[assignment]
         exchange, model, reply_format, accept = context
-        if not isinstance(outcome, Response):
+        if isinstance(outcome, RemoraError):
             exchange.respond(encode_error(outcome, plain=True))
             return
+        if not isinstance(outcome, Response):
+            return  # decoupled models are refused above
         try:
             answer = self._codec.encode(model.name, model.version_text, ticket.request.form, outcome, reply_format)
         except RemoraError as error:

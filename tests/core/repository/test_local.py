@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import write_model
 
+from fakes import write_model
 from remora.errors import NotFoundError
 from remora.repository.local import ModelFolder, scan, scan_repository
 
@@ -32,7 +32,17 @@ def test_a_repository_has_its_models_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "version"),
-    [("1", 1), ("0", 0), ("12", 12), ("1abc", 1), ("01", None), ("x", None), ("-1", None), ("warmup", None), ("configs", None)],
+    [
+        ("1", 1),
+        ("0", 0),
+        ("12", 12),
+        ("1abc", 1),
+        ("01", None),
+        ("x", None),
+        ("-1", None),
+        ("warmup", None),
+        ("configs", None),
+    ],
 )
 def test_version_directories_are_read_as_triton_reads_them(tmp_path: Path, name: str, version: int | None) -> None:
     folder = only(scan_repository(write_model(tmp_path, "m", versions=(name,)).parent), "m")
@@ -66,7 +76,7 @@ def test_a_model_file_alone_is_version_1_and_called_like_the_file(tmp_path: Path
     file.write_bytes(b"")
     folder = only(scan([file]), "digits")
     assert dict(folder.versions) == {1: file}
-    assert folder.filenames(1) == ("digits.onnx",)
+    assert folder.filenames(1) == ("model.onnx",), "what it is, whatever it is called"
 
 
 def test_a_model_file_with_the_usual_name_is_called_like_its_directory(tmp_path: Path) -> None:
@@ -111,9 +121,9 @@ def test_a_name_in_two_places_keeps_both_folders(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(NotFoundError, match="no such file or directory: '.*nope'"):
+    with pytest.raises(NotFoundError, match=r"no such file or directory: '.*nope'"):
         scan([tmp_path / "nope"])
     with pytest.raises(NotFoundError, match=r"'.*x\.txt' is not a model file: expected \.onnx, or a directory"):
         scan([tmp_path / "x.txt"])
-    with pytest.raises(NotFoundError, match="failed to open model repository '.*x.txt'"):
+    with pytest.raises(NotFoundError, match=r"failed to open model repository '.*x\.txt'"):
         scan_repository(tmp_path / "x.txt")

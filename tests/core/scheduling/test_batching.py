@@ -61,7 +61,9 @@ def sizes(queue: BatchQueue, now_ns: int) -> list[tuple[int, str]]:
         pytest.param(BatchPolicy(max_batch_size=8), (1, 3), "", [(1, SINGLE), (3, SINGLE)], [], id="D01-no-batcher"),
         pytest.param(BatchPolicy(), (1, 1), "", [(1, SINGLE)] * 2, [], id="D01-no-batching-at-all"),
         pytest.param(dynamic(preferred=(4,), delay_ms=300), (1,) * 6, "", [(4, PREFERRED)], [(2, DELAY)], id="D02-six"),
-        pytest.param(dynamic(preferred=(2, 4), delay_ms=300), (1,) * 5, "", [(4, PREFERRED)], [(1, DELAY)], id="D02-max"),
+        pytest.param(
+            dynamic(preferred=(2, 4), delay_ms=300), (1,) * 5, "", [(4, PREFERRED)], [(1, DELAY)], id="D02-max"
+        ),
         pytest.param(dynamic(preferred=(4,), delay_ms=300), (1,) * 3, "", [], [(3, DELAY)], id="D02-not-reached"),
         pytest.param(dynamic(preferred=(4,), delay_ms=300), (3, 3), "", [(6, PREFERRED)], [], id="D02-jumped-over"),
         pytest.param(dynamic(preferred=(4,)), (1,) * 6, "", [(4, PREFERRED), (2, IDLE)], [], id="D02-no-delay"),
@@ -109,8 +111,8 @@ def test_an_empty_queue_has_nothing_to_wake_up_for() -> None:
 
 def test_shape_keys_are_compared_by_value() -> None:
     queue = BatchQueue(dynamic())
-    for _ in range(2):
-        queue.push(ticket_of(shape_key=tuple([("IN", (1, 2))])))
+    for size in (1, 1):
+        queue.push(ticket_of(shape_key=("IN", [size])))
     assert sizes(queue, START) == [(2, IDLE)]
 
 
@@ -368,7 +370,10 @@ def mutated(original: str, mutation: str) -> type[BatchQueue]:
     source = textwrap.dedent(inspect.getsource(BatchQueue))
     assert source.count(original) == 1, f"the source has changed: {original}"
     scope: dict[str, Any] = dict(vars(batching))
-    exec(compile(source.replace(original, mutation), "mutant", "exec", dont_inherit=True, flags=annotations_flag()), scope)
+    exec(
+        compile(source.replace(original, mutation), "mutant", "exec", dont_inherit=True, flags=annotations_flag()),
+        scope,
+    )
     mutant: type[BatchQueue] = scope["BatchQueue"]
     return mutant
 

@@ -12,7 +12,8 @@ from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket
 from remora.scheduling.batching import BatchQueue
-from remora.scheduling.scheduler import Scheduler, deliver, failure_of
+from remora.scheduling.delivery import deliver, failure_of
+from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 
 DYNAMIC = BatchPolicy(max_batch_size=8, dynamic=True)
@@ -341,7 +342,8 @@ def test_a_stopped_scheduler_refuses_with_tritons_text() -> None:
     bench = Bench()
     assert bench.scheduler.stop(0)
     with pytest.raises(
-        UnavailableError, match="^Server is stopping, scheduler for model has stopped accepting new inference requests$"
+        UnavailableError,
+        match=r"^Server is stopping, scheduler for model has stopped accepting new inference requests$",
     ):
         bench.submit()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -196,7 +197,7 @@ def test_pipelined_requests_are_answered_in_order_in_any_split(
     wire = b"".join(request for request, _ in sent)
     edges = sorted({0, len(wire), *(min(cut, len(wire)) for cut in cuts)})
     with benches(wait=wait) as bench:
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in itertools.pairwise(edges):
             bench.receive(wire[begin:end])
         while bench.service.waiting:
             assert len(bench.service.waiting) == 1, "two requests of one connection are under way"
@@ -387,7 +388,9 @@ def test_a_request_that_is_being_sent_when_the_server_stops_is_still_answered(be
     assert bench.transport.closing
 
 
-@pytest.mark.parametrize("part", [b"GET /a HT", post("/a", b"x" * 100)[:-1], b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1"])
+@pytest.mark.parametrize(
+    "part", [b"GET /a HT", post("/a", b"x" * 100)[:-1], b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1"]
+)
 def test_a_client_that_never_ends_its_request_is_dropped_in_time(bench: Bench, part: bytes) -> None:
     bench.receive(part)
     now = bench.loop.time()
@@ -471,7 +474,12 @@ def test_a_service_that_fails_is_a_500_without_details(bench: Bench) -> None:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.sampled_from([get("/a"), post("/b", b"xyz"), b"\r\n", b"x", b"GET ", b"\r\n\r\n", b"0\r\n\r\n", b"\x00"]), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from([get("/a"), post("/b", b"xyz"), b"\r\n", b"x", b"GET ", b"\r\n\r\n", b"0\r\n\r\n", b"\x00"]),
+        max_size=8,
+    )
+)
 def test_no_bytes_break_a_connection(pieces: list[bytes]) -> None:
     with benches() as bench:
         for piece in pieces:

@@ -103,6 +103,8 @@ def test_a_reply_that_raises_keeps_its_neighbours_waiting_for_nothing(caplog: py
     def fail(_ticket: Ticket, _outcome: Outcome) -> None:
         raise OSError("closed")
 
-    run_replies([(ticket_of(reply=fail), OUTCOME), (ticket_of(reply=lambda _, outcome: answered.append(outcome)), OUTCOME)])
+    run_replies(
+        [(ticket_of(reply=fail), OUTCOME), (ticket_of(reply=lambda _, outcome: answered.append(outcome)), OUTCOME)]
+    )
     assert answered == [OUTCOME]
     assert "could not be delivered" in caplog.text

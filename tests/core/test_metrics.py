@@ -1,0 +1,132 @@
+"""The metrics page: Triton's names and labels (spec P01-P04, P10), ours beside them, in lawful Prometheus text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakes import DOUBLER, FakeBackend, FakeClock, write_model
+from remora import loading
+from remora.engine import Engine
+from remora.messages import Metrics
+
+SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
+TAGGED = DOUBLER + 'metric_tags { key: "b" value: "2" } metric_tags { key: "a" value: "q\\"\\\\" }'
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine with a model m that has answered two requests, and one tagged that has answered none."""
+    monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
+    write_model(tmp_path, "m")
+    write_model(tmp_path, "tagged", config=TAGGED)
+    settings = ("summary_latencies=true", "summary_quantiles=0.5:0.05,0.9:0.01")
+    with Engine(tmp_path, clock=FakeClock(), metrics_config=settings) as running:
+        for rows in (1, 3):
+            running.infer("m", {"IN": np.zeros((rows, 1), np.int32)})
+        yield running
+
+
+def page_of(engine: Engine) -> dict[str, float]:
+    """Each series of the page with its value."""
+    found: dict[str, float] = {}
+    for line in engine.perform(Metrics()).splitlines():
+        if not line.startswith("#"):
+            match = SAMPLE.match(line)
+            assert match, f"not a sample: {line}"
+            series = f"{match[1]}{{{match[2] or ''}}}"
+            assert series not in found, f"twice: {series}"
+            found[series] = float(match[3])
+    return found
+
+
+def test_every_family_is_explained_before_its_samples(engine: Engine) -> None:
+    known: set[str] = set()
+    text = engine.perform(Metrics())
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name = line.split(" ")[2]
+            assert name not in known, f"two families called {name}"
+            known.add(name)
+        elif not line.startswith("# TYPE "):
+            name = re.split(r"[{ ]", line)[0]
+            assert name in known or re.sub(r"_(bucket|sum|count|total)$", "", name) in known
+
+
+@pytest.mark.parametrize(
+    ("series", "value"),
+    [
+        ("nv_inference_request_success{%s}", 2),
+        ('nv_inference_request_failure{%s,reason="REJECTED"}', 0),
+        ('nv_inference_request_failure{%s,reason="CANCELED"}', 0),
+        ('nv_inference_request_failure{%s,reason="BACKEND"}', 0),
+        ('nv_inference_request_failure{%s,reason="OTHER"}', 0),
+        ("nv_inference_count{%s}", 4),
+        ("nv_inference_exec_count{%s}", 2),
+        ("nv_inference_request_duration_us{%s}", 0),
+        ("nv_inference_queue_duration_us{%s}", 0),
+        ("nv_inference_compute_infer_duration_us{%s}", 0),
+        ("nv_inference_pending_request_count{%s}", 0),
+        ("nv_model_load_duration_secs{%s}", 0),
+        ("remora_requests_running{%s}", 0),
+        ('remora_batch_dispatch_total{%s,reason="no_batching"}', 2),
+        ('remora_request_duration_seconds_bucket{%s,le="+Inf"}', 2),
+        ("remora_request_duration_seconds_count{%s}", 2),
+        ("nv_inference_request_summary_us_count{%s}", 2),
+        ('nv_inference_queue_summary_us{%s,quantile="0.9"}', 0),
+    ],
+)
+def test_a_series_has_tritons_name_labels_and_value(engine: Engine, series: str, value: float) -> None:
+    assert page_of(engine)[series % 'model="m",version="1"'] == value
+
+
+def test_series_are_there_before_the_first_request_with_the_models_tags_escaped(engine: Engine) -> None:
+    labels = '_a="q\\"\\\\",_b="2",model="tagged",version="1"'
+    assert page_of(engine)[f"nv_inference_request_success{{{labels}}}"] == 0
+
+
+def test_a_summary_of_nothing_is_not_a_number(engine: Engine) -> None:
+    page = page_of(engine)
+    assert any(
+        math.isnan(value) for series, value in page.items() if 'model="tagged"' in series and "quantile" in series
+    )
+
+
+def test_histogram_buckets_never_shrink(engine: Engine) -> None:
+    counts = [
+        value
+        for series, value in page_of(engine).items()
+        if series.startswith('remora_queue_duration_seconds_bucket{model="m"')
+    ]
+    assert counts == sorted(counts)
+    assert counts[-1] == 2
+
+
+def test_the_machine_is_there_without_labels(engine: Engine) -> None:
+    page = page_of(engine)
+    assert 0 <= page["nv_cpu_utilization{}"] <= 1
+    assert 0 < page["nv_cpu_memory_used_bytes{}"] < page["nv_cpu_memory_total_bytes{}"]
+
+
+def test_an_unloaded_models_series_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
+    write_model(tmp_path, "m")
+    with Engine(tmp_path, model_control_mode="explicit", load_model=("m",), clock=FakeClock()) as engine:
+        assert 'model="m"' in engine.perform(Metrics())
+        engine.unload("m")
+        assert 'model="m"' not in engine.perform(Metrics())
+
+
+def test_duration_counters_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
+    write_model(tmp_path, "m")
+    with Engine(tmp_path, metrics_config=("counter_latencies=false",), clock=FakeClock()) as engine:
+        text = engine.perform(Metrics())
+    assert "_duration_us" not in text
+    assert "nv_inference_count" in text
