@@ -193,17 +193,22 @@ class FakeBackendModel:
 
 
 class FakeBackend:
-    """Opens anything; a version directory with a file ``broken`` cannot be opened."""
+    """Opens anything; a version directory with a file ``broken`` cannot be opened.
+
+    ``opening`` is called whenever a model is opened, ``during`` inside each execution.
+    """
 
     name = "fake"
 
     def __init__(self) -> None:
         self.opened: list[FakeBackendModel] = []
+        self.opening: Callable[[], object] = lambda: None
         self.during: Callable[[], None] = lambda: None
 
     def open(self, source: Source, config: ModelConfig) -> FakeBackendModel:
         if source.path.is_dir() and (source.path / "broken").exists():
             raise InvalidArgumentError("the model is broken")
+        self.opening()
         model = FakeBackendModel(self, source)
         self.opened.append(model)
         return model

@@ -6,6 +6,7 @@ Options are not written here: they are the fields of the option dataclasses.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: Triton's way to start.
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         argv.insert(0, "serve")
-    parser = _parser(serve_only=bool(argv) and argv[0] == "serve")
+    serves = bool(argv) and argv[0] == "serve"
+    if serves:
+        gc.disable()  # a start makes hardly any garbage, and looking for it takes a tenth of the time; see tuning.freeze
+    parser = _parser(serve_only=serves)
     options = parser.parse_args(argv)
     command = getattr(options, "command", None)
     if command is None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,13 @@ from remora.messages import (
     Ticket,
     datatype_of,
 )
-from remora.metrics import MetricsExporter
 from remora.model import Reply, ServedModel
 from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from remora.metrics import MetricsExporter
 
 EXTENSIONS = (
     "classification",
@@ -113,7 +115,7 @@ class Engine:
         self.options = replace(options, paths=(*options.paths, *(Path(path) for path in paths)))
         self._clock = clock or SystemClock()
         self._lifecycle = Lifecycle(self.options, ModelLoader(self.options, self._clock), self._clock)
-        self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock)
+        self._exporter: MetricsExporter | None = None
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -302,7 +304,14 @@ class Engine:
                 self._lifecycle.unload(model)
                 return None
             case messages.Metrics():
-                return self._exporter.render(self.models())
+                return self._metrics()
+
+    def _metrics(self) -> str:
+        if self._exporter is None:
+            from remora.metrics import MetricsExporter  # not needed to start
+
+            self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock)
+        return self._exporter.render(self.models())
 
     def _metadata(self, name: str, version: int) -> ModelInfo:
         model = self.resolve(name, version)

@@ -230,7 +230,10 @@ class Lifecycle:
         """Put a load's result into the table: all of it, or none (spec M04)."""
         with self._lock:
             before = self._table.get(name, ModelState())
-            if wanted and not failed:
+            stopping = self.stopping  # then nobody would close what came into the table now
+            if stopping:
+                retired = [row.model for row in loaded.values()]
+            elif wanted and not failed:
                 gone = {
                     number: VersionState(UNAVAILABLE, UNLOADED)
                     for number in before.versions
@@ -244,6 +247,8 @@ class Lifecycle:
                 self._table[name] = ModelState.of({**states, **kept})
                 retired = [row.model for row in loaded.values()]
         self._close(retired)
+        if stopping:
+            raise UnavailableError(f"load failed for model '{name}': the server is stopping")
         if not wanted:
             text = f"at least one version must be available under the version policy of model '{name}'\n"
             raise InvalidArgumentError(f"load failed for model '{name}': {text}")
@@ -262,7 +267,8 @@ class Lifecycle:
                 continue
             thread = threading.Thread(target=model.close, name=f"remora close {model.name}", daemon=True)
             thread.start()
-            self._closing = [other for other in self._closing if other.is_alive()] + [thread]
+            with self._lock:
+                self._closing = [other for other in self._closing if other.is_alive()] + [thread]
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what is under way in all models, then close them. False when the time was not enough."""

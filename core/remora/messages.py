@@ -98,12 +98,17 @@ class Tensor(NamedTuple):
     data: Array
 
 
-@dataclass(slots=True)
 class Response:
     """What a model answered: outputs in the model's own order, and parameters it set (spec H24)."""
 
-    outputs: list[Tensor]
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    __slots__ = ("outputs", "parameters")
+
+    def __init__(self, outputs: list[Tensor], parameters: dict[str, Parameter] | None = None) -> None:
+        self.outputs = outputs
+        self.parameters = {} if parameters is None else parameters
+
+    def __repr__(self) -> str:
+        return f"Response(outputs={self.outputs!r}, parameters={self.parameters!r})"
 
 
 class Streamed(NamedTuple):
@@ -127,9 +132,10 @@ class Request:
     ``inputs`` hold arrays in the *model's* shape (reshape applied, batch dimension first when the model batches).
     ``requested`` names the outputs wanted, never empty. ``rows`` is the batch size, 1 for a model without batching.
     ``shape_key`` is equal for requests that may share a batch (spec D04). ``cancelled`` may turn True at any time.
+    ``held`` are the instances that wait for this request: whoever made it on their behalf (spec L04).
     """
 
-    __slots__ = ("cancelled", "form", "inputs", "requested", "rows", "shape_key")
+    __slots__ = ("_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key")
 
     def __init__(
         self, form: InferForm, inputs: dict[str, Array], requested: tuple[str, ...], rows: int, shape_key: object
@@ -140,6 +146,32 @@ class Request:
         self.rows = rows
         self.shape_key = shape_key
         self.cancelled = False
+        self.held: frozenset[object] = _NOBODY
+        self._watchers: list[Callable[[], None]] | None = None
+
+    def cancel(self) -> None:
+        """Ask that the request never run, or end early. Any thread may call, any number of times."""
+        self.cancelled = True
+        watchers = self._watchers
+        while watchers:
+            watchers.pop()()
+
+    def when_cancelled(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Have ``act`` called when the request is cancelled, at once if it is already; returns what takes that back.
+
+        ``act`` may be called more than once, on any thread, and must not raise.
+        """
+        with _WATCHING:
+            watchers = self._watchers = self._watchers if self._watchers is not None else []
+        watchers.append(act)
+        if self.cancelled:
+            act()
+
+        def forget() -> None:
+            if act in watchers:
+                watchers.remove(act)
+
+        return forget
 
 
 class Mailbox(Protocol):
@@ -181,85 +213,77 @@ class Ticket:
 
     def cancel(self) -> None:
         """Ask that the request never run; it is then answered with CancelledError (spec D13). Any thread may call."""
-        self.request.cancelled = True
+        self.request.cancel()
 
 
 # -- Calls: what any protocol can ask of the engine -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLive:
+_NOTHING: Mapping[str, str | bytes] = {}
+
+
+class ServerLive(NamedTuple):
     """Is the process answering at all? -> bool"""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReady:
+class ServerReady(NamedTuple):
     """May traffic be sent here (spec V01)? -> bool"""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReady:
+class ModelReady(NamedTuple):
     """Is this version ready (spec H05)? ``version`` -1 means the highest ready one. -> bool"""
 
     model: str
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ServerMetadata:
+class ServerMetadata(NamedTuple):
     """-> ServerInfo"""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
+class ModelMetadata(NamedTuple):
     """-> ModelInfo"""
 
     model: str
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelConfig(NamedTuple):
     """-> the model's full configuration, a ``remora.proto`` ModelConfig message"""
 
     model: str
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatistics:
+class ModelStatistics(NamedTuple):
     """-> list[ModelStats]; an empty model name asks for all models, version -1 for all of its versions"""
 
     model: str = ""
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryIndex:
+class RepositoryIndex(NamedTuple):
     """-> list[IndexEntry]"""
 
     ready: bool = False
     repository: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelLoad(NamedTuple):
     """Load or reload a model; may take long. ``parameters``: "config" -> JSON text, "file:<path>" -> bytes. -> None"""
 
     model: str
-    parameters: Mapping[str, str | bytes] = field(default_factory=dict)
+    parameters: Mapping[str, str | bytes] = _NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUnload:
+class ModelUnload(NamedTuple):
     """-> None, as soon as the wish is noted (spec M12)"""
 
     model: str
     unload_dependents: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(NamedTuple):
     """-> str, Prometheus text"""
 
 
@@ -313,12 +337,23 @@ class IndexEntry(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Duration:
     """How often, and how long in all."""
 
-    count: int = 0
-    ns: int = 0
+    __slots__ = ("count", "ns")
+
+    def __init__(self, count: int = 0, ns: int = 0) -> None:
+        self.count = count
+        self.ns = ns
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Duration) and (self.count, self.ns) == (other.count, other.ns)
+
+    def __hash__(self) -> int:
+        return hash((self.count, self.ns))
+
+    def __repr__(self) -> str:
+        return f"Duration(count={self.count}, ns={self.ns})"
 
 
 class BatchStats(NamedTuple):

@@ -45,6 +45,11 @@ def test_the_best_values_come_first_with_index_and_label(
     assert classes_of(np.array([values], "f4"), count, labels=FRUIT) == [expected]
 
 
+def test_of_many_equal_values_the_first_come_first() -> None:
+    found = classes_of(np.ones(100, "f4"), 50, batches=False)
+    assert found == [f"1.000000:{index}".encode() for index in range(50)]
+
+
 def test_each_row_of_a_batch_is_sorted_by_itself() -> None:
     data = np.array([[1, 2, 3], [6, 5, 4]], "f4")
     assert classes_of(data, 2) == [[b"3.000000:2", b"2.000000:1"], [b"6.000000:0", b"5.000000:1"]]

@@ -145,13 +145,16 @@ def test_who_waits_no_longer_cancels_what_has_not_run(engine: Engine, backend: F
     assert ran == [[[1]], [[4]]]
 
 
-def test_a_future_cancelled_while_its_request_runs_strands_nobody(engine: Engine, backend: FakeBackend) -> None:
+def test_a_future_cancelled_while_its_request_runs_strands_nobody(
+    engine: Engine, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
     gate = Gate(backend)
     running = engine.infer_async("m", {"IN": [[1]]})
     assert gate.reached.wait(PATIENCE_S)
     assert running.cancel()
     gate.open.set()
     assert engine.infer_async("m", {"IN": [[5]]}).result(PATIENCE_S)["OUT"].tolist() == [[10]]
+    assert caplog.text == ""
 
 
 def test_running_counts_what_waits_and_what_runs(engine: Engine, backend: FakeBackend) -> None:

@@ -399,6 +399,17 @@ def test_stop_closes_every_model_once(bench: Bench) -> None:
         lifecycle.resolve("a")
 
 
+def test_a_load_that_ends_after_the_stop_is_closed_and_not_served(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started()
+    bench.backend.opening = lambda: lifecycle.stop(PATIENCE_S)
+    with pytest.raises(UnavailableError, match="the server is stopping"):
+        lifecycle.load("m", {})
+    settle(lifecycle)
+    assert lifecycle.ready_models() == []
+    assert [model.closed for model in bench.backend.opened] == [1]
+
+
 # -- labels ---------------------------------------------------------------------------------------------------------
 
 LABELLED = DOUBLER.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"')

@@ -16,7 +16,6 @@ from typing import Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import ArrayInstance
-from remora.backends.onnx_cache import OptimizedModels
 from remora.backends.onnx_plan import (
     CPU_PROVIDER,
     Device,
@@ -193,6 +192,8 @@ class OnnxModel:
         try:
             folder = self._source.settings.get("optimized-model-cache")
             if folder and providers.names == (CPU_PROVIDER,):
+                from remora.backends.onnx_cache import OptimizedModels  # most models never need it
+
                 cache = OptimizedModels(Path(folder), f"{runtime.__version__} {plan.graph_level} {plan.entries}")
                 level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
                 return cache.load(path, create, lambda file: create(file, graph_optimization_level=level))

@@ -1,4 +1,4 @@
-"""The answers of a decoupled execution on their way (spec K08); the law: each stream ends exactly once, whoever ends it.
+"""The answers of a decoupled execution on their way (spec K08); the law: each stream ends once, whoever ends it.
 
 A model may send from any thread, during its execution or long after it. What it sends after the end is dropped.
 """

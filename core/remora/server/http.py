@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection on the event loop; the law: heads and bodies in, answers out in order, bounded memory.
 
-Small requests are read through one buffer that all connections share; a body that did not come with its head
-is received straight into its final place. One request of a connection is under way at a time; what a client sends ahead waits, and when that is
-much, the socket is not read.
+Small requests are read through one buffer that all connections share; a body that did not come with its head is
+received straight into its final place. One request of a connection is under way at a time. What a client sends ahead
+waits, and when that is much, or when the client does not read its answers, the socket is not read.
 """
 
 from __future__ import annotations

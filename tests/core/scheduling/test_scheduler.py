@@ -459,6 +459,27 @@ class OwnThreadMailbox:
         return self.turnable.defer(work)  # type: ignore[arg-type]
 
 
+def test_an_instances_thread_leaves_it_alone_while_a_loop_uses_it() -> None:
+    bench, mailbox = inline_bench(threads=True)
+    answered, inside = threading.Event(), threading.Event()
+    shared: list[bool] = []
+    bench.scheduler.submit(ticket_of(reply=lambda *_: answered.set()))
+    assert answered.wait(PATIENCE_S), "the instance has a thread now"
+
+    def during() -> None:
+        bench.instances[0].during = inside.set
+        bench.submit()
+        shared.append(inside.wait(0.05))
+
+    bench.instances[0].during = during
+    bench.submit(mailbox=mailbox)
+    mailbox.turn()
+    assert shared == [False], "two threads used one instance"
+    mailbox.turn()  # the loop or the thread runs what arrived meanwhile, whoever sees it first
+    assert inside.wait(PATIENCE_S), "what arrived meanwhile was forgotten"
+    assert bench.scheduler.stop(PATIENCE_S)
+
+
 @pytest.fixture(params=[False, True], ids=["threads", "threads-and-loops"])
 def quick(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether submitting threads also run batches themselves, as event loops do."""

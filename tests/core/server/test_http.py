@@ -289,6 +289,7 @@ def test_the_answer_to_head_has_the_length_and_no_body(bench: Bench) -> None:
     bench.receive(b"HEAD /abc HTTP/1.1\r\n\r\n" + get("/d"))
     head, _, rest = bench.written.partition(b"\r\n\r\n")
     assert head.endswith(b"Content-Length: 5")
+    assert rest.startswith(b"HTTP/1.1 200 ")
     assert answers_of(rest)[0][1] == b"/d "
 
 
