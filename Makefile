@@ -15,13 +15,17 @@ LOCKED := pyproject.toml constraints.txt
 PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve venv test check check-format check-lint check-types check-imports fmt unit test-oracle bench proto reference lock wheel clean
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle bench proto reference lock wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 serve: $(VENV)/demo.stamp  ## build the digits example, serve it, classify a first image, go on until Ctrl-C
 	@$(PY) docs/examples/digits/demo.py --models $(MODELS) --http-port $(PORT)
+
+embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compare some sentences
+	@$(PIP) -r docs/examples/sentence-embedding/requirements.txt
+	@$(PY) docs/examples/sentence-embedding/demo.py
 
 venv: $(VENV)/dev.stamp  ## the environment that every other target uses
 
@@ -72,6 +76,7 @@ wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
 
 clean:  ## remove all that make made
 	rm -rf .venv .venv-proto dist docs/examples/digits/models docs/examples/digits/requests
+	rm -rf docs/examples/sentence-embedding/models
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

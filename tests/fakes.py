@@ -18,9 +18,9 @@ from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import HttpAnswer
+from remora.protocols.http_answer import Headers, HttpAnswer
 from remora.scheduling.batching import Plan
-from remora.server.rest import Exchange
+from remora.server.exchange import Exchange
 
 DOUBLER = """
 backend: "fake" max_batch_size: 8
@@ -251,10 +251,16 @@ class FakeTransport(asyncio.Transport):
         self.closing = False
         self.aborted = False
         self.reading = True
+        self.writes: list[bytes] = []
+        self.unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def write(self, data: Buffer) -> None:
         if not self.closing:
             self.written += data
+            self.writes.append(bytes(data))
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         for data in list_of_data:
@@ -279,13 +285,27 @@ class FakeTransport(asyncio.Transport):
 
 
 class FakeExchange:
-    """Keeps the answers of one request."""
+    """Keeps the answers of one request, and the pieces of one that came in pieces."""
 
     def __init__(self) -> None:
         self.answers: list[HttpAnswer] = []
+        self.begun: list[tuple[int, Headers]] = []
+        self.pieces: list[bytes] = []
+        self.finished = 0
 
     def respond(self, answer: HttpAnswer) -> None:
         self.answers.append(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self.begun.append((status, headers))
+
+    def send(self, piece: Buffer) -> None:
+        assert self.begun, "a piece without a beginning"
+        assert not self.finished, "a piece after the end"
+        self.pieces.append(bytes(piece))
+
+    def finish(self) -> None:
+        self.finished += 1
 
 
 class FakeService:

@@ -33,7 +33,13 @@ READS_CLOCK = (
     "core/remora/server/",
     "adapters/",
 )
-STARTS_THREADS = ("core/remora/scheduling/scheduler.py", "core/remora/lifecycle.py", "core/remora/server/")
+STARTS_THREADS = (
+    "core/remora/scheduling/scheduler.py",
+    "core/remora/lifecycle.py",
+    "core/remora/server/",
+    # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
+    "core/remora/backends/python_coroutines.py",
+)
 CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
 GENERATOR = "1.62.3"
 

@@ -9,7 +9,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: Triton's way to start.
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         argv.insert(0, "serve")
-    serves = bool(argv) and argv[0] == "serve"
-    if serves:
-        gc.disable()  # a start makes hardly any garbage, and looking for it takes a tenth of the time; see tuning.freeze
-    parser = _parser(serve_only=serves)
-    options = parser.parse_args(argv)
+    if argv and argv[0] == "serve":
+        gc.disable()  # a start makes hardly any garbage, and looking for it takes a tenth of its time: tuning.freeze
+    options = _parse(argv)
     command = getattr(options, "command", None)
     if command is None:
-        parser.print_help()
+        _parser().print_help()
         return 2
     try:
         return int(command(options))
@@ -46,28 +44,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(*, serve_only: bool) -> argparse.ArgumentParser:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments. A server that starts pays for the options it was given and for no other command."""
+    if argv and argv[0] == "serve" and not {"-h", "--help"} & set(argv):
+        options, unknown = _parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
+        if not unknown:
+            return options
+    return _parser().parse_args(argv)
+
+
+def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or of it `serve` alone with only the flags named."""
     parser = argparse.ArgumentParser(prog="remora", description="One inference engine that rides on any cloud.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND")
-    _add_serve(commands)
-    if not serve_only:  # a server that starts pays for none of the other commands
+    _add_serve(commands, serve_flags)
+    if serve_flags is None:
         from remora import cli_commands
 
         cli_commands.add_commands(commands)
     return parser
 
 
-def _add_serve(commands: Any) -> None:
+def _add_serve(commands: Any, flags: Container[str] | None) -> None:
     from remora.options import IGNORED_FLAGS, EngineOptions, ServerOptions
 
     serve = commands.add_parser(
-        "serve", help="serve models over HTTP and gRPC", description="Serve the models under PATH... until SIGTERM."
+        "serve",
+        help="serve models over HTTP and gRPC",
+        description="Serve the models under PATH... until SIGTERM.",
+        allow_abbrev=False,
     )
     serve.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=_help(EngineOptions, "paths"))
     for kind in (EngineOptions, ServerOptions):
-        add_options(serve, kind, skip=("paths",))
+        add_options(serve, kind, skip=("paths",), only=flags)
     for flag in IGNORED_FLAGS:
+        if flags is not None and f"--{flag}" not in flags:
+            continue
         serve.add_argument(f"--{flag}", action="append", nargs="?", help=argparse.SUPPRESS)
     serve.set_defaults(command=_serve)
 
@@ -122,17 +135,19 @@ def set_up_logging(options: Any) -> None:
 # -- options from dataclasses -----------------------------------------------------------------------------------------
 
 
-def add_options(parser: argparse.ArgumentParser, kind: type[Any], *, skip: Sequence[str] = ()) -> None:
-    """A flag for each field of an option dataclass."""
+def add_options(
+    parser: argparse.ArgumentParser, kind: type[Any], *, skip: Sequence[str] = (), only: Container[str] | None = None
+) -> None:
+    """A flag for each field of an option dataclass; of those, with ``only``, the flags it holds."""
     group = parser.add_argument_group((kind.__doc__ or kind.__name__).splitlines()[0].rstrip("."))
     for field in fields(kind):
-        if field.name not in skip:
-            _add_option(group, field)
+        flags = [f"--{field.name.replace('_', '-')}", *_ALIASES.get(field.name, ())]
+        if field.name not in skip and (only is None or any(flag in only for flag in flags)):
+            _add_option(group, field, flags)
 
 
-def _add_option(group: Any, field: Field[Any]) -> None:
+def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
     metadata = field.metadata
-    flags = [f"--{field.name.replace('_', '-')}", *_ALIASES.get(field.name, ())]
     settings: dict[str, Any] = {"dest": field.name, "default": None, "help": _describe(field)}
     if metadata["many"]:
         settings |= {"action": "append", "metavar": metadata["metavar"]}

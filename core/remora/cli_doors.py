@@ -18,7 +18,8 @@ from remora.errors import MalformedError, NotFoundError, RemoraError, Unavailabl
 
 if TYPE_CHECKING:
     from remora.engine import Engine
-    from remora.protocols.http_answer import HttpAnswer
+    from remora.messages import Buffer
+    from remora.protocols.http_answer import Headers, HttpAnswer
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _PATH_SAFE = re.compile(r"[!-~]+")
@@ -131,13 +132,27 @@ class EngineDoor:
 
 
 class _Waiting:
-    """An exchange whose answer is waited for."""
+    """An exchange whose whole answer is waited for, pieces and all."""
 
     def __init__(self) -> None:
         self.answer: Future[HttpAnswer] = Future()
+        self._begun: HttpAnswer | None = None
 
     def respond(self, answer: HttpAnswer) -> None:
         self.answer.set_result(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        from remora.protocols.http_answer import HttpAnswer
+
+        self._begun = HttpAnswer(status, headers, [])
+
+    def send(self, piece: Buffer) -> None:
+        if self._begun is not None:
+            self._begun.body.append(piece)
+
+    def finish(self) -> None:
+        if self._begun is not None:
+            self.answer.set_result(self._begun)
 
 
 def _as_length(text: str | None) -> int | None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from remora import messages
 from remora._version import __version__
+from remora.answer_stream import AnswerStream
 from remora.errors import InvalidArgumentError, RemoraError, UnsupportedError
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
@@ -42,6 +43,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from remora.backends.calling import ModelCaller
     from remora.metrics import MetricsExporter
 
 EXTENSIONS = (
@@ -101,7 +103,8 @@ class Engine:
         clock: another one in tests.
         settings: single fields of EngineOptions, for those who do not want to build one.
 
-    Thread-safe. `infer` blocks its caller; `infer_async` gives a Future; `submit` is what both stand on.
+    Thread-safe. `infer` blocks its caller; `infer_async` gives a Future, `infer_stream` an iterator; `submit` is what
+    all stand on.
     """
 
     def __init__(
@@ -114,8 +117,15 @@ class Engine:
         options = replace(options or EngineOptions(), **settings)
         self.options = replace(options, paths=(*options.paths, *(Path(path) for path in paths)))
         self._clock = clock or SystemClock()
-        self._lifecycle = Lifecycle(self.options, ModelLoader(self.options, self._clock), self._clock)
+        loader = ModelLoader(self.options, self._clock)
+        loader.calls = self._model_calls
+        self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._exporter: MetricsExporter | None = None
+
+    def _model_calls(self) -> ModelCaller:
+        from remora.model_calls import ModelCalls  # only for backends whose models call others
+
+        return ModelCalls(self._lifecycle)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -214,6 +224,27 @@ class Engine:
         future.add_done_callback(lambda done: ticket.cancel() if done.cancelled() else None)
         return future
 
+    def infer_stream(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] = (),
+        version: int = -1,
+        id: str = "",
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> AnswerStream[InferResult]:
+        """Run one request and iterate over its answers: any number from a decoupled model, one from every other.
+
+        Arguments as for `infer`. An error that the model answers with is raised by the iterator. Closing it, leaving
+        its ``with`` block or dropping it cancels the request; a model far ahead of its reader is held up.
+
+        Raises RemoraError when the request is refused.
+        """
+        served, form, data = self._request(model, inputs, outputs, version, id, parameters)
+        stream = AnswerStream(lambda response: InferResult(served, response))
+        return stream.follow(self.submit(served, form, data, stream.receiver()))
+
     def _start(
         self,
         model: str,
@@ -223,9 +254,11 @@ class Engine:
         id: str,
         parameters: Mapping[str, Parameter] | None,
     ) -> tuple[Ticket, Future[InferResult]]:
-        served = self.resolve(model, version)
-        specs, data = _as_request(served, inputs)
-        form = InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, parameters or {})
+        served, form, data = self._request(model, inputs, outputs, version, id, parameters)
+        if served.decoupled:
+            raise UnsupportedError(
+                f"model '{model}' is decoupled: it may give any number of responses to a request; call infer_stream"
+            )
         future: Future[InferResult] = Future()
 
         def reply(_: Ticket, outcome: Outcome) -> None:
@@ -236,9 +269,20 @@ class Engine:
             elif isinstance(outcome, RemoraError):
                 future.set_exception(outcome)
 
-        if served.decoupled:
-            raise UnsupportedError(f"model '{model}' is decoupled: it may give any number of responses to a request")
         return self.submit(served, form, data, reply), future
+
+    def _request(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        outputs: Sequence[str],
+        version: int,
+        id: str,
+        parameters: Mapping[str, Parameter] | None,
+    ) -> tuple[ServedModel, InferForm, list[Data]]:
+        served = self.resolve(model, version)
+        specs, data = _as_request(served, inputs)
+        return served, InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, parameters or {}), data
 
     # -- models -----------------------------------------------------------------------------------------------------
 
@@ -286,7 +330,7 @@ class Engine:
             case messages.ServerReady():
                 return self._lifecycle.is_ready()
             case messages.ModelReady(model, version):
-                return self.resolve(model, version) is not None
+                return not self.resolve(model, version).trouble
             case messages.ServerMetadata():
                 return ServerInfo(self.options.id, __version__, EXTENSIONS)
             case messages.ModelMetadata(model, version):
@@ -300,8 +344,8 @@ class Engine:
             case messages.ModelLoad(model, parameters):
                 self._lifecycle.load(model, parameters)
                 return None
-            case messages.ModelUnload(model):
-                self._lifecycle.unload(model)
+            case messages.ModelUnload(model, unload_dependents):
+                self._lifecycle.unload(model, unload_dependents=unload_dependents)
                 return None
             case messages.Metrics():
                 return self._metrics()
@@ -334,7 +378,9 @@ class Engine:
 
 
 def _stats(model: ServedModel) -> ModelStats:
-    return model.statistics.snapshot(model.name, model.version_text)
+    # Triton's Python backend reports no single responses (spec T03).
+    responses = model.config.backend != "python"
+    return model.statistics.snapshot(model.name, model.version_text, responses=responses)
 
 
 def _as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tuple[tuple[InputSpec, ...], list[Data]]:

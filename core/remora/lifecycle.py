@@ -3,21 +3,28 @@
 The table is read without a lock by every request and written under one. Loads run side by side on a bounded pool; a
 load replaces a model's versions in one step, when all of them are ready (spec M04). What is replaced finishes its
 requests and is closed by a thread of its own.
+
+An ensemble is loaded after the models that it is composed of, and serves as long as they do: it goes when one of them
+goes, and comes back with it.
 """
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
-from remora.loading import ModelLoader, PollError
+from remora.composing import step_models
+from remora.ensemble_loading import EnsembleLoader, LoadFailedError, PollFailedError
+from remora.errors import NotFoundError, RemoraError, UnavailableError
+from remora.loading import LoadPlan, ModelLoader, PollError
 from remora.messages import IndexEntry
-from remora.model import ServedModel
+from remora.model import ServedModel, Steps
 from remora.options import EngineOptions
+from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository.local import ModelFolder, scan, scan_repository
 from remora.system.clock import Clock
 
@@ -38,8 +45,7 @@ _CODE_WORDS = {
 _NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionState:
+class VersionState(NamedTuple):
     """What is known of one version; ``model`` only while READY."""
 
     state: str
@@ -47,11 +53,13 @@ class VersionState:
     model: ServedModel | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelState:
+_NONE: Mapping[int, VersionState] = {}
+
+
+class ModelState(NamedTuple):
     """What is known of one model. Immutable: a change puts another one into the table."""
 
-    versions: Mapping[int, VersionState] = field(default_factory=dict)
+    versions: Mapping[int, VersionState] = _NONE
     newest: ServedModel | None = None
 
     @staticmethod
@@ -64,6 +72,9 @@ class ModelState:
     def ready_versions(self) -> list[int]:
         """Ascending."""
         return sorted(number for number, row in self.versions.items() if row.model is not None)
+
+
+_UNKNOWN = ModelState()
 
 
 class Lifecycle:
@@ -84,6 +95,7 @@ class Lifecycle:
         self._folders: dict[str, list[ModelFolder]] = {}
         self._model_locks: dict[str, threading.Lock] = {}
         self._closing: list[threading.Thread] = []
+        self._ensembles = EnsembleLoader(self)
         self.started = False
         self.stopping = False
 
@@ -107,6 +119,13 @@ class Lifecycle:
         if row.model is None:
             raise UnavailableError(f"Request for unknown model: '{name}' version {version} is not at ready state")
         return row.model
+
+    def borrow(self, name: str, version: int = -1) -> ServedModel:
+        """As `resolve`, and keeps the model from being closed until it is given back."""
+        while True:
+            model = self.resolve(name, version)
+            if model.borrow():
+                return model  # else it is being closed, and the table has said so since
 
     def state(self, name: str) -> ModelState | None:
         """What is known of a model; None for one that was never loaded."""
@@ -134,8 +153,10 @@ class Lifecycle:
                     entries.append(IndexEntry(name))
                 continue
             for number, row in sorted(state.versions.items()):
-                if not ready or row.state == READY:
-                    entries.append(IndexEntry(name, str(number), row.state, row.reason))
+                trouble = row.model.trouble if row.model is not None else ""
+                standing = (UNAVAILABLE, trouble) if trouble else (row.state, row.reason)
+                if not ready or standing[0] == READY:
+                    entries.append(IndexEntry(name, str(number), *standing))
         return entries
 
     # -- changing ---------------------------------------------------------------------------------------------------
@@ -147,21 +168,38 @@ class Lifecycle:
         """
         self._scan()
         wanted = self._wanted_at_start()
+        ensembles: dict[str, LoadPlan] = {}
+        failures = self.load_all(wanted, ensembles)
+        for name in sorted(ensembles):
+            try:
+                if self.newest(name) is None:  # not loaded for another one yet
+                    self._ensembles.load(name, ensembles[name], failures)
+            except RemoraError as error:
+                failures[name] = error
+        self._ensembles.wish(wanted)
+        self.started = True
+        return failures
+
+    def load_all(self, names: list[str], ensembles: dict[str, LoadPlan]) -> dict[str, RemoraError]:
+        """Load models side by side; what could not be. Ensembles are only planned, and put into ``ensembles``."""
         failures: dict[str, RemoraError] = {}
 
         def load_one(name: str) -> None:
             try:
-                self._load(name, {})
+                plan = self._load_plain(name, {})
+                if plan is not None:
+                    ensembles[name] = plan
             except RemoraError as error:
                 failures[name] = error
 
-        if len(wanted) == 1:
-            load_one(wanted[0])  # no thread for the most common case
-        elif wanted:
-            workers = max(1, min(self._options.model_load_thread_count, len(wanted)))
+        if len(names) == 1:
+            load_one(names[0])  # no thread for the most common case
+        elif names:
+            workers = max(1, min(self._options.model_load_thread_count, len(names)))
+            context = contextvars.copy_context  # whose call asks for the load, if a model's does
             with ThreadPoolExecutor(workers, thread_name_prefix="remora load") as pool:
-                list(pool.map(load_one, wanted))
-        self.started = True
+                for future in [pool.submit(context().run, load_one, name) for name in names]:
+                    future.result()
         return failures
 
     def _wanted_at_start(self) -> list[str]:
@@ -175,12 +213,24 @@ class Lifecycle:
         """Load or reload a model and wait until it is done (spec M09). Raises RemoraError with Triton's texts."""
         if self._options.model_control_mode != "explicit":
             raise UnavailableError(_NOT_ALLOWED)
-        self._load(name, parameters)
+        plan = self._load_plain(name, parameters)
+        if plan is not None:
+            self._ensembles.load(name, plan, {})
+        self._ensembles.wish((name,))
 
-    def unload(self, name: str) -> None:
-        """Take a model out of service; what runs is finished in the background (spec M12)."""
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Take a model out of service; what runs is finished in the background (spec M12).
+
+        ``unload_dependents``: with the models that were loaded for this ensemble alone.
+        """
         if self._options.model_control_mode != "explicit":
             raise UnavailableError(_NOT_ALLOWED)
+        for each in self._ensembles.drop(name, with_models=unload_dependents):
+            self.take_out(each)
+        self._ensembles.settle()
+
+    def take_out(self, name: str) -> None:
+        """End the service of a model, whatever serves of it."""
         with self._lock:
             state = self._table.get(name)
             if state is None:
@@ -192,13 +242,24 @@ class Lifecycle:
             self._table[name] = ModelState.of(rows)
         self._close(row.model for row in state.versions.values())
 
-    def _load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        with self._lock:
-            model_lock = self._model_locks.setdefault(name, threading.Lock())
-        with model_lock:
-            self._load_locked(name, parameters)
+    def _load_plain(self, name: str, parameters: Mapping[str, str | bytes]) -> LoadPlan | None:
+        """Load a model, unless it is an ensemble: then its plan."""
+        with self._lock_of(name):
+            plan = self._plan(name, parameters)
+            if step_models(plan.config):
+                return plan
+            self._open(name, plan, None)
+            self._ensembles.drop(name)  # which it may have been before
+        self._ensembles.settle()
+        return None
 
-    def _load_locked(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
+    def _lock_of(self, name: str) -> threading.Lock:
+        """Whoever loads a model holds this."""
+        with self._lock:
+            return self._model_locks.setdefault(name, threading.Lock())
+
+    def _plan(self, name: str, parameters: Mapping[str, str | bytes]) -> LoadPlan:
+        """Read what the repository has of a model now. Raises PollFailedError."""
         self._scan()
         folders = self._folders.get(name, [])
         try:
@@ -208,16 +269,23 @@ class Lifecycle:
                     if not folders
                     else f"it appears in more than one place: {', '.join(str(folder.path) for folder in folders)}"
                 )
-            plan = self._loader.plan(folders[0], parameters)
+            return self._loader.plan(folders[0], parameters)
         except PollError as error:
             _log.error("cannot load '%s': %s", name, error)
-            raise InternalError(f"failed to load '{name}', failed to poll from model repository") from error
+            raise PollFailedError(f"failed to load '{name}', failed to poll from model repository") from error
+
+    def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
+        """Load the versions of a plan and let them serve. Raises RemoraError; then what served before goes on."""
+        with self._lock_of(name):
+            self._open(name, plan, steps)
+
+    def _open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
         begin_ns = self._clock.monotonic_ns()
         loaded: dict[int, VersionState] = {}
         failed: dict[int, RemoraError] = {}
         for number in plan.versions:
             try:
-                model = self._loader.open(plan, number)
+                model = self._loader.open(plan, number, steps)
                 model.load_ns = self._clock.monotonic_ns() - begin_ns
                 loaded[number] = VersionState(READY, model=model)
             except RemoraError as error:
@@ -251,14 +319,33 @@ class Lifecycle:
             raise UnavailableError(f"load failed for model '{name}': the server is stopping")
         if not wanted:
             text = f"at least one version must be available under the version policy of model '{name}'\n"
-            raise InvalidArgumentError(f"load failed for model '{name}': {text}")
+            raise LoadFailedError(f"load failed for model '{name}': {text}", text)
         if failed:
             texts = "".join(
                 f"version {number} is at {UNAVAILABLE} state: {_sentence(error)};\n" for number, error in failed.items()
             )
             for number, error in failed.items():
                 _log.error("cannot load '%s' version %d: %s", name, number, error)
-            raise InvalidArgumentError(f"load failed for model '{name}': {texts}")
+            raise LoadFailedError(f"load failed for model '{name}': {texts}", texts)
+
+    # -- what ensembles ask of it: see ``ensemble_loading.Table`` ----------------------------------------------------
+
+    def configs(self, name: str) -> dict[int, ModelConfig]:
+        """The complete configurations of a model's ready versions."""
+        state = self._table.get(name, _UNKNOWN)
+        return {number: row.model.config for number, row in state.versions.items() if row.model is not None}
+
+    def newest(self, name: str) -> ServedModel | None:
+        """What serves of a model."""
+        return self._table.get(name, _UNKNOWN).newest
+
+    def failure(self, name: str) -> str:
+        """What a model's last load failed with; "" when it did not."""
+        return "".join(
+            f"version {number} is at {UNAVAILABLE} state: {row.reason};\n"
+            for number, row in sorted(self._table.get(name, _UNKNOWN).versions.items())
+            if row.state == UNAVAILABLE and row.reason != UNLOADED
+        )
 
     def _close(self, models: Iterable[ServedModel | None]) -> None:
         """Let go of models without making anyone wait."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import Backend, BackendModel, Instance, Source
-from remora.backends.registry import find_backend
+from remora.backends.registry import backend_in, find_backend
 from remora.config import (
     Placement,
     find_config,
@@ -22,13 +22,16 @@ from remora.config import (
     validate_written,
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.model import ServedModel
+from remora.model import ServedModel, Steps
 from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository.local import ModelFolder
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import usable_cpus
+
+if TYPE_CHECKING:
+    from remora.backends.calling import ModelCaller
 
 _log = logging.getLogger("remora.models")
 
@@ -40,8 +43,7 @@ class PollError(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadPlan(NamedTuple):
     """What to load: the folder, its configuration as written, the versions its policy picks (ascending)."""
 
     folder: ModelFolder
@@ -50,11 +52,15 @@ class LoadPlan:
 
 
 class ModelLoader:
-    """Opens models. Thread-safe: it holds nothing but settings."""
+    """Opens models. Thread-safe: it holds nothing but settings.
+
+    ``calls`` gives the engine to models that call other models; set once, before the first model is opened.
+    """
 
     def __init__(self, options: EngineOptions, clock: Clock, *, gpus: int = 0) -> None:
         self._options = options
         self._settings = options.backend_settings()
+        self.calls: Callable[[], ModelCaller] | None = None
         self._clock = clock
         self._gpus = gpus
         self._cpus = usable_cpus()
@@ -98,8 +104,11 @@ class ModelLoader:
         else:
             validate_written(trial, name)
 
-    def open(self, plan: LoadPlan, number: int) -> ServedModel:
-        """Load one version. Raises RemoraError: whatever a backend or a model raises becomes one."""
+    def open(self, plan: LoadPlan, number: int, steps: Steps | None = None) -> ServedModel:
+        """Load one version; ``steps`` is what an ensemble is composed of, checked.
+
+        Raises RemoraError: whatever a backend or a model raises becomes one.
+        """
         config = ModelConfig()
         config.CopyFrom(plan.config)
         folder = plan.folder
@@ -115,6 +124,7 @@ class ModelLoader:
                 folder.repository,
                 {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
                 self._cpus,
+                self.calls,
             )
             opened = backend.open(source, config)
             if not self._options.disable_auto_complete_config:
@@ -122,11 +132,14 @@ class ModelLoader:
                 _adopt_labels(config, folder)
             normalise(config, folder.name, gpus=self._gpus)
             validate(config, folder.name, gpus=self._gpus)
-            for placement in placements(config) or (Placement(folder.name),):
-                instances.append(opened.instance(config, placement))
+            if steps is not None:
+                config.model_transaction_policy.decoupled = bool(steps.decoupled)
+            else:
+                for placement in placements(config) or (Placement(folder.name),):
+                    instances.append(opened.instance(config, placement))
             labels = read_labels(config, folder.path)
             statistics = ModelStatistics(self._samples)
-            return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics)
+            return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics, steps)
         except RemoraError:
             _let_go(instances, opened)
             raise
@@ -135,7 +148,9 @@ class ModelLoader:
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
     def _backend(self, config: ModelConfig) -> Backend:
-        return find_backend("ensemble" if config.platform == "ensemble" else config.backend)
+        directory = self._options.backend_directory
+        found = backend_in(Path(directory), config.backend) if directory else None
+        return found or find_backend("ensemble" if config.platform == "ensemble" else config.backend)
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ Arrays are views over the received bytes wherever that is possible; nothing here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -126,6 +127,9 @@ Outcome = Response | RemoraError | Streamed
 request gets exactly one Response or error."""
 
 
+_NOBODY: frozenset[object] = frozenset()
+
+
 class Request:
     """A checked request as the schedulers and backends see it.
 
@@ -147,31 +151,27 @@ class Request:
         self.shape_key = shape_key
         self.cancelled = False
         self.held: frozenset[object] = _NOBODY
-        self._watchers: list[Callable[[], None]] | None = None
+        self._watchers: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
         """Ask that the request never run, or end early. Any thread may call, any number of times."""
         self.cancelled = True
-        watchers = self._watchers
-        while watchers:
-            watchers.pop()()
+        for act in tuple(self._watchers):
+            act()
 
     def when_cancelled(self, act: Callable[[], None]) -> Callable[[], None]:
         """Have ``act`` called when the request is cancelled, at once if it is already; returns what takes that back.
 
         ``act`` may be called more than once, on any thread, and must not raise.
         """
-        with _WATCHING:
-            watchers = self._watchers = self._watchers if self._watchers is not None else []
-        watchers.append(act)
-        if self.cancelled:
+        self._watchers.append(act)
+        if self.cancelled:  # asked second: a cancel in between has found the watcher or is found here
             act()
+        return lambda: self._forget(act)
 
-        def forget() -> None:
-            if act in watchers:
-                watchers.remove(act)
-
-        return forget
+    def _forget(self, act: Callable[[], None]) -> None:
+        with suppress(ValueError):  # taken back twice
+            self._watchers.remove(act)
 
 
 class Mailbox(Protocol):
@@ -184,15 +184,20 @@ class Mailbox(Protocol):
         """Run ``work`` at the end of the current turn of the caller's loop; False when the caller is not that loop."""
 
 
+_NO_TIME = (0, 0, 0)
+
+
 class Ticket:
     """A request on its way, and where its answer goes. Each ticket is answered exactly once (see Outcome).
 
-    ``reply`` is called by the mailbox and must not raise. Times are in nanoseconds of the engine's monotonic clock;
-    ``arrival_ns`` is when the request was handed in, ``start_ns`` when its batch began to run.
-    ``deadline_ns`` is 0 for none. ``level`` is its priority level, 1 the highest.
+    ``reply`` is called by the mailbox and must not raise. Without a mailbox it may hold up its caller for an answer
+    that is not final, so that a model does not run far ahead of its client. Times are in nanoseconds of the engine's
+    monotonic clock; ``arrival_ns`` is when the request was handed in, ``start_ns`` when its batch began to run.
+    ``deadline_ns`` is 0 for none. ``level`` is its priority level, 1 the highest. ``spent_ns`` is what the phases of
+    its execution took, known before its answer unless that streams: input, infer, output.
     """
 
-    __slots__ = ("arrival_ns", "context", "deadline_ns", "level", "mailbox", "reply", "request", "start_ns")
+    __slots__ = ("arrival_ns", "context", "deadline_ns", "level", "mailbox", "reply", "request", "spent_ns", "start_ns")
 
     def __init__(
         self,
@@ -210,6 +215,7 @@ class Ticket:
         self.start_ns = 0
         self.deadline_ns = 0
         self.level = 1
+        self.spent_ns = _NO_TIME
 
     def cancel(self) -> None:
         """Ask that the request never run; it is then answered with CancelledError (spec D13). Any thread may call."""
@@ -365,8 +371,26 @@ class BatchStats(NamedTuple):
     compute_output: Duration
 
 
+class ResponseStats(NamedTuple):
+    """What the answers of one index, over all requests to a decoupled model, came to (spec T03)."""
+
+    compute_infer: Duration
+    compute_output: Duration
+    success: Duration
+    fail: Duration
+    empty_response: Duration
+    cancel: Duration
+
+
+_NO_RESPONSES: Mapping[str, ResponseStats] = {}
+
+
 class ModelStats(NamedTuple):
-    """A snapshot of one model version's statistics (spec T01, T02). ``last_inference_ms`` is wall time, 0 for never."""
+    """A snapshot of one model version's statistics (spec T01-T03).
+
+    ``last_inference_ms`` is wall time, 0 for never. ``responses`` has the answers of a decoupled model by their index
+    as text; none of a Python model, as Triton reports none for those.
+    """
 
     name: str
     version: str
@@ -382,3 +406,4 @@ class ModelStats(NamedTuple):
     cache_hit: Duration
     cache_miss: Duration
     batches: tuple[BatchStats, ...]
+    responses: Mapping[str, ResponseStats] = _NO_RESPONSES

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
 from remora.config import BatchPolicy, batch_policy
-from remora.errors import UnavailableError, UnsupportedError
-from remora.messages import Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Ticket
+from remora.errors import InternalError, RemoraError, UnavailableError, UnsupportedError
+from remora.messages import Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.scheduler import Scheduler
@@ -16,7 +18,18 @@ from remora.signature import Signature
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
 
+if TYPE_CHECKING:
+    from remora.scheduling.ensemble_requests import StepModels
+    from remora.scheduling.ensemble_scheduler import EnsembleScheduler
+
 Reply = Callable[[Ticket, Outcome], None]
+
+
+class Steps(NamedTuple):
+    """What an ensemble is composed of: where its models are borrowed from, and which of them are decoupled."""
+
+    models: StepModels
+    decoupled: frozenset[str]
 
 
 class ServedModel:
@@ -27,8 +40,9 @@ class ServedModel:
         version: its number.
         config: complete and valid.
         backend_model: closed last, by `close`.
-        instances: at least one.
+        instances: at least one, but for an ensemble.
         labels: the lines of each output's label file.
+        steps: what an ensemble is composed of.
     """
 
     def __init__(
@@ -41,6 +55,7 @@ class ServedModel:
         labels: Mapping[str, Sequence[str]],
         clock: Clock,
         statistics: ModelStatistics | None = None,
+        steps: Steps | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -50,6 +65,7 @@ class ServedModel:
         self.platform = config.platform or config.backend
         self.signature = Signature(config, name)
         self.statistics = statistics or ModelStatistics()
+        self.steps = steps
         self.load_ns = 0
         self._unsupported = (
             f"model '{name}' uses sequence_batching, which is not offered yet"
@@ -59,11 +75,20 @@ class ServedModel:
         self._backend_model = backend_model
         self._instances = instances
         self._labels = labels
-        policy = batch_policy(config)
-        self.scheduler = self._make_scheduler(policy, instances, clock)
+        self._now = clock.monotonic_ns
+        self._loans = 0
+        self._closing = False
+        self._returned = threading.Condition()
+        self.scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps)
 
-    def _make_scheduler(self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock) -> Scheduler:
+    def _make_scheduler(
+        self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None
+    ) -> Scheduler | EnsembleScheduler:
         recorder = StatisticsRecorder(self.statistics, clock)
+        if steps is not None:
+            from remora.scheduling.ensemble_scheduler import EnsembleScheduler  # only where there are ensembles
+
+            return EnsembleScheduler(self.config, steps.decoupled, steps.models, self.signature, recorder, clock)
         may_wait = policy.dynamic and policy.max_delay_ns > 0
         return Scheduler(
             BatchQueue(policy),
@@ -83,15 +108,19 @@ class ServedModel:
         *,
         mailbox: Mailbox | None = None,
         context: object = None,
+        held: frozenset[object] = frozenset(),
     ) -> Ticket:
-        """Check a request and queue it.
+        """Check a request and queue it. ``held`` are instances that stay busy until it is answered.
 
-        Raises InvalidArgumentError when it does not fit (spec H18-H22) and UnavailableError when the queue is full or
-        the model stops; then ``reply`` is never called.
+        Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full or
+        the model stops, and InternalError when it could only wait for itself; then ``reply`` is never called.
         """
         if self._unsupported:
             raise UnsupportedError(self._unsupported)
         request = self.signature.request(form, data)
+        if held:
+            self._refuse_circle(held)
+            request.held = held
         if form.outputs and any(output.classes for output in form.outputs):
             reply = self._classifying(reply)
         ticket = Ticket(request, reply, mailbox, context)
@@ -102,22 +131,66 @@ class ServedModel:
             raise
         return ticket
 
+    def _refuse_circle(self, held: frozenset[object]) -> None:
+        """A call that only those could answer who wait for it would never end (spec L04)."""
+        if self._instances and held.issuperset(self._instances):
+            count = len(self._instances)
+            raise InternalError(
+                f"model '{self.name}' would wait for itself: its {count} instance{'s are' if count > 1 else ' is'} "
+                "busy with the very request that this call was made for. Let models call each other without a circle, "
+                "or give the model more instances (instance_group count) than calls can lie inside each other"
+            )
+
     def _classifying(self, reply: Reply) -> Reply:
         def reply_classified(ticket: Ticket, outcome: Outcome) -> None:
-            if isinstance(outcome, Response):
-                batches = self.signature.max_batch_size > 0
-                outcome = classify(outcome, ticket.request.form.outputs, self._labels, batches=batches)
+            if isinstance(outcome, Streamed):
+                if isinstance(outcome.outcome, Response):
+                    outcome = Streamed(self._classified(ticket, outcome.outcome), outcome.final)
+            elif isinstance(outcome, Response):
+                outcome = self._classified(ticket, outcome)
             reply(ticket, outcome)
 
         return reply_classified
+
+    def _classified(self, ticket: Ticket, response: Response) -> Response | RemoraError:
+        batches = self.signature.max_batch_size > 0
+        return classify(response, ticket.request.form.outputs, self._labels, batches=batches)
+
+    @property
+    def trouble(self) -> str:
+        """Why none of the instances can serve now, though the model is loaded; empty when one can."""
+        troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]
+        return troubles[0] if troubles and all(troubles) else ""
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
         """What clients may know (spec H07)."""
         return ModelInfo(self.name, tuple(versions), self.platform, self.signature.inputs, self.signature.outputs)
 
+    def borrow(self) -> bool:
+        """Keep the model from being closed until it is given back; False when that has begun already."""
+        with self._returned:
+            self._loans += not self._closing
+            return not self._closing
+
+    def give_back(self) -> None:
+        """End one `borrow`."""
+        with self._returned:
+            self._loans -= 1
+            if not self._loans:
+                self._returned.notify_all()
+
     def close(self, timeout_s: float | None = None) -> bool:
-        """Finish what is under way, then give everything back. False when something still ran after ``timeout_s``."""
-        done = self.scheduler.stop(timeout_s)
+        """Wait for its borrowers, finish what is under way, give everything back.
+
+        False when something still ran after ``timeout_s``.
+        """
+        begin_ns = self._now()
+        with self._returned:
+            self._closing = True
+            returned = self._returned.wait_for(lambda: not self._loans, timeout_s)
+        if timeout_s is not None:
+            timeout_s = max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
+        done = self.scheduler.stop(timeout_s) and returned
         self.scheduler.abandon(UnavailableError(f"model '{self.name}' was unloaded before this request could run"))
         if done:
             for instance in self._instances:

@@ -51,6 +51,11 @@ class EngineOptions:
     backend_config: tuple[str, ...] = option(
         "A setting of a backend: BACKEND,KEY=VALUE. May be given again.", metavar="BACKEND,KEY=VALUE", many=True
     )
+    backend_directory: str = option(
+        "Python backends beside the installed ones: DIR/NAME/model.py serves the models whose backend is NAME.",
+        default="",
+        metavar="DIR",
+    )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
     metrics_config: tuple[str, ...] = option(
         "A setting of the metrics: KEY=VALUE, such as histogram_latencies=true.", metavar="KEY=VALUE", many=True
@@ -116,6 +121,12 @@ class ServerOptions:
         default="",
         metavar="REGEX",
     )
+    http_restricted_api: tuple[str, ...] = option(
+        "Groups of calls that need a header with a value, such as model-repository,statistics:admin-key=secret. "
+        "May be given again.",
+        metavar="GROUP,...:HEADER=VALUE",
+        many=True,
+    )
     http_max_input_size: int = option(
         "The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES"
     )
@@ -124,6 +135,11 @@ class ServerOptions:
     grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
     grpc_header_forward_pattern: str = option(
         "Metadata whose keys this regular expression finds become request parameters.", default="", metavar="REGEX"
+    )
+    grpc_restricted_protocol: tuple[str, ...] = option(
+        "As --http-restricted-api, for gRPC; the metadata key is triton-grpc-protocol-HEADER. May be given again.",
+        metavar="GROUP,...:HEADER=VALUE",
+        many=True,
     )
     grpc_infer_thread_count: int = option(
         "gRPC requests that may be under way at the same time.", default=64, metavar="N"
@@ -172,7 +188,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "enable-peer-access": "the runtimes manage device memory",
     "min-supported-compute-capability": "the runtimes decide which devices they support",
     "metrics-interval-ms": "metrics are read when they are asked for",
-    "backend-directory": "backends are Python packages",
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
     "cache-config": "there is no response cache yet",

@@ -66,6 +66,7 @@ class Signature:
     def __init__(self, config: ModelConfig, name: str) -> None:
         self.name = name
         self.max_batch_size = config.max_batch_size
+        self._is_ensemble = config.HasField("ensemble_scheduling")
         self._inputs = {row.name: _input(row) for row in config.input}
         self._required = sum(not row.optional for row in config.input)
         self._outputs = tuple(row.name for row in config.output)
@@ -130,7 +131,7 @@ class Signature:
             if spec.name not in self._inputs:
                 raise InvalidArgumentError(f"unexpected inference input '{spec.name}' for model '{self.name}'")
         missing = [row.name for row in self._inputs.values() if not row.optional and row.name not in seen]
-        if missing:
+        if missing and not self._is_ensemble:  # whose steps may do without it, or not
             raise self._refusal(form, self._wrong_count(form, seen))
 
     def _wrong_count(self, form: InferForm, seen: set[str]) -> str:
@@ -228,6 +229,8 @@ class Signature:
     def _bytes_array(self, form: InferForm, name: str, shape: tuple[int, ...], source: Data) -> Array:
         count = math.prod(shape)
         if isinstance(source, np.ndarray):
+            if source.size == count:
+                return source.reshape(shape)
             elements: Sequence[bytes] = source.reshape(-1)  # type: ignore[assignment]
         elif isinstance(source, list):
             elements = source

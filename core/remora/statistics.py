@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from remora.backends import Execution
 from remora.errors import RemoraError
-from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, Streamed, Ticket
+from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, ResponseStats, Streamed, Ticket
 from remora.scheduling.batching import Plan
 from remora.system.clock import Clock
 
@@ -43,7 +43,6 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
 SUMMARY_SAMPLES = 4096
 """How many requests the quantiles of the summaries look at, at the most (spec P06)."""
 
-_RESPONSE_KINDS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 
@@ -147,20 +146,30 @@ class ModelStatistics:
 
     def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
         """Count one answer of a decoupled model, and its request when it is the final one (spec T03)."""
-        kind = "success" if isinstance(streamed.outcome, Response) else "fail" if streamed.outcome else "empty_response"
+        rows = _rows_of(streamed.outcome)
         with self._lock:
-            row = self._responses.setdefault(index, {name: [0, 0] for name in _RESPONSE_KINDS})
-            for name in (kind, "compute_infer"):
-                row[name][0] += 1
-                row[name][1] += spent_ns
+            response = self._responses.setdefault(index, {name: [0, 0] for name in ResponseStats._fields})
+            for name in rows:
+                response[name][0] += 1
+                response[name][1] += spent_ns if name != "compute_output" else 0
             if not streamed.final:
                 return
             if isinstance(streamed.outcome, RemoraError) and not streamed.outcome.answered:
                 self._fail[0] += 1
                 self._fail[1] += now_ns - ticket.arrival_ns
-                self.failures[BACKEND] += 1
+                self.failures[CANCELED if streamed.outcome.code == "CANCELLED" else BACKEND] += 1
             else:
                 self._record_done([ticket], ticket.start_ns, now_ns, (0, now_ns - ticket.start_ns, 0))
+
+    def record_ensemble(self, ticket: Ticket, spent_ns: tuple[int, int, int], now_ns: int, now_ms: int) -> None:
+        """Count a request that an ensemble answered; ``spent_ns`` are the sums of its steps' phases (spec E08)."""
+        with self._lock:
+            self.execution_count += 1
+            self.last_inference_ms = now_ms
+            batch = self._batches.setdefault(ticket.request.rows, [0, 0, 0, 0])
+            for index, amount in enumerate((1, *spent_ns)):
+                batch[index] += amount
+            self._record_done([ticket], ticket.start_ns, now_ns, spent_ns)
 
     def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
         """Count a request that failed without running: timed out, cancelled, or lost by ourselves."""
@@ -174,8 +183,8 @@ class ModelStatistics:
         with self._lock:
             self.failures[REJECTED] += 1
 
-    def snapshot(self, name: str, version: str) -> ModelStats:
-        """All numbers of one moment."""
+    def snapshot(self, name: str, version: str, *, responses: bool = True) -> ModelStats:
+        """All numbers of one moment; ``responses`` False leaves those of single responses out."""
         with self._lock:
             batches = tuple(
                 BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:]))
@@ -196,6 +205,10 @@ class ModelStatistics:
                 cache_hit=Duration(),
                 cache_miss=Duration(),
                 batches=batches,
+                responses={
+                    str(index): ResponseStats(**{name: Duration(*row) for name, row in rows.items()})
+                    for index, rows in (sorted(self._responses.items()) if responses else ())
+                },
             )
 
     def samples(self, since_ns: int) -> list[Sample]:
@@ -212,6 +225,27 @@ class ModelStatistics:
             )
 
 
+def _rows_of(outcome: Response | RemoraError | None) -> tuple[str, ...]:
+    """The rows of a response's statistics that one answer counts in."""
+    if outcome is None:
+        return ("compute_infer", "empty_response")
+    if isinstance(outcome, Response):
+        return ("compute_infer", "compute_output", "success")
+    return ("cancel",) if outcome.code == "CANCELLED" else ("compute_infer", "fail")
+
+
+def _parted(tickets: Sequence[Ticket], outcomes: Sequence[Outcome | None]) -> tuple[list[Ticket], list[Ticket]]:
+    """The tickets that were answered, and those that failed; open streams are neither yet."""
+    done: list[Ticket] = []
+    failed: list[Ticket] = []
+    for ticket, outcome in zip(tickets, outcomes, strict=True):
+        if isinstance(outcome, RemoraError):
+            (done if outcome.answered else failed).append(ticket)
+        elif outcome is not None:
+            done.append(ticket)
+    return done, failed
+
+
 class StatisticsRecorder:
     """Tells a model's statistics what its scheduler did."""
 
@@ -226,17 +260,26 @@ class StatisticsRecorder:
     ) -> None:
         input_end = execution.input_end_ns or start_ns
         phases = Phases(start_ns, input_end, max(execution.output_start_ns or end_ns, input_end), end_ns)
-        done: list[Ticket] = []
+        spent = (input_end - start_ns, phases.output_start_ns - input_end, end_ns - phases.output_start_ns)
+        for ticket in plan.tickets:
+            ticket.spent_ns = spent
+        done: list[Ticket] = plan.tickets
         failed: list[Ticket] = []
-        for ticket, outcome in zip(plan.tickets, outcomes, strict=True):
-            if isinstance(outcome, RemoraError):
-                (done if outcome.answered else failed).append(ticket)
-            elif outcome is not None:
-                done.append(ticket)
+        if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest way to see it
+            done, failed = _parted(plan.tickets, outcomes)
         self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
 
     def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
         self._statistics.record_streamed(ticket, index, streamed, now_ns - begin_ns, now_ns)
+
+    def ensemble_ended(
+        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, now_ns: int
+    ) -> None:
+        if error is None:
+            self._statistics.record_ensemble(ticket, spent_ns, now_ns, self._clock.wall_ms())
+        else:
+            reason = CANCELED if error.code == "CANCELLED" else OTHER
+            self._statistics.record_failure(ticket, reason, now_ns)
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
         reason = CANCELED if error.code == "CANCELLED" else REJECTED

@@ -8,8 +8,8 @@ import pytest
 
 from fakes import FakeClock, ticket_of
 from remora.backends import Execution
-from remora.errors import CancelledError, InternalError, NotFoundError, UnavailableError
-from remora.messages import BatchStats, Duration, Outcome, Response, Ticket
+from remora.errors import CancelledError, InternalError, NotFoundError, RemoraError, UnavailableError
+from remora.messages import BatchStats, Duration, Outcome, Response, ResponseStats, Streamed, Ticket
 from remora.scheduling.batching import FULL, IDLE, Plan
 from remora.statistics import (
     BACKEND,
@@ -156,3 +156,58 @@ def test_threads_that_count_at_the_same_time_lose_nothing() -> None:
     stats = statistics.snapshot("m", "1")
     assert (stats.execution_count, stats.inference_count, stats.success.count) == (2000, 2000, 2000)
     assert statistics.failures[REJECTED] == 2000
+
+
+# -- Streamed answers (spec T03) ------------------------------------------------------------------------------------
+
+
+def streamed(statistics: ModelStatistics, *answers: Streamed) -> Ticket:
+    """One request whose answers take 10 ns each, from 1000 on."""
+    ticket = arrived(1, 900)
+    ticket.start_ns = 1000
+    for index, answer in enumerate(answers):
+        statistics.record_streamed(ticket, index, answer, 10, 1010 + 10 * index)
+    return ticket
+
+
+def test_responses_are_counted_by_their_index_and_the_request_at_its_end() -> None:
+    statistics = ModelStatistics()
+    streamed(statistics, Streamed(Response([]), False), Streamed(Response([]), False))
+    assert statistics.snapshot("m", "1").inference_count == 0
+    streamed(statistics, Streamed(Response([]), False), Streamed(None, True))
+    stats = statistics.snapshot("m", "1")
+    zero, once, twice = Duration(), Duration(1, 10), Duration(2, 20)
+    assert stats.responses == {
+        "0": ResponseStats(twice, Duration(2, 0), twice, zero, zero, zero),
+        "1": ResponseStats(twice, Duration(1, 0), once, zero, once, zero),
+    }
+    assert (stats.inference_count, stats.success, stats.queue) == (1, Duration(1, 120), Duration(1, 100))
+    assert stats.compute_infer == Duration(1, 20)
+
+
+def test_an_error_a_model_answers_with_fails_the_response_but_not_the_request() -> None:
+    statistics = ModelStatistics()
+    streamed(statistics, Streamed(NotFoundError("no", answered=True), False), Streamed(None, True))
+    stats = statistics.snapshot("m", "1")
+    assert stats.responses["0"].fail == Duration(1, 10)
+    assert stats.responses["0"].success == Duration()
+    assert (stats.success.count, stats.fail.count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "row", "reason"),
+    [(InternalError("broke"), "fail", BACKEND), (CancelledError("gone"), "cancel", CANCELED)],
+)
+def test_a_stream_that_fails_or_is_cancelled_fails_its_request(error: RemoraError, row: str, reason: str) -> None:
+    statistics = ModelStatistics()
+    streamed(statistics, Streamed(error, True))
+    stats = statistics.snapshot("m", "1")
+    assert getattr(stats.responses["0"], row) == Duration(1, 10)
+    assert (stats.success.count, stats.fail.count) == (0, 1)
+    assert statistics.failures[reason] == 1
+
+
+def test_responses_can_be_left_out() -> None:
+    statistics = ModelStatistics()
+    streamed(statistics, Streamed(None, True))
+    assert statistics.snapshot("m", "1", responses=False).responses == {}

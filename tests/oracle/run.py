@@ -25,6 +25,7 @@ FILES = (
     "cases/errors",
     "cases/parameters",
     "cases/forwarding",
+    "cases/generate",
     "cases/statistics",
     "cases/metrics",
     "cases/metrics_off",
@@ -33,6 +34,7 @@ FILES = (
     "grpc_cases/grpc_health_metadata",
     "grpc_cases/grpc_infer",
     "grpc_cases/grpc_parameters",
+    "grpc_cases/grpc_stream",
     "grpc_cases/grpc_forwarding",
 )
 COMMAND = (

@@ -8,23 +8,28 @@ a backend owns nothing but its framework's objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.config import Placement
 from remora.errors import InternalError
 from remora.messages import Outcome, Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
+if TYPE_CHECKING:
+    from remora.backends.calling import ModelCaller
 
-@dataclass(frozen=True, slots=True)
-class Source:
+
+_NONE: Mapping[str, str] = {}
+
+
+class Source(NamedTuple):
     """One version of one model on disk, and what the operator said about it.
 
     ``path`` is the version's directory, or the file itself for a bare ``model.onnx``. ``model_dir`` is the model's
     directory (labels, warmup files). ``settings`` are this backend's ``--backend-config`` pairs. ``cpus`` is how many
-    processors all instances of the model may use together (cgroup quota and affinity, not the machine's).
+    processors all instances of the model may use together (cgroup quota and affinity, not the machine's). ``calls``
+    gives the engine to those whose models call other models; None where there is none.
     """
 
     name: str
@@ -32,8 +37,9 @@ class Source:
     model_dir: Path
     path: Path
     repository: Path
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = _NONE
     cpus: int = 1
+    calls: Callable[[], ModelCaller] | None = None
 
 
 class Execution:
@@ -43,16 +49,25 @@ class Execution:
     model is done; what is left at 0 counts as compute time (spec T01).
 
     ``send(index, streamed)`` answers the request at ``index``: how instances of decoupled models answer, from any
-    thread, during ``execute`` or after it, until they have sent a final one. What comes after that is dropped.
+    thread, during ``execute`` or after it, until they have sent a final one. What comes after that is dropped. It may
+    hold up the caller of an answer that is not final, until the client has read some of those before.
+
+    ``send_soon(index, streamed)`` does the same from another thread and takes no lock: the one that destructors call.
     """
 
-    __slots__ = ("input_end_ns", "output_start_ns", "requests", "send")
+    __slots__ = ("input_end_ns", "output_start_ns", "requests", "send", "send_soon")
 
-    def __init__(self, requests: Sequence[Request], send: Callable[[int, Streamed], None] | None = None) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        send: Callable[[int, Streamed], None] | None = None,
+        send_soon: Callable[[int, Streamed], None] | None = None,
+    ) -> None:
         self.requests = requests
         self.input_end_ns = 0
         self.output_start_ns = 0
         self.send = send or _nowhere
+        self.send_soon = send_soon or self.send
 
 
 def _nowhere(index: int, streamed: Streamed) -> None:

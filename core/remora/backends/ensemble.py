@@ -1,10 +1,12 @@
-"""Ensembles: loaded, described and checked like any model; running their steps is not there yet."""
+"""Ensembles have no framework of their own: there is nothing to open, and their steps are other models.
+
+`remora.scheduling.ensemble_scheduler` runs them.
+"""
 
 from __future__ import annotations
 
-from remora.backends import BackendModel, Execution, Instance, Placement, Source
-from remora.errors import UnsupportedError
-from remora.messages import Outcome
+from remora.backends import BackendModel, Instance, Placement, Source
+from remora.errors import InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
 
@@ -18,24 +20,13 @@ class EnsembleBackend:
 
 
 class _Ensemble:
+    """What the engine holds in the place of an opened model."""
+
     def complete(self, config: ModelConfig) -> None:
-        return None
+        """Nothing: an ensemble's configuration is written whole."""
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        return _NotYet(placement.name)
+        raise InternalError(f"'{config.name}' is an ensemble: it runs on the models of its steps, not on instances")
 
     def close(self) -> None:
-        return None
-
-
-class _NotYet:
-    quick = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def execute(self, execution: Execution) -> list[Outcome]:
-        raise UnsupportedError(f"'{self.name}' is an ensemble: this version of remora cannot run ensembles yet")
-
-    def close(self) -> None:
-        return None
+        """Nothing to give back: the models of the steps are their own."""

@@ -7,7 +7,6 @@ accelerators. What they find is data, which ``onnxruntime`` acts on.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from remora.errors import ConfigError
@@ -45,8 +44,7 @@ class Device(NamedTuple):
     id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPlan:
+class SessionPlan(NamedTuple):
     """How a session is set up.
 
     ``graph_level`` is the name of an ``onnxruntime.GraphOptimizationLevel``, ``entries`` are session configuration
@@ -64,8 +62,7 @@ class SessionPlan:
     ignored: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderPlan:
+class ProviderPlan(NamedTuple):
     """Which execution providers a session gets, the preferred one first, and which it was to have but cannot."""
 
     chain: tuple[tuple[str, dict[str, str]], ...]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from remora.errors import UnsupportedError
 from remora.messages import TensorInfo
@@ -31,8 +30,7 @@ _OPTIONAL = re.compile(r"optional\((.+)\)")
 _WITHOUT_ZIPMAP = "; export it without ZipMap: convert_sklearn(..., options={'zipmap': False})"
 
 
-@dataclass(frozen=True, slots=True)
-class OnnxSignature:
+class OnnxSignature(NamedTuple):
     """A model's tensors in the model's order, with full shapes; an empty shape is a scalar or of unknown rank.
 
     ``optional`` names the inputs that a request may leave out: those of ONNX's optional type, and ``defaults``, the

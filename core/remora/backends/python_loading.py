@@ -36,6 +36,11 @@ class LoadedModule:
         self.module = module
         self._package = package
 
+    @property
+    def package(self) -> str:
+        """The name under which the modules of this load, and of no other, are found."""
+        return self._package.name
+
     def close(self) -> None:
         """Forget the module. Objects that are still referred to live on."""
         self._package.forget()

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from remora.backends.python_host import current_host
 from remora.backends.python_tensor import TritonModelException
 from remora.custom_metrics import REGISTRY, Kind, MetricError, Series
+
+_registry: Any = REGISTRY
+
+
+def report_to(registry: Any) -> None:
+    """Have all metrics of this process made elsewhere: a worker process, in which one model runs, does so at its start.
+
+    ``registry`` has the methods of ``custom_metrics.Registry`` that are used here.
+    """
+    global _registry  # models have no way to say which registry they mean, so that it is the process's
+    _registry = registry
 
 
 @contextmanager
@@ -64,7 +76,7 @@ class MetricFamily:
 
     def __init__(self, name: str, description: str, kind: Kind) -> None:
         with _explained("Error when creating MetricFamily"):
-            self._claim = REGISTRY.claim(name, description, Kind(kind), holder=self, owner=current_host())
+            self._claim = _registry.claim(name, description, Kind(kind), holder=self, owner=current_host())
 
     def Metric(  # noqa: N802 - Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
@@ -75,4 +87,4 @@ class MetricFamily:
             TritonModelException: bad labels or buckets.
         """
         with _explained("Error when creating Metric"):
-            return Metric(self, REGISTRY.series(self._claim, labels or {}, buckets))
+            return Metric(self, _registry.series(self._claim, labels or {}, buckets))

@@ -7,7 +7,8 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
-from remora.backends.python_host import Caller, current_host
+from remora.backends.calling import ModelCall
+from remora.backends.python_host import Caller, Host, current_host
 from remora.backends.python_messages import (
     COMPLETE_FINAL,
     InferenceResponse,
@@ -19,7 +20,7 @@ from remora.backends.python_messages import (
     parameters_text,
 )
 from remora.backends.python_tensor import Tensor, TritonModelException
-from remora.messages import Parameter, Request, datatype_of
+from remora.messages import InferForm, InputSpec, OutputSpec, Parameter, Request, datatype_of
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -62,6 +63,7 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
         self._trace = trace or InferenceTrace()
         self._parameters = checked_parameters("InferenceRequest", parameters)
+        self._maker = current_host()  # it may be run by a thread that knows nothing of the model
 
     def inputs(self) -> list[Tensor]:
         """All input tensors."""
@@ -93,7 +95,11 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """The request's parameters as JSON text."""
-        return parameters_text(self._parameters)
+        return parameters_text(self.parameter_values())
+
+    def parameter_values(self) -> Mapping[str, Parameter]:
+        """The request's parameters as they are."""
+        return self._parameters
 
     def preferred_memory(self) -> PreferredMemory:
         """Where the outputs should lie."""
@@ -112,16 +118,42 @@ class InferenceRequest:
         return self._model_version
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Run it: an InferenceResponse, or an iterator of them when ``decoupled``.
+        """Run it: an InferenceResponse, or an iterator of them when ``decoupled`` (spec L01, L03).
 
         Raises:
             TritonModelException: where calls of other models are not offered.
         """
-        return _caller(self._model_name).infer(self, decoupled=decoupled)
+        return self._caller().infer(self, decoupled=decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> Any:
         """The same for coroutines."""
-        return await _caller(self._model_name).infer_async(self, decoupled=decoupled)
+        return await self._caller().infer_async(self, decoupled=decoupled)
+
+    def _caller(self) -> Caller:
+        host = current_host() or self._maker
+        if host is None or host.caller is None:
+            raise TritonModelException(
+                f"cannot call model '{self.model_name()}': calls between models are not offered here; serve the models "
+                "as an ensemble, or call it through the server's endpoint"
+            )
+        return host.caller
+
+    def call(self, decoupled: bool) -> ModelCall:
+        """The request as the engine takes it; the tensors' memory is lent, not copied."""
+        tensors = [tensor.lent() for tensor in self.inputs()]
+        flags = self.flags()
+        form = InferForm(
+            tuple(InputSpec(tensor.name, tensor.datatype, tensor.data.shape) for tensor in tensors),
+            tuple(OutputSpec(name) for name in self.requested_output_names()),
+            self.request_id(),
+            self.parameter_values(),
+            timeout_us=self.timeout(),
+            sequence_id=self.correlation_id(),
+            sequence_start=bool(flags & SEQUENCE_START),
+            sequence_end=bool(flags & SEQUENCE_END),
+        )
+        data = [tensor.data for tensor in tensors]
+        return ModelCall(self.model_name(), self.model_version(), form, data, decoupled)
 
     def get_response_sender(self) -> ResponseSender:
         """Only requests that a model has received are answered."""
@@ -134,16 +166,6 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         """Only requests that a model has received are released."""
         raise TritonModelException("set_release_flags: this request was made by the model, which does not release it")
-
-
-def _caller(model_name: str) -> Caller:
-    host = current_host()
-    if host is None or host.caller is None:
-        raise TritonModelException(
-            f"cannot call model '{model_name}': calls between models are not offered here yet; "
-            "serve the models as an ensemble, or call it through the server's endpoint"
-        )
-    return host.caller
 
 
 class Single:
@@ -209,6 +231,7 @@ class ReceivedRequest(InferenceRequest):
         self._received = (datatypes, model_name, model_version)
         self._tensors: dict[str, Tensor] = {}
         self._complete = False
+        self._maker: Host | None = None
         self._sender: ResponseSender | None = None
         self.release_flags = RELEASE_ALL
         self.reply: Single | None = None  # models that return their responses need none
@@ -257,8 +280,8 @@ class ReceivedRequest(InferenceRequest):
     def timeout(self) -> int:
         return self._request.form.timeout_us
 
-    def parameters(self) -> str:
-        return parameters_text(self._request.form.parameters)
+    def parameter_values(self) -> Mapping[str, Parameter]:
+        return self._request.form.parameters
 
     def preferred_memory(self) -> PreferredMemory:
         return PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)

@@ -157,6 +157,14 @@ class Tensor:
         array = _bytes_elements(self._array) if self._datatype == "BYTES" else detached(self._array)
         return Message(self._name, self._datatype, array)
 
+    def lent(self) -> Message:
+        """The tensor as another model may see it: the same memory, read-only. BYTES elements become ``bytes``."""
+        if self._datatype == "BYTES":
+            return Message(self._name, self._datatype, _bytes_elements(self._array))
+        view = self._array.view()
+        view.flags.writeable = False
+        return Message(self._name, self._datatype, view)
+
     def __repr__(self) -> str:
         return f"<Tensor '{self._name}' {self._datatype} {list(self._array.shape)}>"
 

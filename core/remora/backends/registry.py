@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from remora.backends import Backend
 from remora.errors import InvalidArgumentError
@@ -30,6 +31,17 @@ def find_backend(name: str) -> Backend:
     module, _, attribute = target.partition(":")
     made: Backend = getattr(importlib.import_module(module), attribute)()
     return made
+
+
+def backend_in(directory: Path, name: str) -> Backend | None:
+    """The backend that ``<directory>/<name>/model.py`` is (spec Y16): Python code that serves all models which name it.
+    None when there is no such file, or a built-in backend of that name."""
+    file = directory / name / "model.py"
+    if name in _BUILT_IN or name != Path(name).name or not file.is_file():
+        return None
+    from remora.backends.python import PythonBackend
+
+    return PythonBackend(name=name, file=file)
 
 
 def _installed(name: str) -> Backend | None:

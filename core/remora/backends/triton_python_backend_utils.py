@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from remora.backends.python_config import ModelConfig
-from remora.backends.python_host import current_host
+from remora.backends.python_host import Caller, current_host
 from remora.backends.python_messages import (
     COMPLETE_FINAL,
     InferenceResponse,
@@ -132,7 +132,7 @@ def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
 
 
 def get_model_dir() -> str:
-    """The folder of the model whose code is running."""
+    """The folder of the version of the model whose code is running, as in Triton."""
     host = current_host()
     if host is None:
         raise TritonModelException("get_model_dir: no model's code is running in this thread; ask before starting it")
@@ -198,21 +198,40 @@ def _log(message: str, level: LogLevel) -> None:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load a model (spec L06)."""
-    _not_offered("load_model", model_name)
+    """Load or reload a model and wait until that is done; servers in explicit mode only (spec L06).
+
+    Args:
+        config: a configuration as JSON text, instead of the one that is written.
+        files: ``"file:<version>/<path>"`` to content, instead of the model's folder.
+
+    Raises:
+        TritonModelException: it cannot be loaded.
+    """
+    _caller("load_model", model_name).load_model(model_name, config, files)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model (spec L06)."""
-    _not_offered("unload_model", model_name)
+    """Take a model out of service; returns at once (spec L06).
+
+    Raises:
+        TritonModelException: the server is not in explicit mode.
+    """
+    _caller("unload_model", model_name).unload_model(model_name, unload_dependents=unload_dependents)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """May requests be sent to that model (spec L06)?"""
-    _not_offered("is_model_ready", model_name)
+    """May requests be sent to that model (spec L06)? An empty version is any.
+
+    Raises:
+        TritonModelException: a version that is no number.
+    """
+    return _caller("is_model_ready", model_name).is_model_ready(model_name, model_version)
 
 
-def _not_offered(what: str, model_name: str) -> NoReturn:
-    raise TritonModelException(
-        f"{what}('{model_name}'): models cannot manage other models here yet; use the server's repository API"
-    )
+def _caller(what: str, model_name: str) -> Caller:
+    host = current_host()
+    if host is None or host.caller is None:
+        raise TritonModelException(
+            f"{what}('{model_name}'): no model of a server is running here; use the server's repository API"
+        )
+    return host.caller

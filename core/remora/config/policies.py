@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy, ModelVersionPolicy
 
@@ -17,8 +17,7 @@ _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 _VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
+class QueuePolicy(NamedTuple):
     """How one priority level's queue treats requests that are late or too many (spec D08-D12).
 
     ``default_timeout_ns`` 0 is no timeout; ``max_size`` 0 is no limit, else it counts requests.
@@ -30,8 +29,7 @@ class QueuePolicy:
     max_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPolicy:
+class BatchPolicy(NamedTuple):
     """Which requests may share a batch, and how long they wait for each other (spec D01-D08).
 
     ``max_batch_size`` 0 is a model without batching. ``dynamic`` says whether the server makes batches at all.
@@ -50,8 +48,7 @@ class BatchPolicy:
     ragged_inputs: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04)."""
 
     name: str

@@ -37,6 +37,7 @@ class Head:
         "content_length",
         "expects_continue",
         "headers",
+        "http10",
         "keep_alive",
         "method",
         "note",
@@ -45,12 +46,19 @@ class Head:
     )
 
     def __init__(
-        self, method: str, target: str, headers: tuple[tuple[bytes, bytes], ...], keep_alive: bool = True
+        self,
+        method: str,
+        target: str,
+        headers: tuple[tuple[bytes, bytes], ...],
+        keep_alive: bool = True,
+        *,
+        http10: bool = False,
     ) -> None:
         self.method = method
         self.path, _, self.query = target.partition("?")
         self.headers = headers
         self.keep_alive = keep_alive
+        self.http10 = http10
         self.content_length = int(self.get(b"content-length") or 0)
         self.chunked = (self.get(b"transfer-encoding") or b"").lower().endswith(b"chunked")
         self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"
@@ -124,11 +132,12 @@ def _parse(block: bytes) -> Head:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError as error:
         raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
-    head = Head(parser.get_method().decode(), target, tuple(collector.headers), _keep_alive(line, collector.headers))
+    keep_alive, http10 = _keep_alive(line, collector.headers), line.endswith(b"1.0")
+    head = Head(parser.get_method().decode(), target, tuple(collector.headers), keep_alive, http10=http10)
     encoding = head.get(b"transfer-encoding")
     if encoding is not None and encoding.strip().lower() != b"chunked":
         raise BadRequest(501, f"transfer encoding {encoding!r} is not supported: send chunked or a length")
-    if encoding is not None and line.endswith(b"1.0"):
+    if encoding is not None and http10:
         raise BadRequest(400, "HTTP/1.0 has no transfer encodings: the length of the body is not known")
     return head
 
@@ -236,9 +245,29 @@ def response_head(
     status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, keep_alive: bool = True
 ) -> bytes:
     """Status line and headers of a response with a body of ``length`` bytes."""
+    return _head(status, headers, b"Content-Length: %d" % length, keep_alive)
+
+
+def stream_head(status: int, headers: Iterable[tuple[bytes, bytes]], *, chunked: bool, keep_alive: bool) -> bytes:
+    """Status line and headers of a response whose length is not known: chunked, or ended by closing the connection."""
+    framing = b"Transfer-Encoding: chunked" if chunked else b""
+    return _head(status, headers, framing, keep_alive and chunked)
+
+
+def _head(status: int, headers: Iterable[tuple[bytes, bytes]], framing: bytes, keep_alive: bool) -> bytes:
     lines = [b"HTTP/1.1 %d %b" % (status, _REASONS.get(status, "Unknown").encode())]
     lines += [b"%b: %b" % pair for pair in headers]
-    lines.append(b"Content-Length: %d" % length)
+    if framing:
+        lines.append(framing)
     if not keep_alive:
         lines.append(b"Connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+LAST_CHUNK = b"0\r\n\r\n"
+"""What ends a chunked body."""
+
+
+def chunk(piece: Buffer) -> bytes:
+    """A piece of a chunked body. It must not be empty: an empty chunk ends the body."""
+    return b"".join((b"%x\r\n" % memoryview(piece).nbytes, piece, b"\r\n"))

@@ -41,8 +41,11 @@ class HttpAnswer(NamedTuple):
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
     """A request that HTTP itself refuses, before any engine is asked (wrong path, method, encoding, header)."""
 
-    def __init__(self, status: int, message: str, *, plain: bool = True, headers: Headers = ()) -> None:
+    def __init__(
+        self, status: int, message: str, *, plain: bool = True, headers: Headers = (), action: str = ""
+    ) -> None:
         super().__init__(message)
+        self.action = action
         self.status = status
         self.message = message
         self.plain = plain

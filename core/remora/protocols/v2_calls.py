@@ -24,6 +24,7 @@ from remora.messages import (
     ModelStats,
     ModelUnload,
     RepositoryIndex,
+    ResponseStats,
     ServerInfo,
     ServerLive,
     ServerMetadata,
@@ -119,10 +120,6 @@ def _settings(route: Route, body: bytes) -> Call:
     raise UnsupportedError(f"the server does not support {what} settings over HTTP yet")
 
 
-def _generate(route: Route, body: bytes) -> Call:
-    raise UnsupportedError("the generate extension is not offered yet: use infer")
-
-
 def _shared_memory(route: Route, body: bytes) -> Call:
     raise UnsupportedError(SHARED_MEMORY_OFF)
 
@@ -141,8 +138,6 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "unload": _unload,
     "trace": _settings,
     "logging": _settings,
-    "generate": _generate,
-    "generate_stream": _generate,
     "system_shm": _shared_memory,
     "cuda_shm": _shared_memory,
 }
@@ -219,7 +214,7 @@ def _model_statistics(stats: ModelStats) -> bytes:
     )  # fmt: skip
     return (
         b'{"name":%b,"version":%b,"last_inference":%d,"inference_count":%d,"execution_count":%d,'
-        b'"inference_stats":{%b},"response_stats":{},"batch_stats":%b,"memory_usage":[]}'
+        b'"inference_stats":{%b},"response_stats":{%b},"batch_stats":%b,"memory_usage":[]}'
     ) % (
         quoted(stats.name),
         quoted(stats.version),
@@ -227,6 +222,10 @@ def _model_statistics(stats: ModelStats) -> bytes:
         stats.inference_count,
         stats.execution_count,
         _durations(stats, phases),
+        b",".join(
+            b"%b:{%b}" % (quoted(index), _durations(row, ResponseStats._fields))
+            for index, row in stats.responses.items()
+        ),
         _list(batches),
     )
 

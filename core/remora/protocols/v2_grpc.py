@@ -47,6 +47,7 @@ __all__ = [
     "Rpc",
     "decode_infer",
     "encode_infer",
+    "encode_streamed",
     "forward_pattern",
     "forwarded",
     "read_infer",
@@ -228,11 +229,31 @@ def encode_infer(name: str, version: str, form: InferForm, response: Response) -
 
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
     """
+    return b"".join(_infer_pieces(name, version, form, response, response.parameters))  # type: ignore[arg-type]
+
+
+def encode_streamed(name: str, version: str, form: InferForm, response: Response, final: bool) -> bytes:
+    """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last (spec R12).
+
+    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
+    """
+    pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final})
+    size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
+    return b"".join((b"\x12", _varint(size), *pieces))  # type: ignore[arg-type]
+
+
+FINAL_KEY = "triton_final_response"
+
+
+def _infer_pieces(
+    name: str, version: str, form: InferForm, response: Response, parameters: Mapping[str, Parameter]
+) -> list[bytes | Array]:
+    """A ModelInferResponse, to be joined: arrays are buffers, too."""
     # Before anything is copied: an output may be a view that takes no memory of its own.
     _check_size(name, sum(output.data.nbytes for output in response.outputs if output.datatype != "BYTES"))
     pieces: list[bytes | Array] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
-    if response.parameters:
-        pieces.append(_encode_parameters(response.parameters))
+    if parameters:
+        pieces.append(_encode_parameters(parameters))
     for output in response.outputs:
         pieces.append(_encode_output(output.name, output.datatype, output.data.shape))
     for output in response.outputs:
@@ -242,7 +263,7 @@ def encode_infer(name: str, version: str, form: InferForm, response: Response) -
         if size:
             pieces.append(raw)
     _check_size(name, sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces))
-    return b"".join(pieces)  # type: ignore[arg-type]  # Arrays are buffers, too.
+    return pieces
 
 
 def _check_size(model: str, size: int) -> None:

@@ -48,7 +48,9 @@ _COUNTED = ("success", "fail", "queue", "compute_input", "compute_infer", "compu
 _PHASES = ("compute_input", "compute_infer", "compute_output")
 
 
-def _durations(stats: messages.ModelStats | messages.BatchStats, names: tuple[str, ...]) -> dict[str, Any]:
+def _durations(
+    stats: messages.ModelStats | messages.BatchStats | messages.ResponseStats, names: tuple[str, ...]
+) -> dict[str, Any]:
     durations: dict[str, messages.Duration] = {name: getattr(stats, name) for name in names}
     return {name: pb.StatisticDuration(count=spent.count, ns=spent.ns) for name, spent in durations.items()}
 
@@ -67,6 +69,10 @@ def _statistics(models: list[messages.ModelStats]) -> Message:
                     pb.InferBatchStatistics(batch_size=batch.batch_size, **_durations(batch, _PHASES))
                     for batch in each.batches
                 ],
+                response_stats={
+                    key: pb.InferResponseStatistics(**_durations(row, messages.ResponseStats._fields))
+                    for key, row in each.responses.items()
+                },
             )
             for each in models
         ]
@@ -154,7 +160,6 @@ RPCS: Mapping[str, Rpc] = {
 """The management RPCs by method name (spec R01)."""
 
 UNOFFERED: Mapping[str, str] = {
-    "ModelStreamInfer": "ModelStreamInfer is not offered by this server yet: use ModelInfer",
     "TraceSetting": "trace settings are not offered by this server yet",
     "LogSettings": "log settings are not offered by this server yet: choose the level when the server is started",
     **{

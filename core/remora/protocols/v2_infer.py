@@ -129,6 +129,8 @@ def _header_length(text: bytes, body_length: int) -> int:
     """The JSON part's length that the header names, 0 for a raw request. Reads numbers as C's atoi (spec B03, Q01)."""
     if text.isdigit() and len(text) <= 18:
         length = int(text)
+        if length <= body_length:
+            return length
     else:
         number = _LEADING_NUMBER.match(text)
         digits = number.group(1) if number else b"0"

@@ -65,7 +65,7 @@ def read_request(body: memoryview, header_length: int, model: str, limits: Limit
     beyond the limits, UnsupportedError for shared memory.
     """
     header = body[:header_length]
-    _check_values(header, limits)
+    check_values(header, limits)
     request = access.document(header)
     has_id, request_id = access.find(request, "id")
     if has_id:
@@ -92,7 +92,8 @@ def read_request(body: memoryview, header_length: int, model: str, limits: Limit
     return Reading(form, inputs.data, ReplyFormat.of(parameters.binary_output, listed), slices)
 
 
-def _check_values(header: memoryview, limits: Limits) -> None:
+def check_values(header: memoryview, limits: Limits) -> None:
+    """Refuse JSON text of more values than may be read at once, before it is read. Raises InvalidArgumentError."""
     # Every value but the first follows a comma or opens a container, so the text tells before anything is built.
     if len(header) > limits.json_values:
         text = bytes(header)
@@ -136,6 +137,11 @@ def custom_parameter(key: str, value: Any) -> Parameter:
         raise InvalidArgumentError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
         )
+    return as_parameter(key, value)
+
+
+def as_parameter(key: str, value: Any) -> Parameter:
+    """A JSON value as a parameter, whatever its key. Raises InvalidArgumentError (spec H23)."""
     if isinstance(value, bool | str | float):
         return value
     if isinstance(value, int):

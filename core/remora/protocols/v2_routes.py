@@ -67,7 +67,7 @@ def route(method: bytes | str, path: str) -> Route:
     where, version = found
     where = where._replace(plain_errors=where.action in _PLAIN)
     if verb not in _methods(where):
-        raise Refusal(405, "Method Not Allowed", plain=where.plain_errors)
+        raise Refusal(405, "Method Not Allowed", plain=where.plain_errors, action=where.action)
     if where.action in ("trace", "logging"):
         where = where._replace(verb=verb)
     return where._replace(version=_version(version, where.plain_errors)) if version else where

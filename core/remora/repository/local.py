@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError
@@ -17,8 +17,7 @@ from remora.errors import NotFoundError
 _BARE_SUFFIXES = (".onnx",)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
+class ModelFolder(NamedTuple):
     """A model as it lies on disk.
 
     ``versions`` maps a version number to its directory (or, for a bare file, to that file). ``path`` is where config,

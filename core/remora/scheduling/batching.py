@@ -69,7 +69,7 @@ class BatchQueue:
 
     def poll(self, now_ns: int) -> Plan:
         """The batch to run now on an idle instance, if any. What is returned has left the queue."""
-        dropped = self._drop_cancelled()
+        dropped = self._drop_dead(now_ns)
         if not self._waiting:
             return Plan([], dropped=dropped)
         if not self._policy.dynamic:
@@ -87,8 +87,8 @@ class BatchQueue:
         self._waiting.clear()
         return tickets
 
-    def _drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """Take cancelled tickets out of the part of the queue that the next batch can reach."""
+    def _drop_dead(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
+        """Take cancelled and expired tickets out of the part of the queue that the next batch can reach."""
         dropped: list[tuple[Ticket, RemoraError]] = []
         kept: list[Ticket] = []
         reach = self._policy.max_batch_size if self._policy.dynamic else 1
@@ -97,6 +97,8 @@ class BatchQueue:
             ticket = self._waiting.popleft()
             if ticket.request.cancelled:
                 dropped.append((ticket, cancelled_in_queue(ticket)))
+            elif ticket.deadline_ns and ticket.deadline_ns <= now_ns:
+                dropped.append((ticket, expired_error(ticket)))
             else:
                 kept.append(ticket)
                 rows += ticket.request.rows
@@ -145,3 +147,12 @@ def cancelled_in_queue(ticket: Ticket) -> CancelledError:
     return CancelledError(
         f"[request id: {ticket.request.form.id or '<id_unknown>'}] request was cancelled before it ran"
     )
+
+
+class ExpiredError(UnavailableError):
+    """The request's own deadline passed before it was answered."""
+
+
+def expired_error(ticket: Ticket) -> ExpiredError:
+    """The answer of a request whose own deadline passed before there was another."""
+    return ExpiredError(f"[request id: {ticket.request.form.id or '<id_unknown>'}] Request timeout expired")

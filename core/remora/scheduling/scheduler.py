@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import cast
 
 from remora.backends import Execution, Instance
@@ -85,6 +86,9 @@ class Scheduler:
         self._inline_work: tuple[Mailbox | None, Callable[[], None]] = (None, lambda: None)
         self._stopping = False
         self._running = 0
+        # What destructors send: they may interrupt any thread at any point, so all they may do is to leave it here.
+        self._late: SimpleQueue[tuple[Streams, int, Streamed] | None] = SimpleQueue()
+        self._late_thread: threading.Thread | None = None
         self.costs = CostModel()
 
     # -- taking requests --------------------------------------------------------------------------------------------
@@ -104,20 +108,27 @@ class Scheduler:
             self._queue.push(ticket)
             if self._inline_armed:
                 return
-            if self._may_run_inline(ticket.mailbox):
-                self._inline_armed = True
+            mailbox = ticket.mailbox
+            if mailbox is None or not self._suits_a_loop():
+                self._wake_thread()
                 return
-            self._wake_thread()
+            self._inline_armed = True
+        self._defer(mailbox)
 
-    def _may_run_inline(self, mailbox: Mailbox | None) -> bool:
-        """Arm the caller's loop to run what has arrived by the end of its turn, when that will be quick."""
+    def _suits_a_loop(self) -> bool:
+        """Whether the next batch will be quick enough to hold up an event loop. The lock is held."""
         return (
             self._quick
-            and mailbox is not None
             and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
             and any(not slot.busy for slot in self._slots)
-            and mailbox.defer(self._work_for(mailbox))
         )
+
+    def _defer(self, mailbox: Mailbox) -> None:
+        """Have the caller's loop run what has arrived by the end of its turn; a thread, when this is not that loop."""
+        if not mailbox.defer(self._work_for(mailbox)):
+            with self._lock:
+                self._inline_armed = False
+                self._wake_thread()
 
     def _work_for(self, mailbox: Mailbox) -> Callable[[], None]:
         """What runs at the end of a turn of this mailbox's loop; the same object as long as one loop calls."""
@@ -163,10 +174,11 @@ class Scheduler:
         with self._lock:
             if not len(self._queue) or self._inline_armed:
                 return
-            if self._may_run_inline(mailbox):
-                self._inline_armed = True
-            else:
+            if not self._suits_a_loop():
                 self._wake_thread()
+                return
+            self._inline_armed = True
+        self._defer(mailbox)
 
     def _serve(self, slot: _Slot) -> None:
         """The life of an instance's thread."""
@@ -201,6 +213,8 @@ class Scheduler:
         with self._lock:
             plan = self._take(slot)
         self._run(slot, plan)
+        while not self._late.empty():
+            self._send_late(self._late.get())
         return plan
 
     def _take(self, slot: _Slot) -> Plan:
@@ -255,10 +269,19 @@ class Scheduler:
         streams = Streams(plan.tickets, self._signature, self._recorder, self._now, self._stream_ended)
         with self._lock:
             self._running += len(plan.tickets)  # until each stream has ended
+            if self._threads and self._late_thread is None:
+                self._late_thread = threading.Thread(
+                    target=self._serve_late, name=f"remora {instance.name} late answers", daemon=True
+                )
+                self._late_thread.start()
         start_ns = self._now()
         for ticket in plan.tickets:
             ticket.start_ns = start_ns
-        execution = Execution([ticket.request for ticket in plan.tickets], streams.send)
+        execution = Execution(
+            [ticket.request for ticket in plan.tickets],
+            streams.send,
+            lambda index, streamed: self._late.put((streams, index, streamed)),
+        )
         try:
             for index, outcome in enumerate(instance.execute(execution)):
                 if outcome is not None:
@@ -275,6 +298,18 @@ class Scheduler:
             self._running -= 1
             if self._stopping:
                 self._work.notify_all()
+
+    def _serve_late(self) -> None:
+        while self._send_late(self._late.get()):
+            pass
+
+    def _send_late(self, late: tuple[Streams, int, Streamed] | None) -> bool:
+        """Send what was left to be sent; False when nothing more will be."""
+        if late is None:
+            return False
+        streams, index, streamed = late
+        streams.send(index, streamed)
+        return True
 
     def _to_wire(self, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Response):
@@ -297,7 +332,10 @@ class Scheduler:
                 if slot.thread.is_alive():
                     return False
         with self._lock:
-            return self._work.wait_for(lambda: self._running == 0, timeout_s)
+            done = self._work.wait_for(lambda: self._running == 0, timeout_s)
+        if done:
+            self._late.put(None)
+        return done
 
     def abandon(self, error: RemoraError) -> None:
         """Answer everything that still waits with ``error``: for a stop whose time is over."""

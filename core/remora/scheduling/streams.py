@@ -39,18 +39,22 @@ class Streams:
         self._recorder = recorder
         self._now = now
         self._ended = ended
-        self._lock = threading.RLock()
+        # One lock for each: a client that does not read its answers holds up the sender of that stream alone.
+        self._locks = [threading.RLock() for _ in tickets]
         self._open = [True] * len(tickets)
         self._sent = [0] * len(tickets)
         self._last_ns = [0] * len(tickets)
 
     def send(self, index: int, streamed: Streamed) -> None:
-        """Hand one answer on. Answers of one stream arrive in the order they were sent."""
+        """Hand one answer on. Answers of one stream arrive in the order they were sent.
+
+        May hold up the caller as long as the ticket's reply does (see ``Ticket``), for the final one never.
+        """
         outcome = streamed.outcome
         if isinstance(outcome, Response) and self._signature.reshapes:
             outcome.outputs = self._signature.to_wire(outcome.outputs)
         ticket = self._tickets[index]
-        with self._lock:  # held over the delivery: it only queues, and it keeps the order
+        with self._locks[index]:  # held over the delivery, which keeps the order
             if not self._open[index]:
                 return
             now_ns = self._now()

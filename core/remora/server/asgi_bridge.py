@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -20,8 +20,9 @@ from remora.options import ServerOptions
 from remora.protocols.http1 import Head, too_large
 from remora.protocols.http_answer import Headers, HttpAnswer, failure
 from remora.protocols.v2_rest import InferCodec
+from remora.server.exchange import STREAM_BACKLOG, Exchange
 from remora.server.mailbox import LoopMailbox
-from remora.server.rest import Exchange, Later, RestService
+from remora.server.rest import Later, RestService
 
 _log = logging.getLogger("remora.http")
 
@@ -84,18 +85,18 @@ class V2App:
         self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. A client that leaves before its answer cancels its request."""
+        """Answer one request. A client that leaves before its answer, or amid its stream, cancels its request."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
             return
         if scope["type"] != "http":
             raise ValueError(f"V2 is spoken over HTTP: a connection of type {scope['type']!r} cannot be answered")
-        answer = await self._answer(scope, receive)
+        answer = await self._answer(scope, receive, send)
         if answer is not None:
             await _send(answer, send, with_body=scope["method"] != "HEAD")
 
-    async def _answer(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
-        """The answer; None when the client left."""
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> HttpAnswer | None:
+        """The answer; None when the client left, or when it came in pieces that have been sent."""
         limit = self._options.http_max_input_size
         length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
         if not length.isdigit() or len(length) > 19:
@@ -114,9 +115,13 @@ class V2App:
             _log.exception("%s %s", head.method, head.path)
             return failure(500, _INTERNAL, plain=True, headers=_CLOSE)
         try:
-            return await exchange.outcome(receive)
+            answer = await exchange.outcome(receive)
+            if answer is None or not exchange.streaming:
+                return answer
+            await _send_pieces(answer, exchange, receive, send)
+            return None
         finally:
-            if ticket is not None and not exchange.answer.done():
+            if ticket is not None and not exchange.ended:
                 ticket.cancel()
 
     def _service(self, loop: asyncio.AbstractEventLoop) -> RestService:
@@ -137,16 +142,53 @@ class V2App:
 
 
 class _FutureExchange:
-    """An exchange that a coroutine waits for."""
+    """An exchange that a coroutine waits for. Of a stream, ``answer`` is the head and `pieces` gives the rest."""
 
-    __slots__ = ("answer",)
+    __slots__ = ("_held", "_waiting", "answer", "ended", "gone", "streaming")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
+        self.streaming = False
+        self.ended = False  # all of the answer is here
+        self.gone = False  # nobody takes it any more
+        self._waiting: asyncio.Queue[Buffer] = asyncio.Queue()
+        self._held = 0
 
     def respond(self, answer: HttpAnswer) -> None:
         if not self.answer.done():
+            self.ended = True
             self.answer.set_result(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        if not self.answer.done():
+            self.streaming = True
+            self.answer.set_result(HttpAnswer(status, headers, []))
+
+    def send(self, piece: Buffer) -> None:
+        if self._held > STREAM_BACKLOG and not self.gone:
+            _log.warning("a client left %d bytes of its stream unread: its request is cancelled", STREAM_BACKLOG)
+            self.leave()
+        if not self.gone and len(piece):
+            self._held += len(piece)
+            self._waiting.put_nowait(piece)
+
+    def finish(self) -> None:
+        self.ended = True
+        self._waiting.put_nowait(b"")
+
+    def leave(self) -> None:
+        """The client takes no more."""
+        self.gone = True
+        self._waiting.put_nowait(b"")
+
+    async def pieces(self) -> AsyncIterator[Buffer]:
+        """The pieces of a stream as they come, to its end or until the client is gone."""
+        while not self.gone:
+            piece = await self._waiting.get()
+            if not len(piece):
+                return
+            self._held -= len(piece)
+            yield piece
 
     async def outcome(self, receive: Receive) -> HttpAnswer | None:
         """The answer, or None when the client left before it."""
@@ -160,6 +202,25 @@ class _FutureExchange:
         if not self.answer.done() and watch.result()["type"] == "http.disconnect":
             return None
         return await self.answer
+
+
+async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: Receive, send: Send) -> None:
+    """Send a stream as it comes; stop when the client leaves."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        exchange.leave()
+
+    await send({"type": "http.response.start", "status": answer.status, "headers": _names_lowered(answer.headers)})
+    watching = asyncio.ensure_future(watch())
+    try:
+        async for piece in exchange.pieces():
+            await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
+        if not exchange.gone:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    finally:
+        watching.cancel()
 
 
 async def _receive_body(receive: Receive, limit: int) -> bytes | HttpAnswer | None:
@@ -193,10 +254,14 @@ def _target(scope: Scope) -> str:
 
 async def _send(answer: HttpAnswer, send: Send, *, with_body: bool) -> None:
     body = b"".join(answer.body)
-    headers = [(name.lower(), value) for name, value in answer.headers]
+    headers = _names_lowered(answer.headers)
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": body if with_body else b""})
+
+
+def _names_lowered(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers]
 
 
 # -- we ask an ASGI app ---------------------------------------------------------------------------------------------

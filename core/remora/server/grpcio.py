@@ -2,14 +2,14 @@
 
 Handlers get and give bytes, on two thread pools: a call that may last (inference, loading, reflection) holds a thread
 of the large one until it is answered; what only asks (health, metadata, statistics) has a small one of its own, so
-that a probe is answered while every other thread waits for a model. This is the reference transport and the one for
-TLS; nothing else in the engine imports grpc.
+that a probe is answered while every other thread waits for a model. A stream has two threads of its own, see
+`grpcio_stream`. This is the reference transport and the one for TLS; nothing else in the engine imports grpc.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from remora.errors import (
     error_of,
 )
 from remora.messages import Call, Data, InferForm, Outcome, Response, ServerReady, Ticket
+from remora.protocols.restriction import GROUP_OF_RPC, Restrictions
 from remora.protocols.v2_grpc import (
     DECOUPLED_TEXT,
     MAX_MESSAGE_BYTES,
@@ -43,7 +44,9 @@ from remora.protocols.v2_grpc import (
     status_of,
     status_text,
 )
+from remora.protocols.v2_grpc_stream import is_strict
 from remora.server.grpcio_reflection import Reflection
+from remora.server.grpcio_stream import InferStream
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +82,8 @@ class GrpcOptions:
         reuse_port: let other processes bind the same port (``--reuse-grpc-port``).
         workers: how many inferences, loads and reflection streams may be under way at once. The default fills the
             usual batch sizes; further calls wait in grpcio.
+        restricted: groups of RPCs that need a secret, as ``Restrictions`` takes them (``--grpc-restricted-protocol``).
+        streams: how many ModelStreamInfer calls may be open at once; further ones are refused.
         max_message_bytes: the longest message in either direction.
         forward_pattern: metadata whose keys match it become request parameters; "" for none
             (``--grpc-header-forward-pattern``, spec R16).
@@ -101,6 +106,8 @@ class GrpcOptions:
     port: int = 8001
     reuse_port: bool = False
     workers: int = 64
+    streams: int = 256
+    restricted: tuple[str, ...] = ()
     max_message_bytes: int = MAX_MESSAGE_BYTES
     forward_pattern: str = ""
     use_ssl: bool = False
@@ -118,6 +125,9 @@ class GrpcOptions:
     max_connection_age_grace_ms: int = 0
 
 
+_SECRET_PREFIX = "triton-grpc-protocol-"
+
+
 class GrpcServer:
     """V2, health and reflection on one port. `start` once, `stop` once; neither is for an event loop's thread."""
 
@@ -129,6 +139,10 @@ class GrpcServer:
         self._draining = False
         self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
         self._working = ThreadPoolExecutor(self._options.workers, thread_name_prefix="remora-grpc")
+        self._streaming = ThreadPoolExecutor(self._options.streams + 2, thread_name_prefix="remora-grpc-stream")
+        self._reading = ThreadPoolExecutor(self._options.streams, thread_name_prefix="remora-grpc-reading")
+        self._streams: set[InferStream] = set()
+        self._restrictions = Restrictions(self._options.restricted, "--grpc-restricted-protocol")
         self._server: Any = None
 
     def start(self) -> int:
@@ -157,6 +171,8 @@ class GrpcServer:
     def drain(self) -> None:
         """Refuse new inference from now on (spec R21) and report NOT_SERVING; what is under way goes on."""
         self._draining = True
+        for stream in list(self._streams):
+            stream.drain()
 
     def stop(self, grace_s: float) -> None:
         """Stop listening, let calls under way end within ``grace_s`` seconds, cancel the others, and return then."""
@@ -165,6 +181,8 @@ class GrpcServer:
             self._server.stop(grace_s).wait()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._asking.shutdown(wait=False, cancel_futures=True)
+        self._streaming.shutdown(wait=False, cancel_futures=True)
+        self._reading.shutdown(wait=False, cancel_futures=True)
 
     # -- The services -----------------------------------------------------------------------------------------------
 
@@ -172,8 +190,10 @@ class GrpcServer:
         handlers = {name: _refusing(text) for name, text in UNOFFERED.items()}
         for name, rpc in RPCS.items():
             lasting = name == "RepositoryModelLoad"
-            handlers[name] = _unary(self._performing(rpc), None if lasting else self._asking)
-        handlers["ModelInfer"] = _unary(self._infer)
+            behaviour = self._unlocked(name, self._performing(rpc))
+            handlers[name] = _unary(behaviour, None if lasting else self._asking)
+        handlers["ModelInfer"] = _unary(self._unlocked("ModelInfer", self._infer))
+        handlers["ModelStreamInfer"] = _streaming(self._stream, self._streaming)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _health(self) -> Any:
@@ -183,6 +203,28 @@ class GrpcServer:
         """grpc.health.v1: HealthCheckResponse, the same for every service name (spec R02)."""
         serving = not self._draining and self._engine.perform(ServerReady())
         return b"\x08\x01" if serving else b"\x08\x02"
+
+    def _unlocked(self, rpc: str, behaviour: Behaviour) -> Behaviour:
+        """The behaviour behind the secret of its group, where it has one (spec R15)."""
+        if not self._restrictions:
+            return behaviour
+
+        def guarded(message: bytes, context: Context) -> bytes:
+            self._check_secret(rpc, context)
+            return behaviour(message, context)
+
+        return guarded
+
+    def _check_secret(self, rpc: str, context: Context) -> None:
+        def value_of(key: str) -> bytes | None:
+            wanted = f"{_SECRET_PREFIX}{key}".lower()
+            values = (value for name, value in context.invocation_metadata() if name == wanted)
+            value = next(values, None)
+            return value.encode() if isinstance(value, str) else value
+
+        key = self._restrictions.missing(GROUP_OF_RPC[rpc], value_of)
+        if key is not None:
+            raise UnavailableError(f"This protocol is restricted, expecting header '{_SECRET_PREFIX}{key}'")
 
     def _performing(self, rpc: Rpc) -> Behaviour:
         return lambda message, _context: rpc.encode(self._engine.perform(rpc.decode(message)))
@@ -225,6 +267,24 @@ class GrpcServer:
             raise UnsupportedError(DECOUPLED_TEXT)  # refused before it was submitted
         return outcome
 
+    def _stream(self, messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        self._check_secret("ModelStreamInfer", context)
+        if len(self._streams) >= self._options.streams:
+            raise UnavailableError(f"{len(self._streams)} streams are open, and more are not served: try again later")
+        metadata = context.invocation_metadata()
+        parameters = forwarded(self._pattern, metadata) if self._pattern else None
+        stream = InferStream(self._engine, parameters, strict=is_strict(metadata), hang_up=context.cancel)
+        self._streams.add(stream)
+        try:
+            if self._draining:  # looked at when `drain` can already see the stream
+                raise UnavailableError(SHUTDOWN_TEXT)
+            if context.add_callback(stream.leave):
+                self._reading.submit(stream.read, messages)
+                yield from stream.answers()
+        finally:
+            stream.leave()
+            self._streams.discard(stream)
+
 
 class _DeadlinePassedError(CancelledError):
     """A deadline that the client set: gRPC has a status for it which the engine has no use for."""
@@ -259,6 +319,24 @@ def _unary(behaviour: Behaviour, pool: ThreadPoolExecutor | None = None) -> Any:
         # grpcio's own health service chooses its threads by this attribute, too.
         serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
     return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def _streaming(behaviour: Callable[[Iterator[bytes], Context], Iterator[bytes]], pool: ThreadPoolExecutor) -> Any:
+    """A handler on streams of bytes, errors turned into statuses, its answers written by threads of ``pool``."""
+
+    def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        try:
+            yield from behaviour(messages, context)
+            return
+        except RemoraError as failure:
+            error = failure
+        except Exception:
+            _log.exception("gRPC: a stream failed in a way nobody foresaw")
+            error = InternalError("internal error: the server's log has the details")
+        _abort(context, error)
+
+    serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
+    return grpc.stream_stream_rpc_method_handler(serve)
 
 
 def _refusing(text: str) -> Any:

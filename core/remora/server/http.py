@@ -2,7 +2,8 @@
 
 Small requests are read through one buffer that all connections share; a body that did not come with its head is
 received straight into its final place. One request of a connection is under way at a time. What a client sends ahead
-waits, and when that is much, or when the client does not read its answers, the socket is not read.
+waits, and when that is much, or when the client does not read its answers, the socket is not read. The pieces of a
+stream are written as they come; a client that lets too many of them pile up is given up, for a model cannot be held.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import numpy as np
 from remora.messages import Buffer, Ticket
 from remora.protocols.http1 import (
     HEAD_LIMIT,
+    LAST_CHUNK,
     BadRequest,
     ChunkDecoder,
     Head,
     HeadParser,
+    chunk,
     head_too_long,
     response_head,
+    stream_head,
     too_large,
 )
-from remora.protocols.http_answer import HttpAnswer, Wire, failure
-from remora.server.rest import Exchange
+from remora.protocols.http_answer import Headers, HttpAnswer, Wire, failure
+from remora.server.exchange import STREAM_BACKLOG, Exchange
 
 _log = logging.getLogger("remora.http")
 
@@ -60,6 +64,10 @@ class Listener:
         """A protocol for a new connection."""
         return Connection(self)
 
+    def is_alone(self) -> bool:
+        """Whether there is one connection: then nothing else can arrive while its request is handled."""
+        return len(self.connections) == 1
+
     def close_idle(self) -> int:
         """From now on answer what is under way and close; returns how many connections are still busy."""
         self.closing = True
@@ -91,6 +99,9 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._unread = False  # the client lets its answers pile up
         self._ended = False  # the client sends no more
+        self._streaming = False  # an answer that comes in pieces has begun,
+        self._chunked = False  # this is how its pieces are framed,
+        self._keep = False  # and whether the connection outlives it
         self.receiving_since = 0.0
 
     # -- the transport's side ---------------------------------------------------------------------------------------
@@ -102,12 +113,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.discard(self)
-        if self._ticket is not None:
-            self._ticket.cancel()
-            self._ticket = None
+        self._cancel()
+
+    def _cancel(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancel()
 
     def eof_received(self) -> bool:
+        """The client has left, or will only listen; TCP does not tell. What still waits for it is not run then (spec
+        Q09). An answer that is being made is sent to whoever may be there."""
         self._ended = True
+        self._cancel()
         return self._busy or self._unread  # keep our side open until the answers are out
 
     def pause_writing(self) -> None:
@@ -220,11 +237,14 @@ class Connection(asyncio.BufferedProtocol):
         """A request is whole: hand it on."""
         self.receiving_since = 0.0
         self._busy = True
-        head = cast(Head, self._head)
+        head: Head = self._head  # type: ignore[assignment]  # set before the body is looked at
         try:
             ticket = self._listener.service.handle(head, body, self)
         except Exception:
             _log.exception("%s %s", head.method, head.path)
+            if self._streaming:
+                self.abort()  # the client must not take what it has for the whole
+                return
             self._respond_error(500, "internal error: see the server's log")
             return
         if self._busy:
@@ -242,26 +262,66 @@ class Connection(asyncio.BufferedProtocol):
         self._busy = False
         keep = head is not None and head.keep_alive and not self._listener.closing
         keep = keep and (not self._ended or bool(self._rest))
-        wire = answer.wire
-        if head is not None and head.method == "HEAD":
-            start = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=keep)
-            body: list[Buffer] = []  # the length it would have, and nothing after the head (RFC 9110 9.3.2)
-        elif wire is not None and keep:
-            start = wire.start or _fixed_part(wire, answer)
-            body = answer.body[1:]
+        wire, body = answer.wire, answer.body
+        if wire is not None and keep and len(body) == 2 and type(body[1]) is bytes:
+            transport.write((wire.start or _fixed_part(wire, answer)) + body[1])  # the usual case, kept short
         else:
-            start = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=keep)
-            body = answer.body
-        if len(body) == 1 and type(body[0]) is bytes:
-            transport.write(start + body[0])
-        elif _length(body) <= _JOIN_BYTES:
-            transport.write(b"".join((start, *body)))
+            self._write(answer, keep, bodyless=head is not None and head.method == "HEAD")
+        if not keep or self._rest or self._paused:
+            self._go_on(keep)
+
+    def _write(self, answer: HttpAnswer, keep: bool, *, bodyless: bool) -> None:
+        """Write a whole answer; one to HEAD has the length it would have, and nothing after it (RFC 9110 9.3.2)."""
+        start = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=keep)
+        if bodyless:
+            self._transport.write(start)
+        elif _length(answer.body) <= _JOIN_BYTES:
+            self._transport.write(b"".join((start, *answer.body)))
         else:
-            transport.writelines([start, *body])
-        if not keep:
-            transport.close()
-        elif self._rest or self._paused:
+            self._transport.writelines([start, *answer.body])
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Write the head of an answer that comes in pieces: `send` them, then `finish`."""
+        head, transport = self._head, self._transport
+        if not self._busy or transport.is_closing():
+            return
+        self._streaming = True
+        self._chunked = head is not None and not head.http10
+        self._keep = head is not None and head.keep_alive and self._chunked and not self._listener.closing
+        transport.write(stream_head(status, headers, chunked=self._chunked, keep_alive=self._keep))
+
+    def send(self, piece: Buffer) -> None:
+        """Write the next piece of the answer that has begun. A client that does not read is given up at some point."""
+        transport = self._transport
+        if not self._streaming or transport.is_closing() or not len(piece):
+            return
+        if self._unread and transport.get_write_buffer_size() > STREAM_BACKLOG:
+            _log.warning("a client left %d bytes of its stream unread: its request is cancelled", STREAM_BACKLOG)
+            self._cancel()
+            self.abort()
+            return
+        transport.write(chunk(piece) if self._chunked else piece)
+
+    def finish(self) -> None:
+        """End the answer that has begun and go on with what the client sent meanwhile."""
+        if not self._streaming:
+            return
+        self._streaming = self._busy = False
+        self._head = self._ticket = None
+        if self._transport.is_closing():
+            return
+        if self._chunked:
+            self._transport.write(LAST_CHUNK)
+        keep = self._keep and not self._listener.closing and (not self._ended or bool(self._rest))
+        if not keep or self._rest or self._paused:
+            self._go_on(keep)
+
+    def _go_on(self, keep: bool) -> None:
+        """After an answer: the next request if one was sent ahead, or the end."""
+        if keep:
             asyncio.get_running_loop().call_soon(self._resume)
+        else:
+            self._transport.close()
 
     def _resume(self) -> None:
         """Look at what was sent ahead, now that the request before it is answered."""

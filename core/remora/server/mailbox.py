@@ -13,11 +13,16 @@ _log = logging.getLogger("remora.server")
 
 
 class LoopMailbox:
-    """The mailbox of one running event loop. Made in that loop's thread."""
+    """The mailbox of one running event loop. Made in that loop's thread.
+
+    ``alone`` may tell that nothing else can arrive in the current turn; deferred work then need not wait for its end.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.alone: Callable[[], bool] = lambda: False
         self._loop = loop
         self._thread = threading.get_ident()
+        self._inside = False
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Deliver now when the caller is the loop's thread, else in one wake-up of the loop."""
@@ -33,7 +38,14 @@ class LoopMailbox:
         """Run ``work`` in the loop's next turn, when what arrived together with this has been taken in."""
         if threading.get_ident() != self._thread:
             return False
-        self._loop.call_soon(work)
+        if self._inside or not self.alone():
+            self._loop.call_soon(work)
+            return True
+        self._inside = True
+        try:
+            work()
+        finally:
+            self._inside = False
         return True
 
 

@@ -10,12 +10,13 @@ import logging
 import re
 import signal
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.options import EngineOptions, ServerOptions
+from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.http import Listener
@@ -39,8 +40,7 @@ class StartError(Exception):
     """The server cannot start; the text is for the operator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
+class Ports(NamedTuple):
     """Where a running server listens; 0 for what is off."""
 
     http: int = 0
@@ -70,21 +70,24 @@ class Server:
         loop = asyncio.get_running_loop()
         options = self.options
         self._check_ports()
+        mailbox = LoopMailbox(loop)
         rest = RestService(
             self.engine,
             InferCodec(
                 options.http_max_input_size,
                 forward_pattern=_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
             ),
-            LoopMailbox(loop),
+            mailbox,
             answer_in_thread(loop),
             max_input_bytes=options.http_max_input_size,
             pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
+            restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
         )
         http = metrics = 0
         if options.allow_http:
             http = await self._listen(rest, options.http_address, options.http_port, "HTTP")
+            mailbox.alone = self._listeners[0].is_alone
         if options.allow_metrics:
             address = options.metrics_address or options.http_address
             metrics = await self._listen(MetricsService(rest), address, options.metrics_port, "metrics")
@@ -139,6 +142,7 @@ class Server:
             port=options.grpc_port,
             reuse_port=options.reuse_grpc_port,
             workers=options.grpc_infer_thread_count,
+            restricted=options.grpc_restricted_protocol,
             forward_pattern=options.grpc_header_forward_pattern,
             use_ssl=options.grpc_use_ssl,
             use_ssl_mutual=options.grpc_use_ssl_mutual,
@@ -188,9 +192,14 @@ def serve(engine_options: EngineOptions, options: ServerOptions, settings: Tunin
     return _run(_serve(engine_options, options, settings))
 
 
+def _with_workers(options: EngineOptions) -> EngineOptions:
+    """A server keeps models' code out of its process unless it is told otherwise (docs/decisions)."""
+    return replace(options, backend_config=("python,isolation=process", *options.backend_config))
+
+
 async def _serve(engine_options: EngineOptions, options: ServerOptions, settings: Tuning) -> int:
     loop = asyncio.get_running_loop()
-    server = Server(Engine(options=engine_options), options)
+    server = Server(Engine(options=_with_workers(engine_options)), options)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -14,6 +14,9 @@ from remora.errors import RemoraError, UnsupportedError
 from remora.messages import Buffer, Mailbox, Metrics, ModelLoad, Outcome, Response, Ticket
 from remora.model import ServedModel
 from remora.protocols.http1 import Head
+from remora.protocols.http_answer import failure
+from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
+from remora.protocols.v2_request import Limits
 from remora.protocols.v2_rest import (
     HttpAnswer,
     InferCodec,
@@ -29,19 +32,15 @@ from remora.protocols.v2_rest import (
     inflate,
     route,
 )
+from remora.server import deadlines
+from remora.server.exchange import Exchange
+from remora.server.generate import GenerateRoutes
 
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
 METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
 METRICS_PATH = "/v2/metrics"
 """Where the metrics are on the port that carries requests: a host may let only that one through."""
-
-
-class Exchange(Protocol):
-    """One request being answered."""
-
-    def respond(self, answer: HttpAnswer) -> None:
-        """Send the answer; called once, in the thread of the exchange. Must not raise."""
 
 
 class Pages(Protocol):
@@ -62,16 +61,46 @@ Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
 class _Plan:
     """What a head asks for: worked out once, kept in the head's memo entry."""
 
-    __slots__ = ("accept", "encoding", "header_length", "infers", "model", "refusal", "route", "version")
+    __slots__ = (
+        "accept",
+        "encoding",
+        "generates",
+        "header_length",
+        "infers",
+        "locked",
+        "model",
+        "refusal",
+        "route",
+        "timeout_ns",
+        "version",
+    )
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, restrictions: Restrictions) -> None:
         self.route: Route | None = None
         self.refusal: HttpAnswer | None = None
+        self.locked = False  # the refusal is for want of a secret: nothing else is looked at
+        action = ""
+        self.infers = False  # without a deadline: the usual case
+        self.generates: Route | None = None
+        self.timeout_ns = 0
         try:
-            self.route = route(head.method, head.path)
+            where = route(head.method, head.path)
+            action = where.action
+            infers = where.action == "infer"
+            generates = where.action in ("generate", "generate_stream")
+            if infers or generates:
+                self.timeout_ns = deadlines.timeout_ns(head.get(deadlines.HEADER), plain=infers)
+            self.route = where
+            self.infers = infers and not self.timeout_ns
+            self.generates = where if generates else None
         except Refusal as refusal:
             self.refusal = refusal.answer
-        self.infers = self.route is not None and self.route.action == "infer"
+            action = action or refusal.action
+        key = _missing_key(head, action, restrictions) if restrictions else None
+        if key is not None:
+            self.route = self.generates = None
+            self.infers, self.timeout_ns, self.locked = False, 0, True
+            self.refusal = failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
         self.model = self.route.model if self.route else ""
         self.version = self.route.version if self.route else -1
         self.header_length = head.get(b"inference-header-content-length")
@@ -79,6 +108,16 @@ class _Plan:
         self.encoding = b"" if encoding.lower() == b"identity" else encoding
         accept = head.get(b"accept-encoding")
         self.accept = choose_encoding(accept) if accept else ""
+
+
+_OPEN = Restrictions()
+
+
+def _missing_key(head: Head, action: str, restrictions: Restrictions) -> str | None:
+    """The header that this request should have carried (spec H30); None when it may pass."""
+    if not action:
+        action = "metrics" if head.path == METRICS_PATH else "pages"
+    return restrictions.missing(GROUP_OF_ACTION[action], lambda name: head.get(name.lower().encode()))
 
 
 class RestService:
@@ -92,6 +131,7 @@ class RestService:
         max_input_bytes: bodies may not inflate beyond this.
         pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
+        restrictions: groups of calls that need a secret header.
     """
 
     def __init__(
@@ -104,10 +144,13 @@ class RestService:
         max_input_bytes: int = 64 << 20,
         pages: Pages | None = None,
         serves_metrics: bool = True,
+        restrictions: Restrictions = _OPEN,
     ) -> None:
         self._engine = engine
+        self._restrictions = restrictions
         self._resolve = engine.resolve
         self._codec = codec
+        self._generate = GenerateRoutes(engine, mailbox, Limits(input_bytes=max_input_bytes))
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
@@ -118,11 +161,17 @@ class RestService:
         """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
         plan = head.note
         if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head)
+            plan = head.note = _Plan(head, self._restrictions)
         if plan.infers:
             return self._infer(plan, head, body, exchange)
+        if plan.timeout_ns:
+            return self._in_time(plan, head, body, exchange)
+        if plan.generates is not None:
+            return self._generate.handle(plan.generates, plan.encoding, head, body, exchange)
         if plan.route is not None:
             self._call(plan.route, body, exchange)
+        elif plan.locked and plan.refusal is not None:
+            exchange.respond(plan.refusal)
         elif plan.refusal is not None:
             self._beyond_v2(plan.refusal, head, body, exchange)
         return None
@@ -137,6 +186,17 @@ class RestService:
             exchange.respond(refusal)
 
     # -- inference --------------------------------------------------------------------------------------------------
+
+    def _in_time(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """An inference whose client has said how long it will wait."""
+        timed = deadlines.TimedExchange(exchange, plain=plan.generates is None)
+        if plan.generates is None:
+            ticket = self._infer(plan, head, body, timed)
+        else:
+            ticket = self._generate.handle(plan.generates, plan.encoding, head, body, timed)
+        if ticket is not None:
+            timed.watch(ticket, plan.timeout_ns)
+        return ticket
 
     def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         try:

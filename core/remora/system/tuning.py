@@ -10,7 +10,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Mallopt = Callable[[int, int], int]
 """glibc's ``mallopt(parameter, value)``: 1 when it was taken."""
@@ -23,8 +23,7 @@ _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(NamedTuple):
     """What to set.
 
     Attributes:

@@ -380,13 +380,6 @@ def test_a_coroutine_that_exits_leaves_the_instance_usable(models: Models) -> No
     assert len(run(instance, request(), request())) == 2
 
 
-def test_a_decoupled_model_loads_and_says_that_it_cannot_run(models: Models) -> None:
-    config = config_of(CONFIG + "model_transaction_policy { decoupled: true }")
-    instance = models.start("    def execute(self, requests):\n        return None\n", config)
-    with pytest.raises(UnsupportedError, match="decoupled"):
-        run(instance)
-
-
 def test_rescheduling_is_not_offered_yet(models: Models) -> None:
     instance = models.start(
         "    def execute(self, requests):\n"

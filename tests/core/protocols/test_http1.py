@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.protocols.http1 import BadRequest, ChunkDecoder, Head, HeadParser, response_head, too_large
+from remora.protocols.http1 import (
+    LAST_CHUNK,
+    BadRequest,
+    ChunkDecoder,
+    Head,
+    HeadParser,
+    chunk,
+    response_head,
+    stream_head,
+    too_large,
+)
 
 LIMIT = 1000
 
@@ -338,6 +348,33 @@ def test_a_response_head_says_how_long_and_whether_it_is_the_last() -> None:
     kept = response_head(200, ((b"A", b"b"),), 12)
     assert kept == b"HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 12\r\n\r\n"
     assert response_head(200, (), 0, keep_alive=False).endswith(b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("chunked", "keep_alive", "lines"),
+    [
+        (True, True, b"Transfer-Encoding: chunked"),
+        (True, False, b"Transfer-Encoding: chunked\r\nConnection: close"),
+        (False, True, b"Connection: close"),
+        (False, False, b"Connection: close"),
+    ],
+)
+def test_the_head_of_a_stream_says_how_it_ends(chunked: bool, keep_alive: bool, lines: bytes) -> None:
+    head = stream_head(200, ((b"A", b"b"),), chunked=chunked, keep_alive=keep_alive)
+    assert head == b"HTTP/1.1 200 OK\r\nA: b\r\n" + lines + b"\r\n\r\n"
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
+def test_pieces_come_back_out_of_their_chunks(pieces: list[bytes]) -> None:
+    decoder = ChunkDecoder(LIMIT)
+    decoder.feed(b"".join([*map(chunk, pieces), LAST_CHUNK]))
+    assert decoder.done
+    assert bytes(decoder.body) == b"".join(pieces)
+
+
+@pytest.mark.parametrize(("line", "old"), [("GET / HTTP/1.0", True), ("GET / HTTP/1.1", False)])
+def test_a_head_knows_clients_of_http_1_0(line: str, old: bool) -> None:
+    assert head_of(line).http10 is old
 
 
 def test_a_body_that_is_too_large_is_refused_with_both_numbers() -> None:

@@ -25,6 +25,7 @@ from remora.messages import (
     ModelStats,
     ModelUnload,
     RepositoryIndex,
+    ResponseStats,
     ServerInfo,
     ServerLive,
     ServerMetadata,
@@ -201,7 +202,10 @@ def test_a_config_is_printed_with_its_defaults() -> None:
 
 def test_statistics_have_tritons_keys_in_tritons_order() -> None:
     durations = [Duration(i, 10 * i) for i in range(8)]
-    stats = ModelStats("m", "1", 5, 7, 4, *durations, (BatchStats(2, Duration(1, 2), Duration(3, 4), Duration(5, 6)),))
+    batches = (BatchStats(2, Duration(1, 2), Duration(3, 4), Duration(5, 6)),)
+    responses = {str(index): ResponseStats(*durations[:6]) for index in range(2)}
+    stats = ModelStats("m", "1", 5, 7, 4, *durations, batches, responses)
+    kinds = ["compute_infer", "compute_output", "success", "fail", "empty_response", "cancel"]
     text = b"".join(encode_result(Route("model_stats", "m"), [stats]).body)
     phases = ["success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"]
     expected = {
@@ -213,7 +217,9 @@ def test_statistics_have_tritons_keys_in_tritons_order() -> None:
                 "inference_count": 7,
                 "execution_count": 4,
                 "inference_stats": {phase: {"count": i, "ns": 10 * i} for i, phase in enumerate(phases)},
-                "response_stats": {},
+                "response_stats": {
+                    index: {kind: {"count": i, "ns": 10 * i} for i, kind in enumerate(kinds)} for index in ("0", "1")
+                },
                 "batch_stats": [
                     {
                         "batch_size": 2,

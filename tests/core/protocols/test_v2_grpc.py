@@ -730,14 +730,18 @@ def test_every_result_is_written_into_its_message() -> None:
 def test_statistics_always_carry_every_duration() -> None:
     zero = messages.Duration()
     batch = messages.BatchStats(4, zero, messages.Duration(2, 30), zero)
-    stats = messages.ModelStats("m", "1", 5, 8, 2, messages.Duration(3, 9), *([zero] * 7), (batch,))
+    row = messages.ResponseStats(zero, zero, messages.Duration(1, 7), zero, zero, zero)
+    stats = messages.ModelStats("m", "1", 5, 8, 2, messages.Duration(3, 9), *([zero] * 7), (batch,), {"0": row})
     [model] = pb.ModelStatisticsResponse.FromString(RPCS["ModelStatistics"].encode([stats])).model_stats
     assert (model.last_inference, model.inference_count, model.execution_count) == (5, 8, 2)
     assert model.inference_stats.success.ns == 9
     assert model.inference_stats.HasField("cache_miss")
     assert (model.batch_stats[0].batch_size, model.batch_stats[0].compute_infer.ns) == (4, 30)
+    assert model.response_stats["0"].success.ns == 7
+    assert model.response_stats["0"].HasField("cancel")
 
 
 def test_every_method_of_the_service_is_in_exactly_one_table() -> None:
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    assert sorted([*RPCS, *UNOFFERED, "ModelInfer"]) == sorted(method.name for method in service.methods)
+    known = [*RPCS, *UNOFFERED, "ModelInfer", "ModelStreamInfer"]
+    assert sorted(known) == sorted(method.name for method in service.methods)

@@ -20,7 +20,18 @@ from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, UnavailableError
 from remora.messages import Ticket
 from remora.scheduling import batching
-from remora.scheduling.batching import DELAY, FULL, IDLE, PREFERRED, REASONS, SHAPE, SINGLE, BatchQueue, Plan
+from remora.scheduling.batching import (
+    DELAY,
+    FULL,
+    IDLE,
+    PREFERRED,
+    REASONS,
+    SHAPE,
+    SINGLE,
+    BatchQueue,
+    ExpiredError,
+    Plan,
+)
 
 MS = 1_000_000
 START = 1_000 * MS
@@ -155,6 +166,28 @@ def test_a_cancelled_ticket_ends_the_wait_of_nobody_else() -> None:
     assert plan.wake_ns == START + 300 * MS
 
 
+def test_an_expired_ticket_is_dropped_with_its_id_and_makes_room_for_its_neighbours() -> None:
+    queue = BatchQueue(dynamic(limit=2))
+    tickets = [ticket_of(id=str(index), arrival_ns=START) for index in range(3)]
+    tickets[0].deadline_ns = START + 5 * MS
+    for ticket in tickets:
+        queue.push(ticket)
+    plan = queue.poll(START + 5 * MS)
+    assert plan.tickets == tickets[1:]
+    ((dropped, error),) = plan.dropped
+    assert dropped is tickets[0]
+    assert isinstance(error, UnavailableError)
+    assert str(error) == "[request id: 0] Request timeout expired"
+
+
+def test_a_ticket_runs_until_its_deadline() -> None:
+    queue = BatchQueue(BatchPolicy(max_batch_size=1))
+    ticket = ticket_of(arrival_ns=START)
+    ticket.deadline_ns = START + 5 * MS
+    queue.push(ticket)
+    assert queue.poll(START + 5 * MS - 1).tickets == [ticket]
+
+
 def test_a_drained_queue_is_empty() -> None:
     queue = filled(dynamic(), 1, 2)
     assert [ticket.request.rows for ticket in queue.drain()] == [1, 2]
@@ -182,12 +215,13 @@ def test_rows_ahead_bounds_the_next_batch(policy: BatchPolicy, rows: tuple[int, 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes ``after_ms`` after the one before it, and is perhaps cancelled ``cancel_ms`` later."""
+    """A request that comes ``after_ms`` after the one before it; with it one may be cancelled. 0 is no deadline."""
 
     after_ms: int
     rows: int
     key: str
     cancel: bool
+    deadline_ms: int
 
 
 @st.composite
@@ -199,16 +233,20 @@ def policies(draw: st.DrawFn) -> BatchPolicy:
     return dynamic(limit, preferred=preferred, delay_ms=draw(st.sampled_from([0, 1, 5])))
 
 
-arrivals = st.lists(
-    st.builds(
+def arrivals_with(deadlines_ms: list[int]) -> st.SearchStrategy[list[Arrival]]:
+    one = st.builds(
         Arrival,
         after_ms=st.sampled_from([0, 0, 0, 1, 2, 7]),
         rows=st.integers(1, 3),
         key=st.sampled_from("aaab"),
         cancel=st.sampled_from([False, False, False, True]),
-    ),
-    max_size=14,
-)
+        deadline_ms=st.sampled_from(deadlines_ms),
+    )
+    return st.lists(one, max_size=14)
+
+
+timeless = arrivals_with([0])
+arrivals = timeless | arrivals_with([0, 0, 1, 3])
 
 
 def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
@@ -221,9 +259,9 @@ def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: l
 
     def poll(at_ns: int) -> Plan:
         plan = queue.poll(at_ns)
-        check_safety(policy, waiting, plan)
+        check_safety(policy, waiting, plan, at_ns)
         gone = {*plan.tickets, *(ticket for ticket, _ in plan.dropped)}
-        alive = [ticket for ticket in waiting if not ticket.request.cancelled]
+        alive = [ticket for ticket in waiting if not is_dead(ticket, at_ns)]
         waiting[:] = [ticket for ticket in waiting if ticket not in gone]
         left.extend(gone)
         check_maximality(policy, alive, plan, at_ns)
@@ -234,6 +272,7 @@ def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: l
         now += arrival.after_ms * MS
         rows = min(arrival.rows, policy.max_batch_size)
         ticket = ticket_of(rows, shape_key=arrival.key, arrival_ns=now)
+        ticket.deadline_ns = now + arrival.deadline_ms * MS if arrival.deadline_ms else 0
         queue.push(ticket)
         waiting.append(ticket)
         pushed.append(ticket)
@@ -245,19 +284,29 @@ def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: l
         if not plan.tickets and not plan.dropped:
             if not plan.wake_ns:
                 break
-            assert not poll(plan.wake_ns - 1).tickets, "a batch went before its time"
+            early = poll(plan.wake_ns - 1)
+            assert early.dropped or not early.tickets, "a batch went before its time"
             now = plan.wake_ns
-            assert poll(now).tickets, "nothing went when the queue asked to be woken"
+            if not early.dropped:
+                late = poll(now)
+                assert late.tickets or late.dropped, "nothing went when the queue asked to be woken"
     assert not waiting, "tickets were left behind"
     assert sorted(map(id, left)) == sorted(map(id, pushed)), "a ticket left twice or never"
     assert len(queue) == 0
 
 
-def check_safety(policy: BatchPolicy, waiting: list[Ticket], plan: Plan) -> None:
-    alive = [ticket for ticket in waiting if not ticket.request.cancelled]
+def is_dead(ticket: Ticket, now_ns: int) -> bool:
+    """Whether a ticket may not run any more."""
+    return ticket.request.cancelled or 0 < ticket.deadline_ns <= now_ns
+
+
+def check_safety(policy: BatchPolicy, waiting: list[Ticket], plan: Plan, now_ns: int) -> None:
+    alive = [ticket for ticket in waiting if not is_dead(ticket, now_ns)]
     assert plan.tickets == alive[: len(plan.tickets)], "not first in, first out"
-    assert all(ticket.request.cancelled and ticket in waiting for ticket, _ in plan.dropped), "dropped without a reason"
-    assert all(isinstance(error, CancelledError) for _, error in plan.dropped)
+    for ticket, error in plan.dropped:
+        assert ticket in waiting, "dropped twice"
+        assert is_dead(ticket, now_ns), "dropped without a reason"
+        assert type(error) is (CancelledError if ticket.request.cancelled else ExpiredError)
     if plan.tickets:
         assert plan.rows == sum(ticket.request.rows for ticket in plan.tickets)
         assert plan.rows <= policy.max_batch_size
@@ -347,8 +396,11 @@ MUTANTS = [
     ("wake_ns=self._waiting[0].arrival_ns + self._policy.max_delay_ns", "wake_ns=now_ns + self._policy.max_delay_ns"),
     ("self._waiting.extendleft(reversed(kept))", "self._waiting.extendleft(kept)"),
     ("if ticket.request.cancelled:", "if False:"),
+    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "False"),
+    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns <= now_ns"),
+    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns and ticket.deadline_ns < now_ns"),
     ("while self._waiting and rows <= reach:", "while self._waiting and rows < 2:"),
-    ("dropped = self._drop_cancelled()", "dropped = self._drop_cancelled() and []"),
+    ("dropped = self._drop_dead(now_ns)", "dropped = self._drop_dead(now_ns) and []"),
 ]
 
 
@@ -356,8 +408,9 @@ MUTANTS = [
 def test_a_planted_mistake_is_noticed(original: str, mutation: str) -> None:
     mutant = mutated(original, mutation)
 
+    # Deadlines thin out the queues: only mistakes about deadlines are looked for among them.
     @settings(max_examples=600, database=None, report_multiple_bugs=False, print_blob=False)
-    @given(policies(), arrivals)
+    @given(policies(), arrivals if "deadline" in original else timeless)
     def play(policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
         check(mutant, policy, plan_of_arrivals)
 

@@ -41,7 +41,13 @@ class Streamer:
 class Bench:
     """A scheduler of one decoupled instance, turned by hand."""
 
-    def __init__(self, execute: Callable[[Execution], Sequence[Outcome | None]], *, config: str = DOUBLER) -> None:
+    def __init__(
+        self,
+        execute: Callable[[Execution], Sequence[Outcome | None]],
+        *,
+        config: str = DOUBLER,
+        threads: bool = False,
+    ) -> None:
         self.clock, self.recorder, self.replies = FakeClock(), FakeRecorder(), Replies()
         self.instance = Streamer(execute)
         self.scheduler = Scheduler(
@@ -50,7 +56,7 @@ class Bench:
             Signature(config_of(config), "s"),
             self.recorder,
             self.clock,
-            threads=False,
+            threads=threads,
             decoupled=True,
         )
 
@@ -199,3 +205,47 @@ def test_threads_that_end_one_stream_at_the_same_time_end_it_once() -> None:
         True
     ]
     assert bench.scheduler.running == 0
+
+
+def test_what_destructors_send_is_sent_by_another_thread() -> None:
+    sent_by: list[str] = []
+    ended = threading.Event()
+
+    def execute(execution: Execution) -> list[Outcome | None]:
+        execution.send_soon(0, END)
+        return [None]
+
+    bench = Bench(execute, threads=True)
+
+    def reply(_ticket: Ticket, _outcome: Outcome) -> None:
+        sent_by.append(threading.current_thread().name)
+        ended.set()
+
+    bench.scheduler.submit(ticket_of(reply=reply))
+    assert ended.wait(PATIENCE_S)
+    assert bench.scheduler.stop(PATIENCE_S)
+    assert sent_by == ["remora s_0 late answers"]
+
+
+def test_a_client_that_holds_up_one_stream_of_a_batch_holds_up_no_other() -> None:
+    bench = Bench(lambda _execution: [None, None])
+    inside, go = threading.Event(), threading.Event()
+
+    def reply(ticket: Ticket, outcome: Outcome) -> None:
+        if ticket is tickets[0]:
+            inside.set()
+            go.wait(PATIENCE_S)
+        bench.replies(ticket, outcome)
+
+    tickets = [ticket_of(reply=reply) for _ in range(2)]
+    for ticket in tickets:
+        bench.scheduler.submit(ticket)
+    bench.scheduler.step()
+    send = bench.instance.executions[0].send
+    slow = threading.Thread(target=send, args=(0, piece(1)))
+    slow.start()
+    assert inside.wait(PATIENCE_S)
+    send(1, piece(2, final=True))
+    assert values(bench.answers(tickets[1])) == [2]
+    go.set()
+    slow.join(PATIENCE_S)

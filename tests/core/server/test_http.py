@@ -16,8 +16,8 @@ from fakes import FakeService, FakeTransport
 from remora.messages import Buffer, Ticket
 from remora.protocols.http1 import HEAD_LIMIT, Head
 from remora.protocols.http_answer import HttpAnswer
+from remora.server.exchange import Exchange
 from remora.server.http import _AHEAD_LIMIT, Connection, Listener
-from remora.server.rest import Exchange
 
 PATIENCE_S = 30.0
 LIMIT = 1 << 20

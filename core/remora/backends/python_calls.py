@@ -1,0 +1,239 @@
+"""Calls of other models by a Python model's code (spec group L); the law: what goes wrong with a call is its answer.
+
+A model gets error responses, never exceptions, for all that can happen to a request; only misuse of this interface
+and failed model control raise. The same class serves models in threads and in processes of their own: what differs is
+the ``ModelCaller`` that it stands on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from remora.backends.calling import ModelCaller, current_origin
+from remora.backends.python_messages import ErrorCode, InferenceResponse, TritonError
+from remora.backends.python_requests import InferenceRequest
+from remora.backends.python_tensor import Tensor, TritonModelException
+from remora.errors import InvalidArgumentError, RemoraError
+from remora.messages import Outcome, Streamed
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Calls:
+    """A model's way to the engine; what ``python_host.Caller`` asks for.
+
+    Args:
+        engine: takes the calls.
+        instance_name: who calls, for error texts.
+    """
+
+    def __init__(self, engine: ModelCaller, instance_name: str) -> None:
+        self._engine = engine
+        self._instance_name = instance_name
+
+    def infer(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
+        """Run a request: its response, or an iterator of them that does not wait for the first (spec L01, L03)."""
+        answers = _Answers()
+        self._submit(request, answers, decoupled=decoupled)
+        return ResponseIterator(answers) if decoupled else answers.wait_for(0)
+
+    async def infer_async(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
+        """The same for coroutines. A coroutine that is cancelled cancels its request."""
+        answers = _Answers()
+        self._submit(request, answers, decoupled=decoupled)
+        if decoupled:
+            return ResponseIterator(answers)
+        try:
+            return await answers.arrival_of(0)
+        finally:
+            answers.cancel()
+
+    def _submit(self, request: InferenceRequest, answers: _Answers, *, decoupled: bool) -> None:
+        try:
+            cancel = self._engine.submit(request.call(decoupled), answers.take, current_origin())
+        except RemoraError as error:
+            answers.take(error)
+        else:
+            answers.cancelled_by(cancel)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:
+        """Load a model, with another configuration or other files if they are given (spec L06).
+
+        Raises:
+            TypeError: files that are not named by text or hold anything but bytes.
+            TritonModelException: it cannot be loaded, or models are not loaded on demand here.
+        """
+        parameters: dict[str, str | bytes] = {}
+        if config:
+            parameters["config"] = config
+        for path, content in (files or {}).items():
+            if not isinstance(path, str) or not isinstance(content, bytes | bytearray | memoryview):
+                raise TypeError(f"load_model: files must map str to bytes, found {path!r}: {type(content).__name__}")
+            parameters[path] = bytes(content)
+        try:
+            self._engine.load(name, parameters, current_origin())
+        except RemoraError as error:
+            raise self._failure("load model", error) from None
+
+    def unload_model(self, name: str, *, unload_dependents: bool) -> None:
+        """Take a model out of service (spec L06). Raises TritonModelException where that is not allowed."""
+        try:
+            self._engine.unload(name, unload_dependents=unload_dependents)
+        except RemoraError as error:
+            raise self._failure("unload model", error) from None
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Would a request be taken (spec L06)? Raises TritonModelException for a version that is no number."""
+        try:
+            return self._engine.is_ready(name, _version_of(version))
+        except RemoraError as error:
+            raise self._failure("check model readiness", error) from None
+
+    def _failure(self, what: str, error: RemoraError) -> TritonModelException:
+        return TritonModelException(
+            f"Failed to {what}: Failed to process the request for model '{self._instance_name}', message: {error}"
+        )
+
+
+def _version_of(text: str) -> int:
+    """-1 for any version, which is what an empty text asks for."""
+    if not text:
+        return -1
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"failed to get model version from specified version string '{text}' (details: stol), version should be "
+            "an integral value > 0"
+        ) from None
+
+
+class _Answers:
+    """The responses to one call as they arrive. Thread-safe; any thread or coroutine may wait for any of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._arrived: list[InferenceResponse] = []
+        self._ended = False
+        self._cancel: Callable[[], None] | None = None
+        self._waiting: list[Callable[[], None]] = []
+
+    def take(self, outcome: Outcome) -> None:
+        """What the engine calls with each answer. A last one without content is an empty response, as in Triton."""
+        final = not isinstance(outcome, Streamed) or outcome.final
+        inner = outcome.outcome if isinstance(outcome, Streamed) else outcome
+        response = _response_of(inner)
+        with self._changed:
+            if self._ended:
+                return
+            self._arrived.append(response)
+            self._ended = final
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for wake in waiting:
+            wake()
+
+    def cancelled_by(self, cancel: Callable[[], None]) -> None:
+        """How the call is cancelled; known only once it has been submitted."""
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        """Ask the engine to stop, unless all is there."""
+        if self._cancel is not None and not self._ended:
+            self._cancel()
+
+    def wait_for(self, index: int) -> InferenceResponse:
+        """The response at ``index``. Raises IndexError when there are fewer."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._arrived) > index)
+        return self._arrived[index]
+
+    async def arrival_of(self, index: int) -> InferenceResponse:
+        """The same for coroutines."""
+        while not self._ended and len(self._arrived) <= index:
+            await self._change(index)
+        return self._arrived[index]
+
+    async def _change(self, index: int) -> None:
+        import asyncio  # 30 ms that models without coroutines do not need
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._changed:
+            if self._ended or len(self._arrived) > index:
+                return
+            self._waiting.append(lambda: _wake(loop, future))
+        await future
+
+
+def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(resolve)
+
+
+class ResponseIterator:
+    """The responses of a decoupled call, in order; for loops and, in coroutines, ``async for`` (spec L01, L05).
+
+    Once the end is reached, iterating begins again with the first response. A call whose iterator is dropped before
+    its end is cancelled.
+    """
+
+    def __init__(self, answers: _Answers) -> None:
+        self._answers = answers
+        self._next = 0
+        self._at_end = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        self._rewind()
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        try:
+            response = self._answers.wait_for(self._next)
+        except IndexError:
+            self._at_end = True
+            raise StopIteration from None
+        self._next += 1
+        return response
+
+    def __aiter__(self) -> ResponseIterator:
+        self._rewind()
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        try:
+            response = await self._answers.arrival_of(self._next)
+        except IndexError:
+            self._at_end = True
+            raise StopAsyncIteration from None
+        self._next += 1
+        return response
+
+    def _rewind(self) -> None:
+        if self._at_end:
+            self._next = 0
+            self._at_end = False
+
+    def cancel(self) -> None:
+        """Ask that no more responses be made. What has arrived stays, and the iteration still comes to its end."""
+        self._answers.cancel()
+
+    def __del__(self) -> None:
+        self._answers.cancel()
+
+
+def _response_of(outcome: Any) -> InferenceResponse:
+    if outcome is None:
+        return InferenceResponse()
+    if isinstance(outcome, RemoraError):
+        return InferenceResponse(error=TritonError(str(outcome), ErrorCode[outcome.code]))
+    tensors = [Tensor.received(tensor.name, tensor.datatype, tensor.data) for tensor in outcome.outputs]
+    return InferenceResponse(tensors, parameters=outcome.parameters)

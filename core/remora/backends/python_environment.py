@@ -1,0 +1,270 @@
+"""Which interpreter a Python model's worker runs on (spec Y14); the law: what to do is decided first, and done in one
+place, once for all processes of the machine.
+
+Three kinds: the server's own interpreter; a virtual environment with what the ``requirements.txt`` beside the model
+names; and the environment, a directory or an archive, that EXECUTION_ENV_PATH points at. Made environments lie in a
+cache directory under the hash of what they are made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from remora.backends import Source
+from remora.backends.python_archive import unpack
+from remora.backends.python_environment_cache import EnvironmentCache
+from remora.backends.python_requirements import read_requirements, unmet
+from remora.errors import ConfigError, InternalError
+from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger("remora.models")
+
+PATH_PARAMETER = "EXECUTION_ENV_PATH"
+REQUIREMENTS = "requirements.txt"
+CACHE_SETTING = "environment-cache-directory"
+LIMIT_SETTING = "environment-cache-byte-size"
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
+_DEFAULT_LIMIT_BYTES = 20 << 30
+_REQUIREMENTS_AT_MOST_BYTES = 1 << 20
+_INSTALL_AT_MOST_S = 1800
+_TRIAL = """
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("it is Python %d.%d, and models need 3.11 or later" % sys.version_info[:2])
+try:
+    import numpy
+except ImportError as error:
+    sys.exit("%s: pack numpy into the environment" % error)
+"""
+
+
+class Own(NamedTuple):
+    """The interpreter that runs the server."""
+
+
+class Virtual(NamedTuple):
+    """A virtual environment with the packages that ``text``, the content of ``file``, names."""
+
+    file: Path
+    text: str
+
+
+class Folder(NamedTuple):
+    """An environment that lies unpacked at ``path``."""
+
+    path: Path
+
+
+class Archive(NamedTuple):
+    """An environment packed into a tar file, compressed or not."""
+
+    path: Path
+
+
+Plan = Own | Virtual | Folder | Archive
+
+
+def plan_environment(parameters: Mapping[str, str], model_dir: Path, requirements: str | None, *, folder: bool) -> Plan:
+    """What a model's code is to run on. Pure.
+
+    Args:
+        parameters: the string parameters of its configuration.
+        model_dir: its folder; stands for ``$$TRITON_MODEL_DIRECTORY``.
+        requirements: the text of the ``requirements.txt`` there, None when there is none.
+        folder: whether EXECUTION_ENV_PATH, expanded, is a directory.
+    """
+    path = environment_path(parameters, model_dir)
+    if path is not None:
+        return Folder(path) if folder else Archive(path)
+    if requirements is not None and read_requirements(requirements):
+        return Virtual(model_dir / REQUIREMENTS, requirements)
+    return Own()
+
+
+def environment_path(parameters: Mapping[str, str], model_dir: Path) -> Path | None:
+    """EXECUTION_ENV_PATH, expanded; None when it is not set. Relative paths begin in the model's folder."""
+    written = parameters.get(PATH_PARAMETER, "")
+    return model_dir / written.replace(MODEL_DIRECTORY, str(model_dir)) if written else None
+
+
+def interpreter_for(source: Source, config: ModelConfig) -> Path:
+    """The interpreter for a model's workers; makes its environment when it is not there. May take minutes.
+
+    Any thread of any process may call: environments are made under a lock.
+
+    Raises:
+        ConfigError: EXECUTION_ENV_PATH or the requirements cannot be used as they are written.
+        InternalError: the environment cannot be made; the text holds the installer's last lines.
+    """
+    plan = _plan_of(source, config)
+    match plan:
+        case Own():
+            return Path(sys.executable)
+        case Folder(path):
+            return _checked(_interpreter_in(path, source.name), path, source.name)
+        case Archive(path):
+            made = _cache_of(source).folder_for(_hash_of_file(path), lambda folder: unpack(path, folder))
+            return _checked(_interpreter_in(made, source.name), path, source.name)
+        case Virtual(file, text):
+            key = _hash_of(text.encode(), sys.version.encode(), sys.executable.encode(), str(_own_paths()).encode())
+            made = _cache_of(source).folder_for(key, lambda folder: _install(file, folder, source.name))
+            return _interpreter_in(made, source.name)
+
+
+def check_in_thread(source: Source, config: ModelConfig) -> None:
+    """What a model in a thread of the server needs must be in the server's own environment.
+
+    Raises:
+        ConfigError: it is not; the text names each line that is not met, and the remedies.
+    """
+    plan = _plan_of(source, config)
+    if isinstance(plan, Folder | Archive):
+        raise ConfigError(
+            f"model '{source.name}' has {PATH_PARAMETER} '{plan.path}', but runs in a thread of the server, which has "
+            "one environment for all: remove the parameter, or let the model run in a process of its own "
+            "(parameter ISOLATION: process)"
+        )
+    if not isinstance(plan, Virtual):
+        return
+    from importlib import metadata  # 40 ms that models without requirements do not need
+
+    def version_of(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    missing = unmet(read_requirements(plan.text), version_of, _markers())
+    if missing:
+        lines = "; ".join(
+            f"line {row.requirement.line}: {row.requirement.text} ({f'{row.installed} is' if row.installed else 'not'} "
+            "installed)"
+            for row in missing
+        )
+        raise ConfigError(
+            f"model '{source.name}' runs in the server's environment, which does not meet its {plan.file}: {lines}. "
+            f"Install them with: {sys.executable} -m pip install -r {plan.file}; or let the model run in a process of "
+            "its own (parameter ISOLATION: process), which gets an environment of its own"
+        )
+
+
+def _plan_of(source: Source, config: ModelConfig) -> Plan:
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    path = environment_path(parameters, source.model_dir)
+    if path is not None and not path.exists():
+        raise ConfigError(
+            f"{PATH_PARAMETER} of model '{source.name}' names '{path}', which is not there: give a directory or a tar "
+            f"archive; {MODEL_DIRECTORY} stands for the model's folder"
+        )
+    return plan_environment(
+        parameters, source.model_dir, _requirements_of(source), folder=path is not None and path.is_dir()
+    )
+
+
+def _requirements_of(source: Source) -> str | None:
+    file = source.model_dir / REQUIREMENTS
+    try:
+        if file.stat().st_size > _REQUIREMENTS_AT_MOST_BYTES:
+            raise ConfigError(f"{file} is longer than {_REQUIREMENTS_AT_MOST_BYTES} bytes: is it a requirements file?")
+        return file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file} of model '{source.name}': {error}") from error
+
+
+def _markers() -> Mapping[str, str]:
+    return {
+        "python_version": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "python_full_version": ".".join(map(str, sys.version_info[:3])),
+        "sys_platform": sys.platform,
+        "os_name": os.name,
+        "platform_system": {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(sys.platform, sys.platform),
+        "platform_machine": os.uname().machine if hasattr(os, "uname") else "",
+        "implementation_name": sys.implementation.name,
+    }
+
+
+# -- making them ----------------------------------------------------------------------------------------------------
+
+
+def _cache_of(source: Source) -> EnvironmentCache:
+    folder = source.settings.get(CACHE_SETTING, "")
+    limit = source.settings.get(LIMIT_SETTING, "")
+    if limit and not limit.isdecimal():
+        raise ConfigError(f"--backend-config=python,{LIMIT_SETTING}={limit}: expected a number of bytes")
+    return EnvironmentCache(
+        Path(folder) if folder else Path.home() / ".cache" / "remora" / "environments",
+        int(limit) if limit else _DEFAULT_LIMIT_BYTES,
+    )
+
+
+def _install(requirements: Path, folder: Path, model: str) -> None:
+    """A virtual environment with the requirements, in which the server's own packages are found as well."""
+    _log.info("model '%s': making an environment for %s", model, requirements)
+    _run([sys.executable, "-m", "venv", str(folder)], f"make a virtual environment for model '{model}'")
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+    _run([*pip, "--requirement", str(requirements)], f"install {requirements} of model '{model}'")
+    # Only now, so that the installer neither counts on the server's packages nor touches them. They come last on the
+    # path: what the requirements name wins.
+    for site in folder.glob("lib/python*/site-packages"):
+        (site / "remora_server.pth").write_text("\n".join(_own_paths()) + "\n", encoding="utf-8")
+
+
+def _own_paths() -> list[str]:
+    """Where the server finds itself and its dependencies."""
+    here = str(Path(__file__).resolve().parents[2])
+    return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
+
+
+def _run(command: Iterable[str], what: str) -> None:
+    try:
+        done = subprocess.run(
+            list(command), capture_output=True, text=True, errors="replace", timeout=_INSTALL_AT_MOST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InternalError(f"cannot {what}: it took more than {_INSTALL_AT_MOST_S} s") from None
+    except OSError as error:
+        raise InternalError(f"cannot {what}: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]
+        raise InternalError(f"cannot {what}: {' | '.join(said) or f'exit status {done.returncode}'}")
+
+
+def _interpreter_in(folder: Path, model: str) -> Path:
+    for name in ("python3", "python"):
+        python = folder / "bin" / name
+        if python.is_file() and os.access(python, os.X_OK):
+            return python
+    raise ConfigError(
+        f"the environment of model '{model}' has no interpreter at '{folder}/bin/python3': pack an environment with "
+        "its interpreter, for example with conda-pack"
+    )
+
+
+def _checked(python: Path, origin: Path, model: str) -> Path:
+    """Only an interpreter that starts, and that this engine's code runs on."""
+    _run([str(python), "-c", _TRIAL], f"run the interpreter of {PATH_PARAMETER} '{origin}' of model '{model}'")
+    return python
+
+
+def _hash_of(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _hash_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,141 @@
+"""Environments on disk, shared by all processes of the machine; the law: one that is seen is whole, and one that is in
+use stays.
+
+An environment is a folder under its key with a marker in it that is written last: environments cannot be moved once
+they are made, so that it is the marker which appears at once. Two lock files lie beside it: whoever makes or removes
+the environment holds the first, and every process that uses it shares the second until it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from remora.errors import InternalError, UnsupportedError
+
+_log = logging.getLogger("remora.models")
+
+_MARKER = ".remora-complete"
+
+_in_use: dict[Path, int] = {}
+"""The lock files that this process holds shared, by environment. Locks are the process's, so that this is as well."""
+
+
+class EnvironmentCache:
+    """Folders by key.
+
+    Args:
+        folder: made, for its owner alone, when it is not there.
+        limit_bytes: what all environments may take together; those not used for the longest time go first.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+
+    def folder_for(self, key: str, make: Callable[[Path], None]) -> Path:
+        """The environment of that key, made by ``make(folder)`` if it is not there; in use until the process ends.
+
+        Raises InternalError when the cache cannot be written, and whatever ``make`` raises.
+        """
+        environment = self._folder / key
+        if environment in _in_use:
+            return environment
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _lock(self._folder / f"{key}.making"):
+                if not (environment / _MARKER).is_file():
+                    self._make(environment, make)
+                with suppress(OSError):
+                    os.utime(environment / _MARKER)  # the time of its last use
+                if environment not in _in_use:
+                    _in_use[environment] = _take(self._folder / f"{key}.using", shared=True)
+        except OSError as error:
+            raise InternalError(
+                f"cannot keep environments of Python models in {self._folder}: {error}. Give a directory that can be "
+                "written, with --backend-config=python,environment-cache-directory=DIR"
+            ) from error
+        self._shrink()
+        return environment
+
+    def _make(self, environment: Path, make: Callable[[Path], None]) -> None:
+        shutil.rmtree(environment, ignore_errors=True)  # what a process left that ended in the middle
+        try:
+            make(environment)
+            unfinished = environment / f"{_MARKER}.part"
+            unfinished.write_text(str(_size_of(environment)), encoding="ascii")
+            unfinished.replace(environment / _MARKER)
+        except BaseException:
+            shutil.rmtree(environment, ignore_errors=True)
+            raise
+
+    def _shrink(self) -> None:
+        """Remove what has not been used for the longest time and is not in use, until the rest fits."""
+        kept = sorted(_entries(self._folder), key=lambda entry: entry.used_ns)
+        total = sum(entry.size for entry in kept)
+        for entry in kept:
+            if total <= self._limit_bytes:
+                return
+            with suppress(OSError):  # somebody makes or uses it
+                self._remove(entry.path)
+                total -= entry.size
+
+    def _remove(self, environment: Path) -> None:
+        """Raises BlockingIOError when it is in use."""
+        making, using = (environment.with_name(f"{environment.name}.{what}") for what in ("making", "using"))
+        with _lock(making, wait=False), _lock(using, wait=False):
+            (environment / _MARKER).unlink()
+            shutil.rmtree(environment, ignore_errors=True)
+        _log.info("removed the environment %s: the cache is full", environment)
+
+
+class _Entry(NamedTuple):
+    path: Path
+    size: int
+    used_ns: int
+
+
+def _entries(folder: Path) -> Iterator[_Entry]:
+    for marker in folder.glob(f"*/{_MARKER}"):
+        with suppress(OSError, ValueError):
+            yield _Entry(marker.parent, int(marker.read_text(encoding="ascii")), marker.stat().st_mtime_ns)
+
+
+@contextmanager
+def _lock(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file alone. Raises BlockingIOError when it is taken and ``wait`` is False."""
+    descriptor = _take(path, wait=wait)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(path: Path, *, shared: bool = False, wait: bool = True) -> int:
+    """A lock, held until the descriptor is closed or the process ends."""
+    try:
+        import fcntl
+    except ImportError:
+        raise UnsupportedError("environments for Python models need file locks, which this system lacks") from None
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _size_of(folder: Path) -> int:
+    """In bytes; links count nothing."""
+    return sum(
+        entry.stat(follow_symlinks=False).st_size
+        for root, _, _ in os.walk(folder)
+        for entry in os.scandir(root)
+        if entry.is_file(follow_symlinks=False)
+    )

@@ -1,0 +1,276 @@
+"""One instance of a Python model; the law: every request of an execution is answered, whatever the model's code does.
+
+A model that answers once returns its responses; a decoupled one sends them, during ``execute`` or after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from remora.backends import Execution
+from remora.backends.calling import executing, opening
+from remora.backends.python_failures import describe
+from remora.backends.python_host import Host, hosted, leave, settle
+from remora.backends.python_loading import LoadedModule
+from remora.backends.python_messages import COMPLETE_FINAL, InferenceResponse
+from remora.backends.python_requests import RELEASE_RESCHEDULE, ReceivedRequest
+from remora.backends.python_streams import StreamedReply, StreamedRequest
+from remora.backends.python_tensor import DATATYPES, Tensor
+from remora.custom_metrics import REGISTRY
+from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
+from remora.messages import Outcome, Response
+from remora.proto.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from remora.backends.python_coroutines import BackgroundLoop
+
+CLASS_NAME = "TritonPythonModel"
+
+
+def model_class(loaded: LoadedModule) -> Any:
+    """The class that a model's file has to define; None when it does not."""
+    return getattr(loaded.module, CLASS_NAME, None)
+
+
+class _ContractError(Exception):
+    """What ``execute`` gave back is not what it has to."""
+
+
+class PythonInstance:
+    """One object of a model's class. ``execute`` raises when the whole execution has failed and returns, marked as
+    answered, the errors that the model has answered single requests with (spec T02)."""
+
+    quick = False
+
+    def __init__(
+        self, name: str, loaded: LoadedModule, folders: Sequence[Path], host: Host, config: ModelConfig
+    ) -> None:
+        self.name = name
+        self._loaded = loaded
+        self._folders = folders
+        self._host = host
+        self._decoupled = config.model_transaction_policy.decoupled
+        self._outputs = frozenset(output.name for output in config.output)
+        self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
+        self._runner: asyncio.Runner | None = None
+        self._background: BackgroundLoop | None = None
+        self._model: Any = None
+        settle(loaded.package, host)
+
+    def initialize(self, arguments: dict[str, str]) -> None:
+        """Make the model's object and call its ``initialize`` (spec Y02). Raises InternalError when that fails."""
+        failure = ""
+        try:
+            with hosted(self._host, opening(self._host.model_name)):
+                self._model = model_class(self._loaded)()
+                initialize = getattr(self._model, "initialize", None)
+                if initialize is not None:
+                    self._awaited(initialize(arguments))
+        except BaseException as error:
+            failure = describe(error, self._folders)
+        if failure:
+            raise InternalError(failure, from_model=True)
+
+    def execute(self, execution: Execution) -> Sequence[Outcome | None]:
+        """Run the batch; see ``Instance.execute``. A decoupled model answers through ``execution.send``.
+
+        Raises:
+            InternalError: the model raised, or broke the contract of ``execute`` (spec Y03, Y04).
+            UnsupportedError: the model asks for rescheduling.
+        """
+        if self._decoupled:
+            self._stream(execution)
+            return [None] * len(execution.requests)
+        host = self._host
+        requests = [
+            ReceivedRequest(request, self._datatypes, host.model_name, host.model_version)
+            for request in execution.requests
+        ]
+        try:
+            with hosted(host, executing(execution.requests, self)):
+                answers = self._awaited(self._model.execute(requests))
+            return self._outcomes(requests, answers)
+        except UnsupportedError:
+            raise
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a model does not stop the server
+            failure = self._failure(error)
+        # Raised out here the error does not drag the model's frames, and their arrays, along with it.
+        raise failure
+
+    def _stream(self, execution: Execution) -> None:
+        """Run a batch of a decoupled model: its answers may come from now on, also after this has returned."""
+        host = self._host
+        requests: list[StreamedRequest] = []
+        streams: list[StreamedReply] = []
+        for index, request in enumerate(execution.requests):
+            convert = partial(self._response, request.requested)
+            streams.append(StreamedReply(execution, index, convert, self.name))
+            requests.append(StreamedRequest(request, self._datatypes, host.model_name, host.model_version, streams[-1]))
+        try:
+            with hosted(host, executing(execution.requests, self)):
+                result = self._model.execute(list(requests))  # the list is the model's: it may empty it
+            if isinstance(result, CoroutineType):
+                with hosted(host, executing(execution.requests)):  # it goes on when the instance is free again
+                    self._in_background().start(result, partial(self._streamed, requests, streams))
+            else:
+                self._check_streamed(requests, streams, result)
+            return
+        except BaseException as error:
+            failure = self._failure(error, unheard=all(stream.closed for stream in streams))
+        for stream in streams:
+            stream.close()  # the scheduler ends those that are open with what is raised here
+        raise failure
+
+    def _streamed(
+        self,
+        requests: list[StreamedRequest],
+        streams: list[StreamedReply],
+        result: object,
+        error: BaseException | None,
+    ) -> None:
+        """A coroutine that executed a batch has ended."""
+        if error is None:
+            try:
+                self._check_streamed(requests, streams, result)
+            except _ContractError as broken:
+                error = broken
+        if error is not None:
+            failure = self._failure(error, unheard=all(stream.closed for stream in streams))
+            for stream in streams:
+                stream.fail(failure)
+
+    def _check_streamed(self, requests: list[StreamedRequest], streams: list[StreamedReply], result: object) -> None:
+        if result is not None:
+            raise _ContractError(
+                f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
+            )
+        for request, stream in zip(requests, streams, strict=True):
+            if request.release_flags == RELEASE_RESCHEDULE:
+                stream.fail(self._no_rescheduling())
+
+    def _failure(self, error: BaseException, *, unheard: bool = False) -> InternalError:
+        """What a client is told of a failed execution (spec Y04); ``unheard`` when no client is left to be told."""
+        log = logging.getLogger(f"remora.model.{self._host.model_name}")
+        if isinstance(error, _ContractError):
+            text = str(error)
+        else:
+            text = describe(error, self._folders)
+            log.debug("execute failed", exc_info=error)
+        if unheard:
+            log.error("execute of '%s' failed after it had answered: %s", self.name, text)
+        return InternalError(
+            f"Failed to process the request(s) for model '{self.name}', message: {text}", from_model=True
+        )
+
+    def close(self) -> None:
+        """Call the model's ``finalize``; what it raises is logged."""
+        log = logging.getLogger(f"remora.model.{self._host.model_name}")
+        try:
+            finalize = getattr(self._model, "finalize", None)
+            if finalize is not None:
+                with hosted(self._host):
+                    self._awaited(finalize())
+        except BaseException as error:
+            log.error("finalize of instance '%s' failed: %s", self.name, describe(error, self._folders), exc_info=error)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Give everything back without asking the model."""
+        self._model = None
+        if self._runner is not None:
+            self._runner.close()
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+        REGISTRY.retire(self._host)
+        leave(self._loaded.package)
+        self._loaded.close()
+
+    def _awaited(self, result: Any) -> Any:
+        """The result itself, or what it comes to when the model's method is a coroutine.
+
+        The instance keeps its loop: what a model opens in one execution (a connection, a task) is there in the next.
+        """
+        if not isinstance(result, CoroutineType):
+            return result
+        if self._decoupled:
+            return self._in_background().run(result)
+        import asyncio  # 30 ms that models without coroutines do not need
+
+        if self._runner is None:
+            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        return self._runner.run(result, context=copy_context())
+
+    def _in_background(self) -> BackgroundLoop:
+        """The loop of a decoupled model, which runs between executions too."""
+        if self._background is None:
+            from remora.backends.python_coroutines import BackgroundLoop
+
+            self._background = BackgroundLoop(f"remora {self.name} coroutines")
+        return self._background
+
+    def _outcomes(self, requests: list[ReceivedRequest], answers: object) -> list[Outcome]:
+        for request in requests:
+            request.returned()
+        if answers is None:
+            answers = [None] * len(requests)
+        if not isinstance(answers, list):
+            raise _ContractError(f"Expected a list in the execute return, found type '{type(answers)}'.")
+        if len(answers) != len(requests):
+            raise _ContractError(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
+            )
+        return [self._outcome(request, answer) for request, answer in zip(requests, answers, strict=True)]
+
+    def _outcome(self, request: ReceivedRequest, answer: object) -> Outcome:
+        if request.release_flags == RELEASE_RESCHEDULE:
+            raise self._no_rescheduling()
+        if answer is None:
+            answer = request.reply.take() if request.reply is not None else None
+        elif not isinstance(answer, InferenceResponse):
+            raise _ContractError(
+                "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(answer)}'."
+            )
+        elif request.reply is not None:
+            request.reply.send(answer, COMPLETE_FINAL)
+        if answer is None:
+            return InternalError(
+                f"model '{self.name}' gave no response to a request: execute returned None for it and nothing was sent "
+                "through its response sender; return one InferenceResponse for each request",
+                from_model=True,
+            )
+        return self._response(request.wanted(), answer, request.seen_inputs())
+
+    def _no_rescheduling(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"model '{self._host.model_name}' asks for its request to be scheduled again, which is not offered yet: "
+            "let the model finish a request in one execution"
+        )
+
+    def _response(
+        self, requested: Sequence[str], answer: InferenceResponse, seen: Collection[Tensor] = ()
+    ) -> Response | RemoraError:
+        """A model's answer with the outputs that are declared and requested; the inputs it has ``seen`` may be among
+        them."""
+        error = answer.error()
+        if error is not None:
+            return error_of(error.code().name, error.message(), from_model=True, answered=True)
+        return Response(
+            [
+                tensor.message(seen)
+                for tensor in answer.output_tensors()
+                if tensor.name() in requested and tensor.name() in self._outputs
+            ],
+            answer.parameter_values(),
+        )

@@ -1,0 +1,143 @@
+"""What a model's requirements.txt asks for and whether it is there; the law: pure, the caller says what is installed.
+
+Only what can be judged without a package index is judged: names, plain version comparisons and markers. Everything
+else (links, other files, options) is left to the installer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+_NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_CLAUSE = re.compile(r"(===|==|!=|<=|>=|~=|<|>)\s*(\S+)")
+_PLAIN_VERSION = re.compile(r"\d+(\.\d+)*")
+
+
+class Requirement(NamedTuple):
+    """One line: the package, what its version must be ("" for any), when it applies ("" for always)."""
+
+    line: int
+    text: str
+    name: str
+    specifier: str = ""
+    marker: str = ""
+
+
+class Unmet(NamedTuple):
+    """A requirement that is not met; ``installed`` is the version that is there, "" for none."""
+
+    requirement: Requirement
+    installed: str
+
+
+def read_requirements(text: str) -> list[Requirement]:
+    """The packages that a requirements file names, in order; continued lines count as their first."""
+    found: list[Requirement] = []
+    pending, first = "", 0
+    for number, row in enumerate(text.splitlines(), 1):
+        first = first or number
+        if row.endswith("\\"):
+            pending += row[:-1]
+            continue
+        requirement = _requirement(first, _COMMENT.sub("", pending + row).strip())
+        if requirement is not None:
+            found.append(requirement)
+        pending, first = "", 0
+    return found
+
+
+def _requirement(line: int, text: str) -> Requirement | None:
+    if not text or text.startswith("-") or "://" in text.partition("@")[0]:
+        return None
+    plain, _, marker = text.partition(";")
+    plain = re.split(r"\s--", plain, maxsplit=1)[0]  # the options of this line, such as --hash
+    matched = _NAME.fullmatch(plain.strip())
+    if matched is None:
+        return None
+    rest = matched[3].strip().strip("()")
+    specifier = "" if rest.startswith("@") else rest
+    return Requirement(line, text, matched[1], specifier.strip(), re.split(r"\s--", marker, maxsplit=1)[0].strip())
+
+
+def unmet(
+    requirements: list[Requirement],
+    version_of: Callable[[str], str | None],
+    environment: Mapping[str, str],
+) -> list[Unmet]:
+    """Those that are missing or of another version.
+
+    Args:
+        version_of: the installed version of a package, None when it is not installed.
+        environment: the values of the variables in markers, such as ``python_version``.
+    """
+    missing: list[Unmet] = []
+    for requirement in requirements:
+        if not applies(requirement.marker, environment):
+            continue
+        installed = version_of(requirement.name)
+        if installed is None or not satisfies(installed, requirement.specifier):
+            missing.append(Unmet(requirement, installed or ""))
+    return missing
+
+
+def satisfies(version: str, specifier: str) -> bool:
+    """Does a version fit comparisons such as ``>=1.2,<2``? What cannot be judged, such as ``1.0rc1``, does."""
+    return all(_fits(version, clause) for clause in specifier.split(",") if clause.strip())
+
+
+def _fits(version: str, clause: str) -> bool:
+    matched = _CLAUSE.fullmatch(clause.strip())
+    if matched is None:
+        return True
+    operator, wanted = matched[1], matched[2]
+    public = version.partition("+")[0]
+    if operator in ("==", "!=") and wanted.endswith(".*"):
+        prefix = wanted[:-2].split(".")
+        return (public.split(".")[: len(prefix)] == prefix) == (operator == "==")
+    if not (_PLAIN_VERSION.fullmatch(public) and _PLAIN_VERSION.fullmatch(wanted)):
+        return True
+    have, want = _padded(public, wanted)
+    match operator:
+        case "==":
+            return have == want
+        case "!=":
+            return have != want
+        case "<":
+            return have < want
+        case "<=":
+            return have <= want
+        case ">":
+            return have > want
+        case ">=":
+            return have >= want
+        case "~=":
+            kept = max(wanted.count("."), 1)
+            return have >= want and have[:kept] == want[:kept]
+    return True
+
+
+def _padded(*versions: str) -> list[tuple[int, ...]]:
+    parts = [tuple(int(part) for part in version.split(".")) for version in versions]
+    length = max(len(part) for part in parts)
+    return [part + (0,) * (length - len(part)) for part in parts]
+
+
+def applies(marker: str, environment: Mapping[str, str]) -> bool:
+    """Is a marker true? Plain comparisons joined by ``and`` are judged; any other marker counts as false."""
+    if not marker:
+        return True
+    for part in re.split(r"\s+and\s+", marker):
+        matched = re.fullmatch(r"\(?\s*(\w+)\s*(==|!=|<=|>=|<|>)\s*['\"]([^'\"]*)['\"]\s*\)?", part.strip())
+        if matched is None or matched[1] not in environment:
+            return False
+        have, operator, want = environment[matched[1]], matched[2], matched[3]
+        if _PLAIN_VERSION.fullmatch(have) and _PLAIN_VERSION.fullmatch(want):
+            true = _fits(have, f"{operator}{want}")
+        else:
+            true = (have == want) == (operator == "==") if operator in ("==", "!=") else False
+        if not true:
+            return False
+    return True

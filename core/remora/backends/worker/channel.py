@@ -1,0 +1,341 @@
+"""Messages between a server and a worker through memory that both see; the law: who reads never waits to write, and who
+sleeps is woken or looks again soon.
+
+On each side two threads may read. The *front* waits for one answer: it has taken the reader's role, and the other side
+wakes it. While nobody does, the *background* thread is woken instead and handles what comes. Each message is handled
+while the role is held, so that messages are handled in their order. Only who reads may say in the ring that it sleeps;
+it looks once more after saying so, and it never sleeps longer than it was told to.
+
+Large tensors lie in the arena of the side that sends them. The receiver sees them as views, and sends back the room
+when the last view is gone. A side that finds no room in its arena or ring waits: that is the back-pressure.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from remora.backends.worker import wire
+from remora.backends.worker.arena import Arena, ArenaError
+from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, WAITING, Ring
+from remora.backends.worker.wire import Draft, Heads, Kind, Message, WireError
+from remora.messages import Array
+
+RING_BYTES = HEADER_BYTES + (256 << 10)
+INLINE_BYTES = 2048
+"""Tensors from this size on lie in the arena."""
+KEEP_BYTES = 32 << 20
+"""How much memory of an arena stays when nothing is in it."""
+_ROOM_POLL_MS = 5
+
+Handle = Callable[[Message], None]
+
+
+class PeerLostError(Exception):
+    """The other side is gone."""
+
+
+class NoRoomError(Exception):
+    """A message larger than the arena, or one that found no room in time."""
+
+
+class Ends(NamedTuple):
+    """The file descriptors of one side: the memory, what wakes this side's two readers, and what wakes the other's."""
+
+    memory: int
+    front: int
+    back: int
+    peer_front: int
+    peer_back: int
+
+
+def create(arena_bytes: int) -> tuple[Ends, Ends]:
+    """Memory without a name and four wake-ups, for the server and for the worker. Untouched memory costs nothing."""
+    memory = os.memfd_create("remora-worker", os.MFD_CLOEXEC)
+    os.ftruncate(memory, 2 * RING_BYTES + 2 * arena_bytes)
+    front, back, peer_front, peer_back = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(4))
+    return Ends(memory, front, back, peer_front, peer_back), Ends(memory, peer_front, peer_back, front, back)
+
+
+def _fence() -> Callable[[], None]:
+    """A full memory barrier. Giving a lock back and taking it again orders what is before and after, on every
+    machine that Python runs on. Each user needs one of its own."""
+    lock = threading.Lock()
+    lock.acquire()
+
+    def fence() -> None:
+        lock.release()
+        lock.acquire()
+
+    return fence
+
+
+class MemoryChannel:
+    """One side of a channel over shared memory.
+
+    Args:
+        ends: this side's descriptors; the channel closes them.
+        gone: becomes readable when the other side is gone; stays the caller's.
+        serves: True for the server's side.
+    """
+
+    def __init__(self, ends: Ends, gone: int, *, serves: bool) -> None:
+        self._ends = ends
+        size = os.fstat(ends.memory).st_size
+        arena_bytes = size // 2 - RING_BYTES
+        self._mapped = mmap.mmap(ends.memory, size)
+        whole = memoryview(self._mapped)
+        rings = [whole[:RING_BYTES], whole[RING_BYTES : 2 * RING_BYTES]]
+        starts = [2 * RING_BYTES, 2 * RING_BYTES + arena_bytes]
+        mine = 0 if serves else 1
+        self._out = Ring(rings[mine], _fence())
+        self._in = Ring(rings[1 - mine], _fence())
+        self._out_start = starts[mine]
+        self._out_memory = whole[starts[mine] :][:arena_bytes]
+        self._in_memory = whole[starts[1 - mine] :][:arena_bytes]
+        self._arena = Arena(arena_bytes)
+        self._arena_lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._heads = Heads()
+        self._returned: deque[int] = deque()  # offsets of the other side's arena that nobody here looks at any more
+        self._views: dict[int, weakref.ref[Array]] = {}
+        self._peer = select.poll()
+        self._peer.register(gone, select.POLLIN)
+        self._front = select.poll()
+        self._front.register(gone, select.POLLIN)
+        self._front.register(ends.front, select.POLLIN)
+        self._closed = False
+        if serves:
+            self._in.state = self._out.state = AWAY
+
+    @property
+    def back_fd(self) -> int:
+        """Readable when the background thread has to call ``background``."""
+        return self._ends.back
+
+    @property
+    def memory_fd(self) -> int:
+        """The shared memory."""
+        return self._ends.memory
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        kind: Kind,
+        number: int = 0,
+        items: Sequence[Draft] = (),
+        *,
+        begin_ns: int = 0,
+        end_ns: int = 0,
+        wait_s: float | None = None,
+    ) -> bool:
+        """Send a message, waiting for room at most ``wait_s`` (None: as long as the other side lives; 0: not at all).
+
+        False when a message that may not wait found no room. Threads that read must not wait.
+
+        Raises:
+            PeerLostError: the other side is gone.
+            NoRoomError: the tensors are larger than the arena, or the time is over.
+        """
+        if not self._sending.acquire(wait_s != 0):
+            return False
+        try:
+            if self._closed:
+                raise PeerLostError
+            self._return_room()
+            end = None if wait_s is None else time.monotonic() + wait_s
+            self._check_size(items)
+            placed: list[int] = []
+            try:
+                record = wire.encode(
+                    kind, number, items, lambda array: self._place(array, end, placed), begin_ns=begin_ns, end_ns=end_ns
+                )
+                if len(record) > self._out.longest:
+                    spilled = np.frombuffer(record, np.uint8)
+                    draft = Draft(wire.head([("", "UINT8", spilled.shape)]), [spilled])
+                    record = wire.encode(Kind.SPILLED, 0, [draft], lambda array: self._place(array, end, placed))
+                while not self._out.put(record):
+                    self._wait_for_room(end)
+            except BaseException as error:
+                with self._arena_lock:
+                    for offset in placed:
+                        self._arena.free(offset)
+                if wait_s == 0 and isinstance(error, NoRoomError):
+                    return False
+                raise
+            self._wake()
+            return True
+        finally:
+            self._sending.release()
+
+    def _check_size(self, items: Sequence[Draft]) -> None:
+        large = sum(array.nbytes for item in items for array in item.arrays if array.nbytes >= INLINE_BYTES)
+        if large > self._arena.size:
+            raise NoRoomError(f"tensors of {large} bytes are more than the {self._arena.size} that may be on their way")
+
+    def _place(self, array: Array, end: float | None, placed: list[int]) -> int | None:
+        if array.nbytes < INLINE_BYTES:
+            return None
+        while True:
+            with self._arena_lock:
+                offset = self._arena.allocate(array.nbytes)
+            if offset is not None:
+                break
+            self._wait_for_room(end)
+        placed.append(offset)
+        np.copyto(np.ndarray(array.shape, array.dtype, self._out_memory, offset), array)
+        return offset
+
+    def _wait_for_room(self, end: float | None) -> None:
+        if end is not None and time.monotonic() >= end:
+            raise NoRoomError("found no room in time: the other side keeps what it got, or does not read")
+        self._wake()  # it may sleep on what makes room
+        if self._peer.poll(_ROOM_POLL_MS):
+            raise PeerLostError
+
+    def _wake(self) -> None:
+        state = self._out.state
+        if state != AWAKE:
+            os.eventfd_write(self._ends.peer_front if state == WAITING else self._ends.peer_back, 1)
+
+    def _return_room(self) -> None:
+        """Tell the other side which of its room is free again; nobody is woken for that. ``_sending`` is held."""
+        while self._returned:
+            offsets = [self._returned.popleft() for _ in range(min(len(self._returned), 256))]
+            record = wire.encode(Kind.RELEASE, 0, [Draft(wire.head(offsets=offsets))])
+            if not self._out.put(record):
+                self._returned.extend(offsets)
+                return
+
+    def tidy(self) -> None:
+        """What can be done when there is time: give back room, and memory that is not needed. Never waits."""
+        if self._sending.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._return_room()
+            finally:
+                self._sending.release()
+        with self._arena_lock:
+            surplus = None if self._closed else self._arena.surplus(KEEP_BYTES)
+            if surplus is not None and hasattr(mmap, "MADV_REMOVE"):
+                start = self._out_start + surplus[0] + mmap.PAGESIZE - 1 & -mmap.PAGESIZE
+                length = (self._out_start + sum(surplus) & -mmap.PAGESIZE) - start
+                if length > 0:
+                    self._mapped.madvise(mmap.MADV_REMOVE, start, length)
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def front(self) -> Iterator[None]:
+        """Take the reader's role, to call ``next``."""
+        self._reading.acquire()
+        try:
+            if not self._closed:
+                self._in.state = AWAKE
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._closed:
+            self._in.state = AWAY
+            if not self._in.empty:
+                os.eventfd_write(self._ends.back, 1)
+        self._reading.release()
+
+    def next(self, timeout_s: float) -> Message | None:
+        """The next message; None after ``timeout_s`` or earlier. Only the front calls.
+
+        Raises:
+            WireError, RingError: the other side has written nonsense.
+            PeerLostError: it is gone, and everything it has sent was read.
+        """
+        message = self._take()
+        if message is not None:
+            return message
+        if self._returned:
+            self.tidy()
+        self._in.state = WAITING
+        events: list[tuple[int, int]] = []
+        if self._in.empty:
+            events = self._front.poll(timeout_s * 1000)
+        self._in.state = AWAKE
+        for fd, _ in events:
+            if fd == self._ends.front:
+                _drain(fd)
+        message = self._take()
+        if message is None and any(fd != self._ends.front for fd, _ in events):
+            raise PeerLostError
+        return message
+
+    def background(self, handle: Handle) -> None:
+        """Handle all that has come, unless a front is reading. Raises as ``next`` does, and what ``handle`` raises."""
+        if not self._reading.acquire(blocking=False):
+            _drain(self._ends.back)
+            return
+        try:
+            if self._closed:
+                return
+            _drain(self._ends.back)
+            self._in.state = AWAKE
+            while (message := self._take()) is not None:
+                handle(message)
+        finally:
+            self._leave()
+
+    def _take(self) -> Message | None:
+        while (record := self._in.take()) is not None:
+            message = wire.decode(record, self._heads, self._fetch)
+            if message.kind is Kind.SPILLED:
+                message = wire.decode(bytearray(message.items[0].arrays[0].tobytes()), self._heads, self._fetch)
+            if message.kind is not Kind.RELEASE:
+                return message
+            self._take_back(message)
+        return None
+
+    def _take_back(self, message: Message) -> None:
+        with self._arena_lock:
+            try:
+                for offset in message.items[0].head.fields["offsets"]:
+                    self._arena.free(offset)
+            except (ArenaError, LookupError, TypeError) as error:
+                raise WireError(f"room was given back that is not there: {error}") from None
+
+    def _fetch(self, offset: int, length: int) -> Array:
+        if offset + length > len(self._in_memory) or offset in self._views:
+            raise WireError(f"{length} bytes at {offset} are not in the arena, or in use")
+        # Made of plain memory, so that all views of the array keep the array itself and not what is below it.
+        array: Array = np.frombuffer(self._in_memory, np.uint8, length, offset)
+
+        def gone(_: weakref.ref[Array]) -> None:  # may strike anywhere: it only takes a note
+            self._views.pop(offset, None)
+            self._returned.append(offset)
+
+        self._views[offset] = weakref.ref(array, gone)
+        return array
+
+    def close(self) -> None:
+        """Give the descriptors back; views stay valid as long as somebody has them. Later sends are refused."""
+        with self._sending, self._reading:
+            if self._closed:
+                return
+            self._closed = True
+            for fd in set(self._ends):
+                os.close(fd)
+
+
+def _drain(fd: int) -> None:
+    with suppress(BlockingIOError):
+        os.eventfd_read(fd)

@@ -1,0 +1,162 @@
+"""Requests and outcomes as the items of messages, and back; the law: pure, and one table of fields for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from remora.backends.worker import wire
+from remora.backends.worker.wire import FINAL, Draft, Item, WireError
+from remora.errors import RemoraError, error_of
+from remora.messages import InferForm, Outcome, Request, Response, Streamed, Tensor, datatype_of
+
+_REMEMBERED = 512
+_NO_OUTCOME = wire.head(none=True)
+
+
+class RequestWriter:
+    """Makes items of requests. The same form with the same shapes has the same head, which is made once."""
+
+    def __init__(self) -> None:
+        self._heads: dict[Any, bytes] = {}
+
+    def draft(self, request: Request) -> Draft:
+        """The request as an item."""
+        arrays = list(request.inputs.values())
+        key = (request.form, request.requested, request.rows, tuple([array.shape for array in arrays]))
+        head = self._heads.get(key)
+        if head is None:
+            head = _request_head(request)
+            if len(self._heads) >= _REMEMBERED:
+                self._heads.clear()
+            self._heads[key] = head
+        return Draft(head, arrays, request.form.id)
+
+
+def _request_head(request: Request) -> bytes:
+    form = request.form
+    return wire.head(
+        [(name, datatype_of(array), array.shape) for name, array in request.inputs.items()],
+        requested=request.requested,
+        rows=request.rows,
+        parameters=dict(form.parameters),
+        priority=form.priority,
+        timeout_us=form.timeout_us,
+        sequence=[form.sequence_id, form.sequence_start, form.sequence_end],
+    )
+
+
+class RequestReader:
+    """Makes requests of items; remembers the forms, since most requests look like one before. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._forms: dict[int, tuple[wire.Head, InferForm, tuple[str, ...], int]] = {}
+
+    def request(self, item: Item) -> Request:
+        """The request, its inputs the item's arrays. Raises WireError."""
+        known = self._forms.get(id(item.head))
+        if known is None or known[0] is not item.head:
+            known = (item.head, *_form_of(item.head))
+            if len(self._forms) >= _REMEMBERED:
+                self._forms.clear()
+            self._forms[id(item.head)] = known
+        _, form, requested, rows = known
+        if item.id:
+            form = replace(form, id=item.id)
+        inputs = {tensor.name: array for tensor, array in zip(item.head.tensors, item.arrays, strict=True)}
+        return Request(form, inputs, requested, rows, None)
+
+
+def _form_of(head: wire.Head) -> tuple[InferForm, tuple[str, ...], int]:
+    fields = head.fields
+    try:
+        sequence_id, start, end = fields["sequence"]
+        form = InferForm(
+            (),
+            parameters=fields["parameters"],
+            priority=fields["priority"],
+            timeout_us=fields["timeout_us"],
+            sequence_id=sequence_id,
+            sequence_start=start,
+            sequence_end=end,
+        )
+        return form, tuple(fields["requested"]), fields["rows"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"an item that is no request: {error!r}") from None
+
+
+class OutcomeWriter:
+    """Makes items of outcomes; heads of responses without parameters are made once. Not thread-safe but harmless."""
+
+    def __init__(self) -> None:
+        self._heads: dict[Any, bytes] = {}
+
+    def draft(self, outcome: Outcome | None, index: int = 0) -> Draft:
+        """An outcome of the request at ``index`` as an item; None is one too: the answer comes later, or never."""
+        flags = index << 8
+        if isinstance(outcome, Streamed):
+            flags |= FINAL if outcome.final else 0
+            outcome = outcome.outcome
+        if isinstance(outcome, Response):
+            return Draft(self._response_head(outcome), [tensor.data for tensor in outcome.outputs], flags=flags)
+        if outcome is None:
+            return Draft(_NO_OUTCOME, flags=flags)
+        assert isinstance(outcome, RemoraError)
+        return Draft(error_head(outcome), flags=flags)
+
+    def _response_head(self, response: Response) -> bytes:
+        tensors = [(tensor.name, tensor.datatype, tensor.data.shape) for tensor in response.outputs]
+        if response.parameters:
+            return wire.head(tensors, parameters=response.parameters)
+        key = tuple(tensors)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _REMEMBERED:
+                self._heads.clear()
+            head = self._heads[key] = wire.head(tensors)
+        return head
+
+
+def error_head(error: RemoraError) -> bytes:
+    """An error as a head."""
+    return wire.head(error=[error.code, error.message, error.from_model, error.answered])
+
+
+def error_from(item: Item) -> RemoraError | None:
+    """The error that an item is, None when it is none. Raises WireError."""
+    told = item.head.fields.get("error")
+    if told is None:
+        return None
+    try:
+        code, message, from_model, answered = told
+    except (TypeError, ValueError):
+        raise WireError("an item whose error is none") from None
+    return error_of(str(code), str(message), from_model=bool(from_model), answered=bool(answered))
+
+
+def outcome_from(item: Item) -> Response | RemoraError | None:
+    """The outcome that an item is. Raises WireError."""
+    fields = item.head.fields
+    if not fields:
+        tensors = zip(item.head.tensors, item.arrays, strict=True)
+        return Response([Tensor(tensor.name, tensor.datatype, array) for tensor, array in tensors])
+    error = error_from(item)
+    if error is not None:
+        return error
+    if "none" in fields:
+        return None
+    parameters = fields.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise WireError("an item whose parameters are none")
+    tensors = zip(item.head.tensors, item.arrays, strict=True)
+    return Response([Tensor(tensor.name, tensor.datatype, array) for tensor, array in tensors], dict(parameters))
+
+
+def is_open(item: Item) -> bool:
+    """Does this outcome say that the answer comes later, or never?"""
+    return "none" in item.head.fields
+
+
+def index_of(item: Item) -> tuple[int, bool]:
+    """Which request of its execution an item answers, and whether this is its last answer."""
+    return item.flags >> 8, bool(item.flags & FINAL)

@@ -1,0 +1,319 @@
+"""One life of one worker process: what was asked of it and who gets its answers; the law: whatever was asked is
+answered exactly once, by the worker or by its end.
+
+Messages are handled by whoever reads: the thread that runs an execution, or the keeper's. Neither waits here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from queue import SimpleQueue
+from typing import Protocol
+
+from remora.backends import Execution
+from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
+from remora.backends.worker.forms import error_from, index_of, is_open, outcome_from
+from remora.backends.worker.process import WorkerProcess
+from remora.backends.worker.ring import RingError
+from remora.backends.worker.wire import Draft, Item, Kind, Message, WireError
+from remora.errors import InternalError, RemoraError
+from remora.messages import Outcome, Request, Streamed
+
+_LAST_WORDS_S = 5.0
+"""How long to wait for the keeper to say why the process ended."""
+LOOK_S = 0.025
+"""How often who waits for an execution looks whether its requests were cancelled or its time is over."""
+
+
+class Channel(Protocol):
+    """See `channel.MemoryChannel`, whose methods these are."""
+
+    @property
+    def back_fd(self) -> int: ...
+    def send(
+        self,
+        kind: Kind,
+        number: int = 0,
+        items: Sequence[Draft] = (),
+        *,
+        begin_ns: int = 0,
+        end_ns: int = 0,
+        wait_s: float | None = None,
+    ) -> bool: ...
+    def front(self) -> AbstractContextManager[None]: ...
+    def next(self, timeout_s: float) -> Message | None: ...
+    def background(self, handle: Handle) -> None: ...
+    def tidy(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Stream:
+    """The answers to one request of a decoupled model, handed on by a thread of their own: a client that reads slowly
+    holds up nobody else, and the worker is told how far it has come."""
+
+    def __init__(self, execution: Execution, index: int, read: Callable[[int], None]) -> None:
+        self._send = execution.send
+        self._index = index
+        self._read = read
+        self._queue: SimpleQueue[Streamed] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.open = True
+
+    def put(self, streamed: Streamed) -> None:
+        """Hand one on. Does not wait."""
+        self.open = not streamed.final
+        if self._thread is None and streamed.final:
+            self._send(self._index, streamed)  # a final one never waits for the client
+            return
+        self._queue.put(streamed)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._deliver, name="remora stream", daemon=True)
+            self._thread.start()
+
+    def _deliver(self) -> None:
+        final = False
+        while not final:
+            streamed = self._queue.get()
+            final = streamed.final
+            self._send(self._index, streamed)
+            if not final:
+                self._read(self._index)
+
+
+class _Running:
+    """An execution that the worker has not done with, and its streams if it is decoupled."""
+
+    def __init__(self, execution: Execution, streams: list[_Stream]) -> None:
+        self.requests = execution.requests
+        self.streams = streams
+        self.told: set[int] = set()
+        self.answer: Message | None = None
+
+    def answered(self, message: Message) -> None:
+        """The worker's ``execute`` has returned. Streams that it has answered by that are ended by the scheduler."""
+        if message.kind is Kind.DONE:
+            for stream, item in zip(self.streams, message.items, strict=False):
+                stream.open = stream.open and is_open(item)
+        self.answer = message
+
+
+class Link:
+    """A connection to a running worker.
+
+    Args:
+        channel: to the process.
+        process: running.
+        instance: the instance's name, for errors; may be set once it is known.
+        aside: handles what is neither an answer nor a streamed one: log lines, metrics, calls of other models.
+    """
+
+    def __init__(
+        self, channel: Channel, process: WorkerProcess, instance: str, aside: Callable[[Link, Message], None]
+    ) -> None:
+        self.channel = channel
+        self.process = process
+        self.current: Sequence[str] = ()
+        self.ended = threading.Event()
+        self.reason = ""
+        self.restarts = False
+        self.instance = instance
+        self._aside = aside
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[list[Item]]] = {}
+        self._running: dict[int, _Running] = {}
+        self._outbox: deque[tuple[Kind, int, Sequence[Draft]]] = deque()
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> Future[list[Item]]:
+        """Ask for something that is no execution; the future gets the answer's items, or a RemoraError."""
+        number = next(self._numbers) & 0xFFFFFFFF
+        future: Future[list[Item]] = Future()
+        self._asked[number] = future
+        with suppress(PeerLostError):  # the end of the process answers, soon
+            self.channel.send(kind, number, items)
+        if self.ended.is_set():
+            self._fail(self.died())
+        return future
+
+    def tell(self, kind: Kind, number: int, items: Sequence[Draft] = ()) -> None:
+        """Send something without waiting; it goes out later when there is no room now."""
+        self._outbox.append((kind, number, items))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what could not be sent; False when something is left."""
+        try:
+            while self._outbox:
+                message = self._outbox.popleft()
+                if not self.channel.send(*message, wait_s=0):
+                    self._outbox.appendleft(message)
+                    return False
+        except (IndexError, PeerLostError, NoRoomError):
+            pass
+        return True
+
+    def execute(
+        self, drafts: Sequence[Draft], execution: Execution, timeout_s: float, *, decoupled: bool
+    ) -> Sequence[Outcome | None]:
+        """Run a batch in the worker.
+
+        Raises:
+            RemoraError: the whole execution failed, took longer than ``timeout_s`` (0: no limit), or the worker died.
+        """
+        number = next(self._numbers) & 0xFFFFFFFF
+        self.current = [draft.id for draft in drafts if draft.id]
+        streams = [self._stream_of(number, execution, index) for index in range(len(drafts))] if decoupled else []
+        running = self._running[number] = _Running(execution, streams)
+        done = False
+        try:
+            with self.channel.front():
+                sent = self.channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
+                message = self._await(number, running, timeout_s) if sent else None
+            if message is None:  # there is no room now: who reads must not wait for it
+                self.channel.send(Kind.EXECUTE, number, drafts, wait_s=timeout_s or None)
+                with self.channel.front():
+                    message = self._await(number, running, timeout_s)
+            outcomes = self._outcomes(message, execution)
+            done = True
+            return outcomes
+        except NoRoomError as error:
+            raise InternalError(
+                f"the inputs do not get into the worker process of '{self.instance}': {error}; send smaller requests "
+                "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
+            ) from None
+        except PeerLostError:
+            self.ended.wait(_LAST_WORDS_S)
+            raise self.died() from None
+        except (WireError, RingError) as error:
+            raise self.confused(error) from None
+        finally:
+            self.current = ()
+            if not done or not any(stream.open for stream in streams):
+                self._running.pop(number, None)
+
+    def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
+        return _Stream(
+            execution, index, lambda index: self.tell(Kind.STREAM_READ, number, [Draft(flags=index << 8)])
+        )
+
+    def _await(self, number: int, running: _Running, timeout_s: float) -> Message:
+        end = time.monotonic() + timeout_s if timeout_s else None
+        while running.answer is None:
+            message = self.channel.next(LOOK_S)
+            if message is None:
+                self._tell_cancelled(number, running)
+                if end is not None and time.monotonic() >= end:
+                    self.reason = f"it did not answer within {timeout_s:g} s (execute-timeout) and was ended"
+                    self.process.kill()
+                    raise PeerLostError
+            else:
+                self.handle(message)
+        return running.answer
+
+    def _outcomes(self, message: Message, execution: Execution) -> Sequence[Outcome | None]:
+        execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
+        if message.kind is Kind.FAILED:
+            raise _failure(message)
+        return [outcome_from(item) for item in message.items]
+
+    # -- handling ---------------------------------------------------------------------------------------------------
+
+    def handle(self, message: Message) -> None:
+        """Do what a message asks for. Called by who reads; does not wait."""
+        match message.kind:
+            case Kind.DONE | Kind.FAILED:
+                running = self._running.get(message.number)
+                future = self._asked.pop(message.number, None)
+                if running is not None:
+                    running.answered(message)
+                elif future is None:
+                    return
+                elif message.kind is Kind.DONE:
+                    future.set_result(message.items)
+                else:
+                    future.set_exception(_failure(message))
+            case Kind.STREAMED:
+                self._stream(message)
+            case _:
+                self._aside(self, message)
+
+    def _stream(self, message: Message) -> None:
+        running = self._running.get(message.number)
+        if running is None:
+            return
+        for item in message.items:
+            index, final = index_of(item)
+            if index < len(running.streams) and running.streams[index].open:
+                running.streams[index].put(Streamed(outcome_from(item), final))
+        if running.answer is not None and not any(stream.open for stream in running.streams):
+            self._running.pop(message.number, None)
+
+    def requests_of(self, number: int) -> Sequence[Request]:
+        """The requests of an execution that is under way; none when it is not."""
+        running = self._running.get(number)
+        return running.requests if running is not None else ()
+
+    @property
+    def streaming(self) -> bool:
+        """Is an execution under way, or are answers still to come from one?"""
+        return bool(self._running)
+
+    def look(self) -> None:
+        """Tell the worker which requests were cancelled whose answers still stream."""
+        for number, running in list(self._running.items()):
+            if running.streams:
+                self._tell_cancelled(number, running)
+
+    def _tell_cancelled(self, number: int, running: _Running) -> None:
+        for index, request in enumerate(running.requests):
+            if request.cancelled and index not in running.told:
+                running.told.add(index)
+                self.tell(Kind.CANCEL, number, [Draft(flags=index << 8)])
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """The process is gone: everything that was asked fails. ``reason`` counts unless a better one is known."""
+        self.reason = self.reason or reason
+        self.ended.set()
+        error = self.died()
+        self._fail(error)
+        for number in list(self._running):
+            running = self._running.get(number)
+            for stream in running.streams if running is not None else ():
+                if stream.open:
+                    stream.put(Streamed(error, True))
+        self.channel.close()
+        self.process.close()
+
+    def _fail(self, error: RemoraError) -> None:
+        for number in list(self._asked):
+            future = self._asked.pop(number, None)
+            if future is not None:
+                future.set_exception(error)
+
+    def died(self) -> InternalError:
+        """What those are told who were waiting (spec Y13)."""
+        return InternalError(
+            f"Stub process '{self.instance}' is not healthy: {self.reason or 'its process does not answer'}"
+            + ("; the server starts it again" if self.restarts else ""),
+            from_model=True,
+        )
+
+    def confused(self, error: Exception) -> InternalError:
+        """The worker has written nonsense into the shared memory: it cannot be trusted and is ended."""
+        self.reason = f"it broke the protocol ({error}) and was ended: native code that the model uses may be at fault"
+        self.process.kill()
+        return self.died()
+
+
+def _failure(message: Message) -> RemoraError:
+    error = error_from(message.items[0]) if message.items else None
+    return error or InternalError("a worker failed without a reason")

@@ -1,0 +1,150 @@
+"""Messages between a server and a worker through a socket, for systems without anonymous shared memory (macOS).
+
+The law: the same promises as `channel`, with copies.
+
+Only the background thread reads the socket. What it reads goes to the front while there is one, else it is handled
+there and then. Each message has its length in four bytes before it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from remora.backends.worker import wire
+from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
+from remora.backends.worker.wire import Draft, Heads, Kind, Message, WireError
+
+LONGEST_BYTES = 1 << 31
+_LENGTH_BYTES = 4
+_CHUNK = 1 << 20
+
+
+class PipeChannel:
+    """One side of a channel over a stream socket, which stays the caller's."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._heads = Heads()
+        self._sending = threading.Lock()
+        self._arrived = threading.Condition()
+        self._inbox: deque[Message] = deque()
+        self._partial = bytearray()
+        self._has_front = False
+        self._lost = False
+
+    @property
+    def back_fd(self) -> int:
+        """Readable when the background thread has to call ``background``."""
+        return self._socket.fileno()
+
+    def send(
+        self,
+        kind: Kind,
+        number: int = 0,
+        items: Sequence[Draft] = (),
+        *,
+        begin_ns: int = 0,
+        end_ns: int = 0,
+        wait_s: float | None = None,
+    ) -> bool:
+        """See ``MemoryChannel.send``. What has begun to be sent is sent to its end."""
+        record = wire.encode(kind, number, items, begin_ns=begin_ns, end_ns=end_ns)
+        if len(record) > LONGEST_BYTES:
+            raise NoRoomError(f"a message of {len(record)} bytes; the longest is {LONGEST_BYTES}")
+        end = None if wait_s is None else time.monotonic() + wait_s
+        if not self._sending.acquire(timeout=-1 if wait_s is None else wait_s):
+            return False
+        try:
+            data = memoryview(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
+            begun = False
+            while data:
+                if not self._writable(end, begun=begun):
+                    if wait_s == 0:
+                        return False
+                    raise NoRoomError("found no room in time: the other side does not read")
+                with suppress(BlockingIOError):
+                    data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+                    begun = True
+            return True
+        except OSError:
+            raise PeerLostError from None
+        finally:
+            self._sending.release()
+
+    def _writable(self, end: float | None, *, begun: bool) -> bool:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLOUT)
+        timeout = None if end is None or begun else max(end - time.monotonic(), 0) * 1000
+        return bool(poller.poll(timeout))
+
+    def tidy(self) -> None:
+        """Nothing is kept that could be tidied."""
+
+    @contextmanager
+    def front(self) -> Iterator[None]:
+        """Take the reader's role, to call ``next``."""
+        with self._arrived:
+            self._has_front = True
+        try:
+            yield
+        finally:
+            with self._arrived:
+                self._has_front = False
+
+    def next(self, timeout_s: float) -> Message | None:
+        """The next message; None after ``timeout_s``. Raises PeerLostError when the other side is gone."""
+        with self._arrived:
+            if not self._inbox and not self._lost:
+                self._arrived.wait(timeout_s)
+            if self._inbox:
+                return self._inbox.popleft()
+            if self._lost:
+                raise PeerLostError
+        return None
+
+    def background(self, handle: Handle) -> None:
+        """Read what has come and hand it on. Raises WireError, PeerLostError, and what ``handle`` raises."""
+        try:
+            data = self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            with self._arrived:
+                self._lost = True
+                self._arrived.notify_all()
+            raise PeerLostError
+        self._partial += data
+        for message in self._messages():
+            with self._arrived:
+                self._inbox.append(message)
+                if self._has_front:
+                    self._arrived.notify_all()
+                    continue
+                waiting, self._inbox = self._inbox, deque()
+            for each in waiting:
+                handle(each)
+
+    def _messages(self) -> Iterator[Message]:
+        while len(self._partial) >= _LENGTH_BYTES:
+            length = int.from_bytes(self._partial[:_LENGTH_BYTES], "little")
+            if length > LONGEST_BYTES:
+                raise WireError(f"a message of {length} bytes; the longest is {LONGEST_BYTES}")
+            if len(self._partial) < _LENGTH_BYTES + length:
+                return
+            record = self._partial[_LENGTH_BYTES : _LENGTH_BYTES + length]
+            del self._partial[: _LENGTH_BYTES + length]
+            yield wire.decode(record, self._heads)
+
+    def close(self) -> None:
+        """Whoever waits is told that the other side is gone."""
+        with self._arrived:
+            self._lost = True
+            self._arrived.notify_all()

@@ -1,0 +1,110 @@
+"""A worker's process: starting it, hearing of its end, ending it; the law: never a fork of the server, and no process
+outlives what started it.
+
+The process is a fresh interpreter in a session of its own, so that a terminal's Ctrl-C does not reach it and all that
+it starts can be ended with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from remora.backends.worker.__main__ import main; main(json.loads(sys.argv[1]))"
+)
+
+
+class WorkerProcess:
+    """A running worker.
+
+    Args:
+        options: what ``remora.backends.worker.__main__`` takes, JSON values.
+        pass_fds: the descriptors that ``options`` name; they keep their numbers.
+        label: shown in process lists.
+
+    The thread that makes it must live as long as the process: the system ends the process when that thread ends.
+    """
+
+    def __init__(self, options: dict[str, object], pass_fds: Sequence[int], label: str) -> None:
+        command = [sys.executable, "-X", "faulthandler", "-c", _BOOT, json.dumps(options), json.dumps(sys.path), label]
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+        self._lock = threading.Lock()  # between a kill and the moment when the process's number may be another's
+        self.pid = self._popen.pid
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self.stdout = self._popen.stdout.fileno()
+        self.stderr = self._popen.stderr.fileno()
+        for fd in (self.stdout, self.stderr):
+            os.set_blocking(fd, False)
+        self.exit_fd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        """Readable when the process has ended; -1 where the system has no such thing."""
+
+    def kill(self) -> None:
+        """End it and all that it has started, at once. Harmless when it has ended."""
+        with self._lock:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._popen.returncode is None:  # not yet reaped: its number is still its own
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def ended(self) -> bool:
+        """Has it ended? Then what it has started is ended too."""
+        with self._lock:
+            if self._popen.returncode is not None:
+                return True
+            if not hasattr(os, "waitid"):
+                return self._popen.poll() is not None
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            self._kill()  # the orphans of its session, while the number is still taken
+            self._popen.wait()
+            return True
+
+    def reason(self) -> str:
+        """Why it ended, in words."""
+        return end_in_words(self._popen.returncode)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for pipe in (self._popen.stdout, self._popen.stderr):
+            if pipe is not None:
+                pipe.close()
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
+
+
+def end_in_words(code: int | None) -> str:
+    """What an exit status means and what can be done about it. Pure."""
+    if code is None:
+        return "its process does not answer"
+    if code >= 0:
+        return f"its process ended with exit code {code}: model code must not call sys.exit or os._exit"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    advice = {
+        "SIGKILL": "killed from outside, most likely because memory ran out: give it more, or let the model use less",
+        "SIGSEGV": "a crash in native code that the model uses; the log shows where",
+        "SIGABRT": "native code that the model uses gave up; the log shows where",
+        "SIGBUS": "a crash in native code that the model uses, or no memory left for shared tensors",
+    }.get(name, "see the log")
+    return f"its process ended by signal {-code} ({name}): {advice}"

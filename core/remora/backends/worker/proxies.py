@@ -1,0 +1,292 @@
+"""What a model's code reaches in the server, from inside its worker: log, metrics, other models; the law: the model
+sees what it would see in a thread of the server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from time import monotonic_ns
+from typing import Any, Protocol
+
+from remora.backends.calling import ModelCall, Origin
+from remora.backends.worker.forms import error_from, index_of, outcome_from
+from remora.backends.worker.logs import Budget
+from remora.backends.worker.wire import Draft, Item, Kind, Message, WireError, head
+from remora.custom_metrics import Kind as MetricKind
+from remora.custom_metrics import MetricError
+from remora.custom_metrics import Series as LocalSeries
+from remora.errors import InternalError, RemoraError
+from remora.messages import Array, Outcome, Request, Streamed, datatype_of
+
+_LONGEST_TEXT = 1 << 16
+
+
+class Sending(Protocol):
+    """The part of a channel that is needed here."""
+
+    def send(
+        self, kind: Kind, number: int = 0, items: Sequence[Draft] = (), *, wait_s: float | None = None
+    ) -> bool: ...
+
+
+class Questions:
+    """Asks the server and waits for the answers, which come in by another thread."""
+
+    def __init__(self, channel: Sending) -> None:
+        self.channel = channel
+        self.numbers = itertools.count(1)
+        self._asked: dict[int, Future[Item]] = {}
+
+    def ask(self, kind: Kind, draft: Draft) -> Item:
+        """The answer's item. Raises RemoraError: the server's refusal."""
+        number = next(self.numbers)
+        future: Future[Item] = Future()
+        self._asked[number] = future
+        self.channel.send(kind, number, [draft])
+        return future.result()
+
+    def answered(self, message: Message) -> bool:
+        """Take an answer in; False when nobody waits for it."""
+        future = self._asked.pop(message.number, None)
+        if future is None:
+            return False
+        error = error_from(message.items[0])
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(message.items[0])
+        return True
+
+
+class ServerLog(logging.Handler):
+    """Sends what the process logs to the server; what is too much is dropped and counted."""
+
+    def __init__(self, channel: Sending, request_ids: Callable[[], Sequence[str]]) -> None:
+        super().__init__()
+        self._channel = channel
+        self._request_ids = request_ids
+        self._budget = Budget()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now_ns = monotonic_ns()
+        dropped = self._budget.take_dropped(now_ns)
+        if dropped:
+            self._send(logging.WARNING, f"{dropped} log lines of the model were dropped", record)
+        if self._budget.grant(1, now_ns):
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[0] is not None:
+                text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            if not record.name.startswith("remora.model"):
+                text = f"{record.name}: {text}"
+            self._send(record.levelno, text[:_LONGEST_TEXT], record)
+
+    def _send(self, level: int, text: str, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = {
+            "level": level,
+            "text": text,
+            "file": record.pathname,
+            "line": record.lineno,
+            "function": record.funcName,
+            "requests": list(self._request_ids()),
+        }
+        try:
+            self._channel.send(Kind.LOG, 0, [Draft(head(**fields))], wait_s=0.1)
+        except Exception:  # a log line is no reason to fail
+            self.handleError(record)
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------
+
+
+class ServerMetrics:
+    """Stands for the server's registry of metrics; see ``custom_metrics.Registry``, whose methods these are."""
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+        self._numbers = itertools.count(1)
+
+    def claim(
+        self, name: str, description: str, kind: MetricKind, *, holder: object, owner: object = None
+    ) -> ServerClaim:
+        """Ask for a family. Raises MetricError."""
+        number = next(self._numbers)
+        self._ask(do="claim", number=number, name=name, description=description, kind=kind.value)
+        channel = self._questions.channel
+        forget = [Draft(head(do="forget", number=number))]
+        weakref.finalize(holder, _try_to_send, channel, forget).atexit = False
+        return ServerClaim(number, kind)
+
+    def series(
+        self, claim: ServerClaim, labels: Mapping[str, str], buckets: Sequence[float] | None = None
+    ) -> ServerSeries:
+        """Ask for a series. Raises MetricError."""
+        number = next(self._numbers)
+        bounds = None if buckets is None else [float(bound) for bound in buckets]
+        self._ask(do="series", number=number, claim=claim.number, labels=dict(labels), buckets=bounds)
+        return ServerSeries(self, number, claim.kind)
+
+    def retire(self, owner: object) -> None:
+        """The server does that by itself when the worker goes."""
+
+    def _ask(self, **fields: Any) -> Any:
+        try:
+            draft = Draft(head(**fields))
+        except TypeError as error:
+            raise MetricError(str(error)) from None
+        try:
+            return self._questions.ask(Kind.METRIC_CALL, draft).head.fields.get("value")
+        except RemoraError as error:
+            raise MetricError(str(error)) from None
+
+    def change(self, do: str, number: int, value: float) -> None:
+        """Count, without waiting for an answer."""
+        self._questions.channel.send(Kind.METRIC, 0, [Draft(head(do=do, number=number, value=float(value)))])
+
+    def value(self, number: int) -> float:
+        """Read a series."""
+        return float(self._ask(do="value", number=number))
+
+
+class ServerClaim:
+    """A hold on a family in the server."""
+
+    def __init__(self, number: int, kind: MetricKind) -> None:
+        self.number = number
+        self.kind = kind
+
+
+class ServerSeries(LocalSeries):
+    """A series in the server; what its kind does not have is refused here."""
+
+    __slots__ = ("_metrics", "_number")
+
+    def __init__(self, metrics: ServerMetrics, number: int, kind: MetricKind) -> None:
+        super().__init__(kind, ())
+        self._metrics = metrics
+        self._number = number
+
+    def increment(self, value: float) -> None:
+        super().increment(value)
+        self._metrics.change("increment", self._number, value)
+
+    def set(self, value: float) -> None:
+        super().set(value)
+        self._metrics.change("set", self._number, value)
+
+    def observe(self, value: float) -> None:
+        super().observe(value)
+        self._metrics.change("observe", self._number, value)
+
+    def value(self) -> float:
+        super().value()
+        return self._metrics.value(self._number)
+
+
+def _try_to_send(channel: Sending, items: Sequence[Draft]) -> None:
+    """From a destructor, which may run anywhere: if it cannot be sent now, the worker's end says the same."""
+    try:
+        channel.send(Kind.METRIC, 0, items, wait_s=0)
+    except Exception:
+        return
+
+
+# -- other models ---------------------------------------------------------------------------------------------------
+
+
+class ServerCalls:
+    """Stands for the engine; see ``calling.ModelCaller``, whose methods these are.
+
+    Args:
+        questions: reaches the server.
+        place_of: the number and index of a request that this worker is executing; None for others.
+    """
+
+    def __init__(self, questions: Questions, place_of: Callable[[Request], tuple[int, int] | None]) -> None:
+        self._questions = questions
+        self._place_of = place_of
+        self._replies: dict[int, Callable[[Outcome], None]] = {}
+
+    def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
+        """Hand a call in. Raises RemoraError; a refusal by the server comes as the answer."""
+        form = call.form
+        number = next(self._questions.numbers)
+        tensors = [(spec.name, spec.datatype, array.shape) for spec, array in zip(form.inputs, call.data, strict=True)]
+        fields = {
+            "model": call.model,
+            "version": call.version,
+            "decoupled": call.decoupled,
+            "outputs": [output.name for output in form.outputs],
+            "parameters": dict(form.parameters),
+            "priority": form.priority,
+            "timeout_us": form.timeout_us,
+            "sequence": [form.sequence_id, form.sequence_start, form.sequence_end],
+            **self._origin(origin),
+        }
+        self._replies[number] = reply
+        try:
+            self._questions.channel.send(Kind.CALL, number, [Draft(head(tensors, **fields), call.data, form.id)])
+        except BaseException as error:
+            self._replies.pop(number, None)
+            raise InternalError(f"the call of model '{call.model}' cannot be sent: {error}") from error
+        return lambda: self._cancel(number)
+
+    def _cancel(self, number: int) -> None:
+        if number in self._replies:
+            try:
+                self._questions.channel.send(Kind.CALL_CANCEL, number, [Draft()], wait_s=0)
+            except Exception:
+                return
+
+    def answered(self, message: Message) -> None:
+        """Take an answer to a call in. Does not wait. Raises WireError."""
+        reply = self._replies.get(message.number)
+        if reply is None:
+            return
+        for item in message.items:
+            error = error_from(item)
+            if message.kind is Kind.REFUSED:
+                self._replies.pop(message.number, None)
+                reply(error or InternalError("a call was refused without a reason"))
+                return
+            _, final = index_of(item)
+            if final:
+                self._replies.pop(message.number, None)
+            outcome = outcome_from(item)
+            if outcome is None and not final:
+                raise WireError("an answer without content that is not the last one")
+            reply(Streamed(outcome, final))
+
+    def load(self, model: str, parameters: Mapping[str, str | bytes], origin: Origin) -> None:
+        """Load or reload a model. Raises RemoraError."""
+        import numpy as np
+
+        texts = {name: value for name, value in parameters.items() if isinstance(value, str)}
+        files: dict[str, Array] = {
+            name: np.frombuffer(value, np.uint8) for name, value in parameters.items() if isinstance(value, bytes)
+        }
+        tensors = [(name, datatype_of(array), array.shape) for name, array in files.items()]
+        fields = {"do": "load", "model": model, "texts": texts, **self._origin(origin)}
+        self._questions.ask(Kind.MODEL_CALL, Draft(head(tensors, **fields), list(files.values())))
+
+    def unload(self, model: str, *, unload_dependents: bool) -> None:
+        """Take a model out of service. Raises RemoraError."""
+        fields: dict[str, Any] = {"do": "unload", "model": model, "unload_dependents": unload_dependents}
+        self._questions.ask(Kind.MODEL_CALL, Draft(head(**fields)))
+
+    def is_ready(self, model: str, version: int) -> bool:
+        """Would a request to this version be taken?"""
+        answer = self._questions.ask(Kind.MODEL_CALL, Draft(head(do="is_ready", model=model, version=version)))
+        return bool(answer.head.fields.get("value"))
+
+    def _origin(self, origin: Origin) -> dict[str, object]:
+        places = [self._place_of(request) for request in origin.requests]
+        return {
+            "requests": [list(place) for place in places if place is not None],
+            "held": bool(origin.held),
+            "loading": sorted(origin.loading),
+        }

@@ -1,0 +1,296 @@
+"""The messages between the server and a worker, as bytes; the law: pure, nothing is unpickled, and whatever bytes come
+in, they become a message or a WireError.
+
+    message   kind u8, version u8, items u16, number u32, begin_ns u64, end_ns u64
+    item      head length u32, id length u16, arrays u16, flags u32, then the head, the id, padding to 8 bytes
+    array     place u32 (0 inline, 1 arena), reserved u32, offset u64, length u64
+    inline    the bytes of the arrays that lie in the message itself, each at a multiple of 16
+
+A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and what else the kind of message says.
+Models see the same heads again and again, so both ends remember them. BYTES tensors travel as Triton writes them, each
+element with its length before it. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.messages import DTYPES, Array
+
+VERSION = 1
+FINAL = 1
+"""The item's flag that says: no more answers to this request."""
+
+
+class Kind(IntEnum):
+    """What a message is for. The numbers are the wire's and never change their meaning."""
+
+    # the server asks, the worker answers with DONE or FAILED of the same number
+    OPEN = 1
+    COMPLETE = 2
+    START = 3
+    CLOSE = 4
+    EXECUTE = 5
+    # answers
+    DONE = 10
+    FAILED = 11
+    STREAMED = 12
+    # the server tells
+    CANCEL = 20
+    RELEASE = 21
+    STREAM_READ = 22
+    # the worker tells
+    LOG = 30
+    METRIC = 31
+    # the worker asks, the server answers with ANSWER or REFUSED of the same number
+    METRIC_CALL = 40
+    CALL = 41
+    MODEL_CALL = 42
+    ANSWER = 43
+    REFUSED = 44
+    CALL_STREAMED = 45
+    CALL_CANCEL = 46
+    # a message too long for the ring lies in the arena
+    SPILLED = 50
+
+
+class WireError(Exception):
+    """Bytes that are no message of ours."""
+
+
+class TensorHead(NamedTuple):
+    """How a tensor's bytes are to be read. ``nbytes`` is -1 for BYTES, whose length the shape does not tell."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Head(NamedTuple):
+    """A decoded head: its tensors, and the other fields as plain JSON values."""
+
+    tensors: tuple[TensorHead, ...]
+    fields: dict[str, Any]
+
+
+class Item(NamedTuple):
+    """One request or answer of a message, decoded. ``arrays`` are parallel to ``head.tensors``."""
+
+    head: Head
+    id: str
+    flags: int
+    arrays: list[Array]
+
+
+class Message(NamedTuple):
+    """A decoded message."""
+
+    kind: Kind
+    number: int
+    begin_ns: int
+    end_ns: int
+    items: list[Item]
+
+
+class Draft(NamedTuple):
+    """One item to be encoded: a head made by ``head``, and arrays in the order of its tensors."""
+
+    head: bytes = b'{"tensors":[]}'
+    arrays: Sequence[Array] = ()
+    id: str = ""
+    flags: int = 0
+
+
+Place = Callable[[Array], int | None]
+"""Puts an array into the arena and says at which offset, or says None to have it in the message itself."""
+
+Fetch = Callable[[int, int], Array]
+"""The bytes at (offset, length) of the arena, as an array of uint8 that tells its owner when the last view of it goes;
+raises WireError when nothing can lie there."""
+
+_MESSAGE = struct.Struct("<BBHIQQ")
+_ITEM = struct.Struct("<IHHI")
+_ARRAY = struct.Struct("<IIQQ")
+_LENGTH = struct.Struct("<I")
+_IN_ARENA = 1
+_REMEMBERED_HEADS = 512
+_LONGEST_REMEMBERED = 4096
+
+
+# -- heads ----------------------------------------------------------------------------------------------------------
+
+
+def head(tensors: Sequence[tuple[str, str, Sequence[int]]] = (), **fields: Any) -> bytes:
+    """A head's bytes: tensors as (name, datatype, shape), and JSON values. Raises TypeError for other values."""
+    return json.dumps({**fields, "tensors": [[n, d, list(s)] for n, d, s in tensors]}, separators=(",", ":")).encode()
+
+
+class Heads:
+    """Reads heads and remembers them. Not thread-safe: each reader has its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def read(self, data: bytes) -> Head:
+        """The head of these bytes. Raises WireError."""
+        known = self._known.get(data)
+        if known is None:
+            known = _read_head(data)
+            if len(data) <= _LONGEST_REMEMBERED:
+                if len(self._known) >= _REMEMBERED_HEADS:
+                    self._known.clear()
+                self._known[data] = known
+        return known
+
+
+def _read_head(data: bytes) -> Head:
+    try:
+        fields = json.loads(data)
+        tensors = tuple(_tensor_head(*row) for row in fields.pop("tensors"))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise WireError(f"a head that cannot be read: {error}") from None
+    return Head(tensors, fields)
+
+
+def _tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
+    dims = tuple(shape)
+    dtype = DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None or not isinstance(name, str) or not all(type(dim) is int and dim >= 0 for dim in dims):
+        raise WireError(f"no tensor is '{name}' of datatype {datatype!r} and shape {dims}")
+    if len(dims) > 64:
+        raise WireError(f"tensor '{name}' has {len(dims)} dimensions")
+    return TensorHead(name, datatype, dims, -1 if dtype.hasobject else math.prod(dims) * dtype.itemsize)
+
+
+# -- messages -------------------------------------------------------------------------------------------------------
+
+
+def encode(
+    kind: Kind,
+    number: int = 0,
+    items: Sequence[Draft] = (),
+    place: Place | None = None,
+    *,
+    begin_ns: int = 0,
+    end_ns: int = 0,
+) -> bytes:
+    """A message's bytes. Arrays that ``place`` takes are referred to, the others are copied in.
+
+    Arrays have a wire dtype; BYTES are object arrays of ``bytes``.
+    """
+    pieces = [_MESSAGE.pack(kind, VERSION, len(items), number, begin_ns, end_ns)]
+    arrays: list[Array] = []
+    size = _MESSAGE.size
+    for item in items:
+        name = item.id.encode("utf-8", "surrogatepass") if item.id else b""
+        pad = -(_ITEM.size + len(item.head) + len(name)) % 8
+        pieces += (_ITEM.pack(len(item.head), len(name), len(item.arrays), item.flags), item.head, name, bytes(pad))
+        size += _ITEM.size + len(item.head) + len(name) + pad
+        arrays += item.arrays
+    if not arrays:
+        return b"".join(pieces)
+    offset = size + _ARRAY.size * len(arrays)
+    inline: list[bytes] = []
+    for array in arrays:
+        if array.dtype.hasobject:
+            array = np.frombuffer(pack_elements(array), np.uint8)
+        placed = place(array) if place is not None else None
+        if placed is not None:
+            pieces.append(_ARRAY.pack(_IN_ARENA, 0, placed, array.nbytes))
+            continue
+        pad = -offset % 16
+        pieces.append(_ARRAY.pack(0, 0, offset + pad, array.nbytes))
+        inline += (bytes(pad), array.tobytes())
+        offset += pad + array.nbytes
+    return b"".join((*pieces, *inline))
+
+
+def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message:
+    """The message that ``data`` is. Arrays are writable views over ``data`` or over what ``fetch`` gives.
+
+    Raises:
+        WireError: it is none.
+    """
+    try:
+        kind, version, count, number, begin_ns, end_ns = _MESSAGE.unpack_from(data)
+        if version != VERSION:
+            raise WireError(f"a message of version {version}; this end speaks {VERSION}")
+        offset = _MESSAGE.size
+        read: list[tuple[Head, str, int]] = []
+        for _ in range(count):
+            head_length, id_length, arrays, flags = _ITEM.unpack_from(data, offset)
+            offset += _ITEM.size
+            end = offset + head_length + id_length
+            if end > len(data):
+                raise WireError("a message ends in the middle of a head")
+            found = heads.read(bytes(data[offset : offset + head_length]))
+            if len(found.tensors) != arrays:
+                raise WireError(f"{arrays} arrays for {len(found.tensors)} tensors")
+            name = data[offset + head_length : end].decode("utf-8", "surrogatepass") if id_length else ""
+            read.append((found, name, flags))
+            offset = end + -(_ITEM.size + head_length + id_length) % 8
+        items: list[Item] = []
+        for found, name, flags in read:
+            views = []
+            for tensor in found.tensors:
+                views.append(_array(data, offset, tensor, fetch))
+                offset += _ARRAY.size
+            items.append(Item(found, name, flags, views))
+        return Message(Kind(kind), number, begin_ns, end_ns, items)
+    except (struct.error, ValueError) as error:
+        raise WireError(f"a message that cannot be read: {error}") from None
+
+
+def _array(data: bytearray, at: int, tensor: TensorHead, fetch: Fetch | None) -> Array:
+    place, _, offset, length = _ARRAY.unpack_from(data, at)
+    if tensor.nbytes not in (length, -1):
+        raise WireError(f"tensor '{tensor.name}' needs {tensor.nbytes} bytes and has {length}")
+    if place == _IN_ARENA and fetch is not None:
+        memory: Array | bytearray = fetch(offset, length)
+        offset = 0
+    elif place == 0 and offset + length <= len(data):
+        memory = data
+    else:
+        raise WireError(f"tensor '{tensor.name}' lies outside of the message")
+    if tensor.nbytes < 0:
+        return unpack_elements(memoryview(memory)[offset : offset + length], tensor.shape)  # type: ignore[arg-type]
+    return np.ndarray(tensor.shape, DTYPES[tensor.datatype], memory, offset)
+
+
+# -- BYTES ----------------------------------------------------------------------------------------------------------
+
+
+def pack_elements(array: Array) -> bytes:
+    """The elements of a BYTES tensor, each with its length in four bytes before it (spec B02)."""
+    pieces: list[bytes] = []
+    for element in array.reshape(-1).tolist():
+        pieces += (_LENGTH.pack(len(element)), element)
+    return b"".join(pieces)
+
+
+def unpack_elements(data: memoryview, shape: tuple[int, ...]) -> Array:
+    """An object array of ``bytes``. Raises WireError when the bytes are not exactly its elements."""
+    count = math.prod(shape)
+    if count * _LENGTH.size > len(data):
+        raise WireError(f"{count} elements do not fit into {len(data)} bytes")
+    elements: list[bytes] = []
+    offset = 0
+    for _ in range(count):
+        start = offset + _LENGTH.size
+        offset = start + int.from_bytes(data[offset:start], "little")
+        if offset > len(data):
+            raise WireError("the elements of a BYTES tensor end in the middle of one")
+        elements.append(bytes(data[start:offset]))
+    if offset != len(data):
+        raise WireError(f"{len(data) - offset} bytes are left after the elements of a BYTES tensor")
+    made = np.empty(count, object)
+    made[:] = elements
+    return made.reshape(shape)

@@ -1,0 +1,184 @@
+"""Ensembles are loaded after what they are composed of, and serve as long as that does (spec E03, M12, M14).
+
+The laws: an ensemble that lost a model goes, and comes back with it. No lock of a model is held while another is
+loaded, so that loads that need each other cannot stand still; a circle is found before anything of it is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from remora.backends.calling import current_origin
+from remora.composing import circle, compose, freed_by, no_version, not_there, not_valid, step_models
+from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
+from remora.loading import LoadPlan
+from remora.model import ServedModel, Steps
+from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger("remora.models")
+
+
+class LoadFailedError(InvalidArgumentError):
+    """A load that failed. ``reason`` is what an ensemble that needs the model tells of it; ``unfit``: the model is an
+    ensemble itself, and what it is composed of is not there or does not fit."""
+
+    def __init__(self, message: str, reason: str = "", *, unfit: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.unfit = unfit
+
+
+class PollFailedError(InternalError):
+    """A model that no repository has, or two, or not in a form that can be planned."""
+
+
+class Table(Protocol):
+    """The models that are loaded, as ensembles see and change them. Thread-safe."""
+
+    def borrow(self, name: str, version: int = -1) -> ServedModel:
+        """For the ensemble's requests; see ``Lifecycle.borrow``."""
+
+    def configs(self, name: str) -> Mapping[int, ModelConfig]:
+        """The complete configurations of a model's ready versions."""
+
+    def newest(self, name: str) -> ServedModel | None:
+        """What serves of a model."""
+
+    def failure(self, name: str) -> str:
+        """What a model's last load failed with; "" when it did not."""
+
+    def load_all(self, names: list[str], ensembles: dict[str, LoadPlan]) -> dict[str, RemoraError]:
+        """Load models side by side; what could not be. Ensembles are only planned, and put into ``ensembles``."""
+
+    def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
+        """Load the versions of a plan and let them serve. Raises RemoraError; then what served before goes on."""
+
+    def take_out(self, name: str) -> None:
+        """End the service of a model, whatever serves of it."""
+
+
+class EnsembleLoader:
+    """The ensembles that are to serve. Thread-safe.
+
+    Args:
+        table: where models are found, loaded and taken out.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._settling = threading.Lock()
+        self._plans: dict[str, LoadPlan] = {}
+        self._implied: set[str] = set()
+
+    # -- wishes -----------------------------------------------------------------------------------------------------
+
+    def wish(self, names: Iterable[str]) -> None:
+        """Models are wanted for their own sake, so that they stay when an ensemble goes."""
+        with self._lock:
+            self._implied.difference_update(names)
+
+    def drop(self, name: str, *, with_models: bool = False) -> list[str]:
+        """A model is wanted no longer; it, and ``with_models`` those that were loaded for it alone."""
+        with self._lock:
+            composed = {other: step_models(plan.config) for other, plan in self._plans.items()}
+            names = [name, *(freed_by(name, composed, self._implied) if with_models else ())]
+            for each in names:
+                self._plans.pop(each, None)
+                self._implied.discard(each)
+        return names
+
+    # -- loading ----------------------------------------------------------------------------------------------------
+
+    def load(self, name: str, plan: LoadPlan, failures: Mapping[str, RemoraError], chain: tuple[str, ...] = ()) -> None:
+        """Load what an ensemble is composed of, as far as it does not serve yet, and then itself.
+
+        Args:
+            name: the ensemble's.
+            plan: its plan.
+            failures: loads that have just failed and are not tried again.
+            chain: the ensembles that wait for this one.
+
+        Raises:
+            LoadFailedError: with Triton's text.
+        """
+        try:
+            self._load_steps(name, plan, (*chain, name), dict(failures))
+            steps = self._compose(plan)
+        except ConfigError as error:
+            _log.error("cannot load '%s': %s", name, error)
+            raise LoadFailedError(f"load failed for model '{name}': {error}\n", str(error), unfit=True) from error
+        self._table.open(name, plan, steps)
+        with self._lock:
+            self._plans[name] = plan
+        self.settle()
+
+    def _load_steps(self, name: str, plan: LoadPlan, chain: tuple[str, ...], failures: dict[str, RemoraError]) -> None:
+        """Raises ConfigError when one of the models cannot serve."""
+        models = step_models(plan.config)
+        for model in models:
+            if model in chain:
+                raise ConfigError(circle((*chain[chain.index(model) :], model)))
+        missing = [model for model in models if model not in failures and not self._table.configs(model)]
+        for model in current_origin().loading.intersection(missing):
+            raise ConfigError(f"model '{model}' is being loaded and waits for the code that asks for this ensemble")
+        ensembles: dict[str, LoadPlan] = {}
+        failures.update(self._table.load_all(missing, ensembles))
+        for model, inner in ensembles.items():
+            try:
+                self.load(model, inner, failures, chain)
+            except RemoraError as error:
+                failures[model] = error
+        with self._lock:
+            self._implied.update(missing)
+        for model in models:
+            failure = failures.get(model)
+            if isinstance(failure, PollFailedError):
+                raise ConfigError(not_there(name, model))
+            if isinstance(failure, LoadFailedError) and failure.unfit:
+                raise ConfigError(not_valid(name, model, failure.reason))
+            if failure is not None:
+                reason = failure.reason if isinstance(failure, LoadFailedError) else failure.message
+                raise ConfigError(no_version(name, model, reason))
+
+    def _compose(self, plan: LoadPlan) -> Steps:
+        """What an ensemble is composed of now. Raises ConfigError when it cannot serve with it."""
+        return Steps(self._table, compose(plan.config, self._table.configs, self._table.failure))
+
+    # -- following --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Take out ensembles whose models went, bring back those whose models came, and follow what changed."""
+        if not self._plans:
+            return
+        with self._settling:
+            moved = True
+            while moved:
+                moved = False
+                for name in tuple(self._plans):
+                    moved = self._settle_one(name) or moved
+
+    def _settle_one(self, name: str) -> bool:
+        """Whether something had to be done."""
+        plan = self._plans.get(name)
+        if plan is None:
+            return False
+        serving = self._table.newest(name)
+        try:
+            steps = self._compose(plan)
+        except ConfigError as error:
+            if serving is not None:
+                _log.warning("ensemble '%s' ends its service: %s", name, error)
+                self._table.take_out(name)
+            return serving is not None
+        if serving is not None and serving.steps == steps:
+            return False
+        try:
+            self._table.open(name, plan, steps)
+        except RemoraError as error:
+            _log.error("ensemble '%s' does not come back: %s", name, error)
+            return False
+        return True

@@ -1,0 +1,146 @@
+"""The engine as the code of models sees it (spec group L); the law: a call runs through everything that a client's
+request runs through, and never waits for those who wait for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from remora.backends.calling import ModelCall, Origin, calling_from
+from remora.errors import InternalError, NotFoundError, RemoraError, UnavailableError
+from remora.lifecycle import Lifecycle
+from remora.messages import Outcome, Streamed, Ticket
+from remora.model import ServedModel
+
+_log = logging.getLogger("remora.models")
+
+
+class ModelCalls:
+    """What ``ModelCaller`` asks for, over the table of models.
+
+    Args:
+        lifecycle: where models are looked up, loaded and unloaded.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
+        """Hand a call in; see ``ModelCaller.submit``.
+
+        Raises, with Triton's words before the reason:
+            NotFoundError: nothing of that name and version serves.
+            InternalError: a decoupled model asked for a single answer, or a call that would wait for itself.
+            RemoraError: what any client's request is refused with.
+        """
+        try:
+            return self._submit(call, reply, origin)
+        except RemoraError as error:
+            raise type(error)(f"Model {call.model} - Error when running inference: {error}") from error
+
+    def _submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
+        served = self._borrow(call)
+        caller = _Caller(reply)
+        try:
+            ticket = served.submit(call.form, call.data, caller.reply, mailbox=caller, held=origin.held)
+        finally:
+            served.give_back()  # what is queued is run even if the model is taken out of service now
+        caller.follow(ticket, origin)
+        caller.run()
+        return ticket.cancel
+
+    def _borrow(self, call: ModelCall) -> ServedModel:
+        try:
+            served = self._lifecycle.borrow(call.model, call.version)
+        except RemoraError as error:
+            raise NotFoundError(
+                f"Failed for execute the inference request. Model '{call.model}' is not ready."
+            ) from error
+        if served.decoupled and not call.decoupled:
+            served.give_back()
+            raise InternalError(
+                f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models "
+                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                "'async_exec' calls for decoupled models.'"
+            )
+        return served
+
+    def load(self, model: str, parameters: Mapping[str, str | bytes], origin: Origin) -> None:
+        """Load or reload a model; see ``ModelCaller.load``."""
+        if model in origin.loading:
+            raise UnavailableError(
+                f"model '{model}' is being loaded and waits for the code that asks for it: a model cannot load itself, "
+                "or one that is loading it, before its initialize has returned"
+            )
+        with calling_from(origin):
+            self._lifecycle.load(model, parameters)
+
+    def unload(self, model: str, *, unload_dependents: bool) -> None:
+        """Take a model out of service; see ``ModelCaller.unload``."""
+        self._lifecycle.unload(model, unload_dependents=unload_dependents)
+
+    def is_ready(self, model: str, version: int) -> bool:
+        """Would a request to this version be taken?"""
+        try:
+            self._lifecycle.resolve(model, version)
+        except RemoraError:
+            return False
+        return True
+
+
+class _Caller:
+    """One call on its way: the mailbox of its answers, and its tie to the requests it was made for.
+
+    The calling thread has nothing to do but to wait. So it runs a quick model itself, which saves two changes of
+    threads; but only once, because what comes after is somebody else's.
+    """
+
+    def __init__(self, reply: Callable[[Outcome], None]) -> None:
+        self._reply = reply
+        self._work: Callable[[], None] | None = None
+        self._may_defer = True
+        self._ties: list[Callable[[], None]] = []
+        self._ended = False
+
+    def defer(self, work: Callable[[], None]) -> bool:
+        if not self._may_defer:
+            return False
+        self._may_defer = False
+        self._work = work
+        return True
+
+    def run(self) -> None:
+        """Run what was deferred, in the calling thread."""
+        self._may_defer = False
+        if self._work is not None:
+            self._work()
+            self._work = None
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        for ticket, outcome in deliveries:
+            try:
+                ticket.reply(ticket, outcome)
+            except Exception:  # one that cannot be answered must not take its neighbours and the instance along
+                _log.exception("an answer to a model's call could not be delivered")
+
+    def reply(self, ticket: Ticket, outcome: Outcome) -> None:
+        if not isinstance(outcome, Streamed) or outcome.final:
+            self._ended = True
+            self._untie()
+        self._reply(outcome)
+
+    def follow(self, ticket: Ticket, origin: Origin) -> None:
+        """Cancel the call when nobody is left whom its answer could serve."""
+        requests = origin.requests
+
+        def look() -> None:
+            if all(request.cancelled for request in requests):
+                ticket.cancel()
+
+        self._ties = [request.when_cancelled(look) for request in requests]
+        if self._ended:  # the answer was faster
+            self._untie()
+
+    def _untie(self) -> None:
+        for untie in self._ties:
+            untie()

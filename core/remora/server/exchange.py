@@ -1,0 +1,31 @@
+"""One HTTP request being answered: the seam between what makes answers and whatever carries them to the client."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from remora.messages import Buffer
+from remora.protocols.http_answer import Headers, HttpAnswer
+
+STREAM_BACKLOG = 16_777_216
+"""A client that leaves this many bytes of a stream unread when the next piece comes is given up."""
+
+
+class Exchange(Protocol):
+    """Answered once: by `respond`, or by `begin`, any number of `send`, and `finish`.
+
+    To be called in the exchange's own thread, and no more after the end: a connection then answers the next request.
+    None of it raises; when the client is gone it does nothing.
+    """
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the whole answer."""
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer whose body comes in pieces."""
+
+    def send(self, piece: Buffer) -> None:
+        """The next piece of the body: it is sent without waiting for more. An empty one is nothing."""
+
+    def finish(self) -> None:
+        """No more pieces come."""

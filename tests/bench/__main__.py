@@ -1,0 +1,26 @@
+"""`make bench`: the figures of docs/performance.md, measured on this machine; nothing here asserts anything.
+
+    python -m tests.bench [coldstart] [memory] [http] [ensemble] [worker]
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ORDER = ("coldstart", "memory", "http", "ensemble", "worker")
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or [name for name in ORDER if (HERE / f"{name}.py").exists()]
+    for name in wanted:
+        print(f"## {name}", flush=True)
+        sys.argv = [str(HERE / f"{name}.py")]
+        runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Requests per second and processor time beside peers, through the load harness in ../shared/bench; wrk does the load.
+
+Peers that run already (see that harness's README) are measured in the same seconds; without the harness nothing runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from coldstart import REMORA, free_port
+from memory import wait
+from models import add
+
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = ROOT.parent / "shared" / "bench"
+PEERS = Path(os.environ.get("PEERS", Path.home() / ".cache" / "remora-peers"))
+RUNNING = (
+    ("triton-http=http://127.0.0.1:21000,proto=v2http-binary", "http://127.0.0.1:21000/v2/health/ready"),
+    ("fastapi-raw=http://127.0.0.1:21300,proto=raw,path=/raw/{model}", "http://127.0.0.1:21300/health"),
+)
+
+
+def up(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    python = PEERS / "venv-fastapi" / "bin" / "python"
+    if not (HARNESS.is_dir() and python.exists() and (PEERS / "models" / "mlp.onnx").exists()):
+        print(f"skipped: needs the harness in {HARNESS} and its peers (setup.sh) in {PEERS}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        repository = Path(folder)
+        for name in ("mlp", "cnn", "identity"):
+            add(repository, name, PEERS / "models" / f"{name}.onnx")
+        http, grpc = free_port(), free_port()
+        server = subprocess.Popen(
+            [REMORA, "serve", str(repository), f"--http-port={http}", f"--grpc-port={grpc}", "--allow-metrics=false"],
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait(f"http://127.0.0.1:{http}/v2/health/ready")
+            targets = [f"remora=http://127.0.0.1:{http},proto=v2http-binary", f"remora-grpc=127.0.0.1:{grpc},proto=v2grpc"]
+            targets += [target for target, health in RUNNING if up(health)]
+            words = [word for target in targets for word in ("--target", target)]
+            run = [str(python), "bench.py", *words, "--model", "mlp", "--model", "cnn", "--conc", "1,16,64", "--limits"]
+            environment = {**os.environ, "PEERS": str(PEERS), "PEERS_MODELS": str(PEERS / "models")}
+            found = subprocess.run([*run, "--reps", "5", "--secs", "2"], cwd=HARNESS, env=environment, stdout=-1, text=True)
+            print("\n".join(line for line in found.stdout.splitlines() if line.startswith("|")))
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The models that the benchmarks serve: made here, of no use but to be measured."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+CONFIG = """max_batch_size: 32
+dynamic_batching { }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
+"""
+
+
+def mlp(repository: Path) -> Path:
+    """A 64-256-256-10 network, about 10 us at batch 1; the repository that holds it, as `mlp`."""
+    random = np.random.default_rng(0)
+    nodes, weights, name = [], [], "input"
+    for number, shape in enumerate(((64, 256), (256, 256), (256, 10))):
+        weights.append(numpy_helper.from_array(random.standard_normal(shape, dtype=np.float32), f"w{number}"))
+        out = "output" if number == 2 else f"h{number}"
+        nodes.append(helper.make_node("MatMul", [name, f"w{number}"], [out]))
+        if number < 2:
+            nodes.append(helper.make_node("Relu", [out], [f"r{number}"]))
+        name = f"r{number}"
+    ends = [
+        helper.make_tensor_value_info(end, TensorProto.FLOAT, ["batch", size])
+        for end, size in (("input", 64), ("output", 10))
+    ]
+    graph = helper.make_graph(nodes, "mlp", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    add(repository, "mlp", model.SerializeToString())
+    return repository
+
+
+def add(repository: Path, name: str, model: bytes | Path) -> None:
+    """Put an ONNX model, its bytes or its file, into the repository with the configuration of the benchmarks."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    target = folder / "1" / "model.onnx"
+    if isinstance(model, Path):
+        shutil.copyfile(model, target)
+    else:
+        target.write_bytes(model)
+    (folder / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
+
+

@@ -1,0 +1,293 @@
+"""Execution environments: what is planned for a model, and what comes of it on a real disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.backends import Source
+from remora.backends.python_environment import (
+    Archive,
+    Folder,
+    Own,
+    Plan,
+    Virtual,
+    check_in_thread,
+    interpreter_for,
+    plan_environment,
+)
+from remora.backends.python_environment_cache import EnvironmentCache
+from remora.errors import ConfigError, InternalError
+from remora.proto.model_config_pb2 import ModelConfig
+
+MODEL = Path("/repo/m")
+ENV = "EXECUTION_ENV_PATH"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "requirements", "folder", "expected"),
+    [
+        ({}, None, False, Own()),
+        ({}, "", False, Own()),
+        ({}, "# nothing\n", False, Own()),
+        ({}, "x\n", False, Virtual(MODEL / "requirements.txt", "x\n")),
+        ({ENV: "/envs/one.tar.gz"}, None, False, Archive(Path("/envs/one.tar.gz"))),
+        ({ENV: "/envs/one"}, "x", True, Folder(Path("/envs/one"))),
+        ({ENV: "$$TRITON_MODEL_DIRECTORY/env.tar"}, "x", False, Archive(MODEL / "env.tar")),
+        ({ENV: "env"}, None, True, Folder(MODEL / "env")),
+        ({ENV: ""}, "x\n", False, Virtual(MODEL / "requirements.txt", "x\n")),
+    ],
+)
+def test_a_path_wins_over_requirements_and_these_over_the_servers_own(
+    parameters: dict[str, str], requirements: str | None, folder: bool, expected: Plan
+) -> None:
+    assert plan_environment(parameters, MODEL, requirements, folder=folder) == expected
+
+
+def source_of(folder: Path, **settings: str) -> Source:
+    model = folder / "m"
+    (model / "1").mkdir(parents=True, exist_ok=True)
+    cache = {"environment-cache-directory": str(folder / "cache")}
+    return Source("m", 1, model, model / "1", folder, {**cache, **settings})
+
+
+def config_of(path: str = "") -> ModelConfig:
+    config = ModelConfig(name="m", backend="python")
+    if path:
+        config.parameters[ENV].string_value = path
+    return config
+
+
+def environment_at(folder: Path, name: str = "python3") -> Path:
+    """Something that looks like an unpacked environment: its interpreter starts the one that runs the tests."""
+    python = folder / "bin" / name
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_model_that_asks_for_nothing_runs_on_the_servers_interpreter(tmp_path: Path) -> None:
+    assert interpreter_for(source_of(tmp_path), config_of()) == Path(sys.executable)
+
+
+@pytest.mark.parametrize("name", ["python3", "python"])
+def test_an_environments_folder_is_used_where_it_lies(tmp_path: Path, name: str) -> None:
+    source = source_of(tmp_path)
+    python = environment_at(source.model_dir / "env", name)
+    assert interpreter_for(source, config_of("$$TRITON_MODEL_DIRECTORY/env")) == python
+
+
+def test_an_archive_is_unpacked_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    environment_at(tmp_path / "env")
+    found = []
+    for extra in ("", "", "more"):
+        (tmp_path / "env" / "extra").write_text(extra)
+        with tarfile.open(source.model_dir / "env.tar.gz", "w:gz") as tar:
+            for path in sorted((tmp_path / "env").rglob("*")):
+                info = tar.gettarinfo(path, str(path.relative_to(tmp_path / "env")))
+                info.mtime = 0
+                if path.is_file():
+                    with path.open("rb") as file:
+                        tar.addfile(info, file)
+                else:
+                    tar.addfile(info)
+        found.append(interpreter_for(source, config_of("env.tar.gz")))
+    assert found[0].is_relative_to(tmp_path / "cache")
+    assert found[2] != found[0]
+    assert [python.is_file() for python in found] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda env: None, "which is not there"),
+        (lambda env: env.mkdir(), "has no interpreter at"),
+        (lambda env: env.write_text("no tar"), "cannot unpack environment archive"),
+        (lambda env: environment_at(env).write_text("#!/bin/sh\necho broken >&2; exit 3\n"), "cannot run .*: broken"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_says_why(tmp_path: Path, prepare: Any, said: str) -> None:
+    source = source_of(tmp_path)
+    prepare(source.model_dir / "env")
+    with pytest.raises((ConfigError, InternalError), match=said):
+        interpreter_for(source, config_of("env"))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package that can be installed without an index or a build tool's own dependencies."""
+    import zipfile
+
+    wheel = tmp_path_factory.mktemp("wheels") / "remora_probe-1.2-py3-none-any.whl"
+    info = "remora_probe-1.2.dist-info"
+    files = {
+        "remora_probe.py": "ANSWER = 42\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: remora-probe\nVersion: 1.2\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(wheel, "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+        made.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in files) + f"{info}/RECORD,,\n")
+    return wheel
+
+
+def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(tmp_path: Path, package: Path) -> None:
+    source = source_of(tmp_path)
+    (source.model_dir / "requirements.txt").write_text(f"--no-index\n--find-links {package.parent}\nremora-probe>=1\n")
+    python = interpreter_for(source, config_of())
+    code = "import numpy, remora, remora_probe; print(remora_probe.ANSWER)"
+    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "42\n"
+    before = python.stat().st_mtime_ns
+    assert interpreter_for(source, config_of()) == python
+    assert python.stat().st_mtime_ns == before
+
+
+def test_requirements_that_cannot_be_installed_leave_nothing_behind_and_say_why(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    (source.model_dir / "requirements.txt").write_text("--no-index\nremora-probe-that-is-nowhere\n")
+    with pytest.raises(InternalError, match=r"cannot install .*requirements.txt of model 'm': .*remora-probe-that-is"):
+        interpreter_for(source, config_of())
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+# -- in a thread of the server --------------------------------------------------------------------------------------
+
+
+def test_in_a_thread_a_missing_package_is_named_with_its_line_and_the_remedies(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    file = source.model_dir / "requirements.txt"
+    file.write_text("numpy\nremora-probe-that-is-nowhere>=2\nnumpy<0.1\n")
+    with pytest.raises(ConfigError) as caught:
+        check_in_thread(source, config_of())
+    text = str(caught.value)
+    assert "line 2: remora-probe-that-is-nowhere>=2 (not installed); line 3: numpy<0.1 (" in text
+    assert f"-m pip install -r {file}" in text
+    assert "ISOLATION: process" in text
+
+
+def test_in_a_thread_requirements_that_are_met_are_fine(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    check_in_thread(source, config_of())
+    (source.model_dir / "requirements.txt").write_text("numpy>=1\nprotobuf\n")
+    check_in_thread(source, config_of())
+
+
+def test_in_a_thread_an_environment_of_its_own_is_refused(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    environment_at(source.model_dir / "env")
+    with pytest.raises(ConfigError, match="runs in a thread of the server"):
+        check_in_thread(source, config_of("env"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"x" * (1 << 20) + b"x"])
+def test_a_requirements_file_that_cannot_be_one_is_refused(tmp_path: Path, content: bytes) -> None:
+    source = source_of(tmp_path)
+    (source.model_dir / "requirements.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"requirements.txt"):
+        interpreter_for(source, config_of())
+
+
+# -- the cache ------------------------------------------------------------------------------------------------------
+
+
+def filled(size: int = 10) -> Any:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x" * size)
+
+    return make
+
+
+def test_an_environment_is_made_once_by_however_many_threads_ask(tmp_path: Path) -> None:
+    cache, made = EnvironmentCache(tmp_path / "c", 1000), list[Path]()
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        filled()(folder)
+
+    threads = [threading.Thread(target=cache.folder_for, args=("key", make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [tmp_path / "c" / "key"]
+
+
+def test_what_was_left_half_made_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "key").mkdir(parents=True)
+    (tmp_path / "key" / "rubbish").touch()
+    folder = EnvironmentCache(tmp_path, 1000).folder_for("key", filled())
+    assert not (folder / "rubbish").exists()
+
+
+def test_a_make_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    cache = EnvironmentCache(tmp_path, 1000)
+
+    def broken(folder: Path) -> None:
+        filled()(folder)
+        raise InternalError("no")
+
+    with pytest.raises(InternalError, match="no"):
+        cache.folder_for("key", broken)
+    assert not (tmp_path / "key").exists()
+    assert cache.folder_for("key", filled()).is_dir()
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+from remora.backends.python_environment_cache import EnvironmentCache
+def make(folder):
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x" * 10)
+EnvironmentCache(Path(sys.argv[1]), 1000).folder_for(sys.argv[2], make)
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_least_recently_used_go_first_and_what_any_process_uses_stays(tmp_path: Path) -> None:
+    keys = ("old", "used", "newer")
+    core = Path(__file__).parents[3] / "core"
+    children = {
+        key: subprocess.Popen(
+            [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path), key],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(core)},
+        )
+        for key in keys
+    }
+    for child in children.values():
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"made\n"
+    for number, key in enumerate(("used", "old", "newer")):
+        os.utime(tmp_path / key / ".remora-complete", ns=(number, number))
+    for key in ("old", "newer"):
+        children[key].communicate()
+    EnvironmentCache(tmp_path, 35).folder_for("latest", filled())
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["latest", "newer", "used"]
+    children["used"].communicate()
+
+
+def test_a_cache_that_cannot_be_written_says_which_setting_moves_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InternalError, match="environment-cache-directory=DIR"):
+        EnvironmentCache(tmp_path / "file" / "cache", 10).folder_for("key", filled())
+
+
+def test_a_limit_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    source = source_of(tmp_path, **{"environment-cache-byte-size": "much"})
+    (source.model_dir / "env.tar").touch()
+    with pytest.raises(ConfigError, match="environment-cache-byte-size=much: expected a number"):
+        interpreter_for(source, config_of("env.tar"))
