@@ -39,6 +39,8 @@ STARTS_THREADS = (
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python_coroutines.py",
+    # One keeps each worker process, and ends with it; the others hand on streams whose clients may be slow.
+    "core/remora/backends/worker/",
 )
 CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
 GENERATOR = "1.62.3"

@@ -101,9 +101,18 @@ def _serve(options: argparse.Namespace) -> int:
 
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
-    from remora.server.main import serve
+    from remora.engine import Engine
+    from remora.server.starting import begin, with_workers
 
-    return serve(engine_options, server_options, settings)
+    try:
+        engine = Engine(options=with_workers(engine_options))
+    except ValueError as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 2
+    loading = begin(engine)
+    from remora.server.main import serve  # asyncio and the codecs: imported while the models load
+
+    return serve(engine, loading, server_options, settings)
 
 
 def _warn_of_ignored(options: argparse.Namespace) -> None:

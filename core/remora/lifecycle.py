@@ -260,7 +260,8 @@ class Lifecycle:
 
     def _plan(self, name: str, parameters: Mapping[str, str | bytes]) -> LoadPlan:
         """Read what the repository has of a model now. Raises PollFailedError."""
-        self._scan()
+        if self.started:  # the start has just looked
+            self._scan()
         folders = self._folders.get(name, [])
         try:
             if len(folders) != 1:

@@ -1,6 +1,6 @@
 """`make bench`: the figures of docs/performance.md, measured on this machine; nothing here asserts anything.
 
-    python -m tests.bench [coldstart] [memory] [http] [ensemble] [worker]
+python -m tests.bench [coldstart] [memory] [http] [ensemble] [worker]
 """
 
 from __future__ import annotations

@@ -50,12 +50,17 @@ def main() -> None:
         )
         try:
             wait(f"http://127.0.0.1:{http}/v2/health/ready")
-            targets = [f"remora=http://127.0.0.1:{http},proto=v2http-binary", f"remora-grpc=127.0.0.1:{grpc},proto=v2grpc"]
+            targets = [
+                f"remora=http://127.0.0.1:{http},proto=v2http-binary",
+                f"remora-grpc=127.0.0.1:{grpc},proto=v2grpc",
+            ]
             targets += [target for target, health in RUNNING if up(health)]
             words = [word for target in targets for word in ("--target", target)]
             run = [str(python), "bench.py", *words, "--model", "mlp", "--model", "cnn", "--conc", "1,16,64", "--limits"]
             environment = {**os.environ, "PEERS": str(PEERS), "PEERS_MODELS": str(PEERS / "models")}
-            found = subprocess.run([*run, "--reps", "5", "--secs", "2"], cwd=HARNESS, env=environment, stdout=-1, text=True)
+            found = subprocess.run(
+                [*run, "--reps", "5", "--secs", "2"], cwd=HARNESS, env=environment, stdout=-1, text=True
+            )
             print("\n".join(line for line in found.stdout.splitlines() if line.startswith("|")))
         finally:
             server.terminate()

@@ -47,5 +47,3 @@ def add(repository: Path, name: str, model: bytes | Path) -> None:
     else:
         target.write_bytes(model)
     (folder / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
-
-

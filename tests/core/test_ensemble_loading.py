@@ -16,7 +16,7 @@ from remora.backends.ensemble import EnsembleBackend
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
-from remora.messages import InferForm, InputSpec, Response
+from remora.messages import InferForm, InputSpec, Outcome, Response, Ticket
 from remora.options import EngineOptions
 
 PATIENCE_S = 30.0
@@ -86,9 +86,12 @@ def doubled(lifecycle: Lifecycle, name: str) -> int:
     """What becomes of 1."""
     done = threading.Event()
     replies = Replies()
-    ticket = lifecycle.resolve(name).submit(
-        ASKED, [np.ones((1, 1), np.int32)], lambda ticket, outcome: (replies(ticket, outcome), done.set())[0]
-    )
+
+    def reply(ticket: Ticket, outcome: Outcome) -> None:
+        replies(ticket, outcome)
+        done.set()
+
+    ticket = lifecycle.resolve(name).submit(ASKED, [np.ones((1, 1), np.int32)], reply)
     assert done.wait(PATIENCE_S)
     outcome = replies.only(ticket)
     assert isinstance(outcome, Response), outcome

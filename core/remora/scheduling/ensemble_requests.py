@@ -144,7 +144,7 @@ class EnsembleRequest:
             error = self._take_in(progress)
         self._untie = request.when_cancelled(self.cancel)
         if self._over:
-            self._untie()
+            self._let_go()
         self._go_on(progress, error)
 
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -303,7 +303,7 @@ class EnsembleRequest:
 
     def _finish(self, error: RemoraError | None) -> None:
         """Count the request, stop what still runs for it and give the models back. Only who ended it calls."""
-        self._untie()
+        self._let_go()
         self._owner.ended(self, error)
         with self._lock:
             tickets, self._tickets = self._tickets, set()
@@ -311,6 +311,11 @@ class EnsembleRequest:
             ticket.cancel()
         for model in self._models.values():
             model.give_back()
+
+    def _let_go(self) -> None:
+        """Untie it from the request, so that all its arrays go with the last reference and no collector is needed."""
+        untie, self._untie = self._untie, _nothing
+        untie()
 
     def _flush(self) -> None:
         """Hand on what is in the outbox, one after another, whichever threads bring it."""

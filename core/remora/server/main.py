@@ -10,12 +10,12 @@ import logging
 import re
 import signal
 import sys
-from dataclasses import replace
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine
 from remora.errors import RemoraError
-from remora.options import EngineOptions, ServerOptions
+from remora.options import ServerOptions
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
@@ -65,8 +65,11 @@ class Server:
         self._grpc: GrpcServer | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def start(self) -> None:
-        """Listen, then load the models. Raises StartError or RemoraError; the server is then stopped again."""
+    async def start(self, loading: Future[Engine] | None = None) -> None:
+        """Listen, and load the models unless ``loading`` does so already; returns when they are ready.
+
+        Raises StartError or RemoraError; the caller then stops the server.
+        """
         loop = asyncio.get_running_loop()
         options = self.options
         self._check_ports()
@@ -93,7 +96,7 @@ class Server:
             metrics = await self._listen(MetricsService(rest), address, options.metrics_port, "metrics")
         self.ports = Ports(http, 0, metrics)
         self._sweep()
-        await loop.run_in_executor(None, self.engine.start)
+        await (asyncio.wrap_future(loading) if loading else loop.run_in_executor(None, self.engine.start))
         if options.allow_grpc:
             self.ports = Ports(http, await loop.run_in_executor(None, self._start_grpc), metrics)
 
@@ -187,24 +190,19 @@ class Server:
         return done
 
 
-def serve(engine_options: EngineOptions, options: ServerOptions, settings: Tuning) -> int:
+def serve(engine: Engine, loading: Future[Engine], options: ServerOptions, settings: Tuning) -> int:
     """Run a server until SIGTERM or SIGINT; returns the process's exit code (0 clean, 1 otherwise)."""
-    return _run(_serve(engine_options, options, settings))
+    return _run(_serve(engine, loading, options, settings))
 
 
-def _with_workers(options: EngineOptions) -> EngineOptions:
-    """A server keeps models' code out of its process unless it is told otherwise (docs/decisions)."""
-    return replace(options, backend_config=("python,isolation=process", *options.backend_config))
-
-
-async def _serve(engine_options: EngineOptions, options: ServerOptions, settings: Tuning) -> int:
+async def _serve(engine: Engine, loading: Future[Engine], options: ServerOptions, settings: Tuning) -> int:
     loop = asyncio.get_running_loop()
-    server = Server(Engine(options=_with_workers(engine_options)), options)
+    server = Server(engine, options)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        await server.start()
+        await server.start(loading)
     except (StartError, RemoraError, ValueError) as error:
         _log.error("cannot start: %s", error)
         await server.stop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -440,6 +442,30 @@ def test_every_model_is_given_back_once_and_the_request_counted_once(end: str) -
     assert len(bench.recorder.ended) == 1
     assert bench.scheduler.running == 0
     assert len(bench.replies.outcomes[ticket]) == 1
+
+
+@pytest.mark.parametrize("end", ["answer", "cancel", "cancelled before"])
+def test_a_request_that_ended_is_gone_without_the_collector(end: str) -> None:
+    bench = Bench()
+    given = numbers(1)
+    alive = weakref.ref(given)
+    request = bench.signature.request(InferForm((InputSpec("IN", "INT32", (1,)),)), [given])
+    ticket = Ticket(request, lambda _ticket, _outcome: None)
+    gc.disable()
+    try:
+        if end == "cancelled before":
+            ticket.cancel()
+        bench.scheduler.submit(ticket)
+        if end == "cancel":
+            ticket.cancel()
+            bench["first"].tickets.clear()
+        elif end == "answer":
+            bench["first"].answer(numbers(2))
+            bench["second"].answer(numbers(3))
+        del given, request, ticket
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_the_numbers_are_the_sums_of_the_steps() -> None:

@@ -19,8 +19,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -116,6 +116,7 @@ class MemoryChannel:
         self._front.register(gone, select.POLLIN)
         self._front.register(ends.front, select.POLLIN)
         self._closed = False
+        self._as_front = _Front(self)
         if serves:
             self._in.state = self._out.state = AWAY
 
@@ -201,7 +202,11 @@ class MemoryChannel:
     def _wait_for_room(self, end: float | None) -> None:
         if end is not None and time.monotonic() >= end:
             raise NoRoomError("found no room in time: the other side keeps what it got, or does not read")
-        self._wake()  # it may sleep on what makes room
+        # The other side may sleep on what makes room here, and this side's reader on the news of it.
+        self._wake()
+        own = self._in.state
+        if own != AWAKE:
+            os.eventfd_write(self._ends.front if own == WAITING else self._ends.back, 1)
         if self._peer.poll(_ROOM_POLL_MS):
             raise PeerLostError
 
@@ -237,18 +242,18 @@ class MemoryChannel:
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def front(self) -> Iterator[None]:
-        """Take the reader's role, to call ``next``."""
-        self._reading.acquire()
-        try:
-            if not self._closed:
-                self._in.state = AWAKE
-            yield
-        finally:
-            self._leave()
+    def front(self) -> _Front:
+        """Take the reader's role for a ``with`` block, to call ``next``."""
+        return self._as_front
 
-    def _leave(self) -> None:
+    def enter(self) -> None:
+        """Take the reader's role; see ``front``."""
+        self._reading.acquire()
+        if not self._closed:
+            self._in.state = AWAKE
+
+    def leave(self) -> None:
+        """Give it back: from now on the background thread is woken."""
         if not self._closed:
             self._in.state = AWAY
             if not self._in.empty:
@@ -293,7 +298,7 @@ class MemoryChannel:
             while (message := self._take()) is not None:
                 handle(message)
         finally:
-            self._leave()
+            self.leave()
 
     def _take(self) -> Message | None:
         while (record := self._in.take()) is not None:
@@ -334,6 +339,19 @@ class MemoryChannel:
             self._closed = True
             for fd in set(self._ends):
                 os.close(fd)
+
+
+class _Front:
+    """The reader's role as a context."""
+
+    def __init__(self, channel: MemoryChannel) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> None:
+        self._channel.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.leave()
 
 
 def _drain(fd: int) -> None:

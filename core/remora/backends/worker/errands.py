@@ -92,7 +92,7 @@ class Errands:
         if dropped:
             self.logger.warning("%s: %d lines of the model's output were dropped", self.instance, dropped)
         for line in lines[: self._budget.grant(len(lines), now_ns)]:
-            self._emit(level, line, request_ids, "(output)", 0, "")
+            self._emit(level, f"{self.instance}: {line}", request_ids, "(output)", 0, "")
 
     def log_record(self, link: Link, fields: dict[str, Any]) -> None:
         """A line that the model's code has logged; the worker keeps to a budget of its own."""
@@ -104,9 +104,7 @@ class Errands:
             return
         of = f" [request {', '.join(ids)}]" if ids else ""
         extra = {"request_id": ",".join(ids), "instance": self.instance}
-        record = self.logger.makeRecord(
-            self.logger.name, level, file, line, "%s: %s%s", (self.instance, text, of), None, function, extra
-        )
+        record = self.logger.makeRecord(self.logger.name, level, file, line, "%s%s", (text, of), None, function, extra)
         self.logger.handle(record)
 
     # -- calls of other models --------------------------------------------------------------------------------------

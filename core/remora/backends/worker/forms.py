@@ -1,4 +1,4 @@
-"""Requests and outcomes as the items of messages, and back; the law: pure, and one table of fields for each."""
+"""Requests and outcomes as the items of messages, and back; the law: pure, and each head is written in one place."""
 
 from __future__ import annotations
 
@@ -94,26 +94,27 @@ class OutcomeWriter:
     def draft(self, outcome: Outcome | None, index: int = 0) -> Draft:
         """An outcome of the request at ``index`` as an item; None is one too: the answer comes later, or never."""
         flags = index << 8
+        if type(outcome) is Response and not outcome.parameters:
+            tensors = outcome.outputs
+            key = tuple([(tensor.name, tensor.datatype, tensor.data.shape) for tensor in tensors])
+            head = self._heads.get(key) or self._remember(key)
+            return Draft(head, [tensor.data for tensor in tensors], "", flags)
         if isinstance(outcome, Streamed):
             flags |= FINAL if outcome.final else 0
             outcome = outcome.outcome
         if isinstance(outcome, Response):
-            return Draft(self._response_head(outcome), [tensor.data for tensor in outcome.outputs], flags=flags)
+            shapes = [(tensor.name, tensor.datatype, tensor.data.shape) for tensor in outcome.outputs]
+            head = wire.head(shapes, parameters=outcome.parameters)
+            return Draft(head, [tensor.data for tensor in outcome.outputs], "", flags)
         if outcome is None:
             return Draft(_NO_OUTCOME, flags=flags)
         assert isinstance(outcome, RemoraError)
         return Draft(error_head(outcome), flags=flags)
 
-    def _response_head(self, response: Response) -> bytes:
-        tensors = [(tensor.name, tensor.datatype, tensor.data.shape) for tensor in response.outputs]
-        if response.parameters:
-            return wire.head(tensors, parameters=response.parameters)
-        key = tuple(tensors)
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= _REMEMBERED:
-                self._heads.clear()
-            head = self._heads[key] = wire.head(tensors)
+    def _remember(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+        if len(self._heads) >= _REMEMBERED:
+            self._heads.clear()
+        head = self._heads[tensors] = wire.head(tensors)
         return head
 
 
@@ -138,8 +139,7 @@ def outcome_from(item: Item) -> Response | RemoraError | None:
     """The outcome that an item is. Raises WireError."""
     fields = item.head.fields
     if not fields:
-        tensors = zip(item.head.tensors, item.arrays, strict=True)
-        return Response([Tensor(tensor.name, tensor.datatype, array) for tensor, array in tensors])
+        return Response(_tensors(item))
     error = error_from(item)
     if error is not None:
         return error
@@ -148,8 +148,12 @@ def outcome_from(item: Item) -> Response | RemoraError | None:
     parameters = fields.get("parameters", {})
     if not isinstance(parameters, dict):
         raise WireError("an item whose parameters are none")
-    tensors = zip(item.head.tensors, item.arrays, strict=True)
-    return Response([Tensor(tensor.name, tensor.datatype, array) for tensor, array in tensors], dict(parameters))
+    return Response(_tensors(item), dict(parameters))
+
+
+def _tensors(item: Item) -> list[Tensor]:
+    heads = item.head.tensors
+    return [Tensor(tensor.name, tensor.datatype, array) for tensor, array in zip(heads, item.arrays, strict=True)]
 
 
 def is_open(item: Item) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from remora.backends.worker import channel as channels
@@ -69,10 +70,12 @@ class Keeper:
         name: the instance's name, or the model's while it is only being opened.
         errands: does what the worker asks for.
         settings: the operator's.
+        python: the interpreter that the worker runs on.
     """
 
-    def __init__(self, name: str, errands: Errands, settings: WorkerSettings) -> None:
+    def __init__(self, name: str, errands: Errands, settings: WorkerSettings, python: Path) -> None:
         self.name = name
+        self._python = python
         self._errands = errands
         self._settings = settings
         self._changed = threading.Condition()
@@ -201,7 +204,7 @@ class Keeper:
             options["ends"] = list(worker_ends)
             fds += sorted(set(worker_ends))
         try:
-            process = WorkerProcess(options, fds, self.name)
+            process = WorkerProcess(options, fds, self.name, self._python)
         except BaseException:
             lifeline.close()
             for fd in set(ends or ()):

@@ -199,9 +199,7 @@ class Link:
                 self._running.pop(number, None)
 
     def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
-        return _Stream(
-            execution, index, lambda index: self.tell(Kind.STREAM_READ, number, [Draft(flags=index << 8)])
-        )
+        return _Stream(execution, index, lambda index: self.tell(Kind.STREAM_READ, number, [Draft(flags=index << 8)]))
 
     def _await(self, number: int, running: _Running, timeout_s: float) -> Message:
         end = time.monotonic() + timeout_s if timeout_s else None

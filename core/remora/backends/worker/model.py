@@ -4,7 +4,10 @@ and a model cannot tell where it runs.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic_ns
 
 import numpy as np
@@ -31,11 +34,12 @@ class WorkerModel:
     def __init__(self, source: Source, config: ModelConfig) -> None:
         self._source = source
         self._settings = WorkerSettings.of(source.settings)
+        self._python = _interpreter(source, config)
         self._opening = [_opening(source, config)]
         self._spare: WorkerInstance | None = self._open()
 
     def _open(self) -> WorkerInstance:
-        instance = WorkerInstance(self._source, self._settings)
+        instance = WorkerInstance(self._source, self._settings, self._python)
         try:
             instance.keeper.ask(Kind.OPEN, self._opening)
         except InvalidArgumentError as error:
@@ -78,14 +82,14 @@ class WorkerInstance:
 
     quick = False
 
-    def __init__(self, source: Source, settings: WorkerSettings) -> None:
+    def __init__(self, source: Source, settings: WorkerSettings, python: Path) -> None:
         self.name = source.name
         self._settings = settings
         self._decoupled = False
         self._writer = RequestWriter()
         errands = Errands(source.name, source.name, self, source.calls, monotonic_ns)
         self._errands = errands
-        self.keeper = Keeper(source.name, errands, settings)
+        self.keeper = Keeper(source.name, errands, settings, python)
 
     def start(self, config: ModelConfig, placement: Placement, opening: Sequence[Draft]) -> None:
         """Make the opened model an instance. Raises InternalError."""
@@ -122,6 +126,14 @@ class WorkerInstance:
         self.keeper.close()
 
 
+def _interpreter(source: Source, config: ModelConfig) -> Path:
+    if (source.model_dir / "requirements.txt").is_file() or "EXECUTION_ENV_PATH" in config.parameters:
+        from remora.backends.python_environment import interpreter_for  # most models ask for nothing
+
+        return interpreter_for(source, config)
+    return Path(sys.executable)
+
+
 def _opening(source: Source, config: ModelConfig) -> Draft:
     return _config_draft(
         config,
@@ -140,6 +152,4 @@ def _config_draft(config: ModelConfig, **fields: object) -> Draft:
 
 
 def _log_level(model: str) -> int:
-    import logging
-
     return logging.getLogger(f"remora.model.{model}").getEffectiveLevel()

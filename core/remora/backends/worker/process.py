@@ -12,13 +12,15 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from remora.backends.worker.__main__ import main; main(json.loads(sys.argv[1]))"
+    "import json, sys; options, first, last = map(json.loads, sys.argv[1:4]); sys.path[:] = first or sys.path; "
+    "sys.path += last; from remora.backends.worker.__main__ import main; main(options)"
 )
 
 
@@ -29,14 +31,18 @@ class WorkerProcess:
         options: what ``remora.backends.worker.__main__`` takes, JSON values.
         pass_fds: the descriptors that ``options`` name; they keep their numbers.
         label: shown in process lists.
+        python: the interpreter. The server's own finds what the server finds; any other its own packages first, and
+            the server's behind them.
 
     The thread that makes it must live as long as the process: the system ends the process when that thread ends.
     """
 
-    def __init__(self, options: dict[str, object], pass_fds: Sequence[int], label: str) -> None:
-        command = [sys.executable, "-X", "faulthandler", "-c", _BOOT, json.dumps(options), json.dumps(sys.path), label]
+    def __init__(self, options: dict[str, object], pass_fds: Sequence[int], label: str, python: Path) -> None:
+        own = str(python) == sys.executable
+        first, last = (sys.path, []) if own else ([], _servers_packages())
+        arguments = [json.dumps(options), json.dumps(first), json.dumps(last), label]
         self._popen = subprocess.Popen(
-            command,
+            [str(python), "-X", "faulthandler", "-c", _BOOT, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -89,6 +95,11 @@ class WorkerProcess:
         if self.exit_fd >= 0:
             os.close(self.exit_fd)
             self.exit_fd = -1
+
+
+def _servers_packages() -> list[str]:
+    here = str(Path(__file__).resolve().parents[3])
+    return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 
 
 def end_in_words(code: int | None) -> str:

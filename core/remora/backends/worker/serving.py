@@ -8,6 +8,7 @@ gone. The process is the in-thread backend's: requests and answers are those of 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -104,7 +105,6 @@ class Worker:
         except Exception as error:  # ours, not the model's: that has its own words by now
             failure = InternalError(f"{type(error).__name__}: {error}", from_model=True)
             kind, drafts = Kind.FAILED, [Draft(error_head(failure))]
-        sys.stdout.flush()
         try:
             self._channel.send(kind, number, drafts, begin_ns=begin_ns, end_ns=monotonic_ns())
         except NoRoomError as error:
@@ -132,6 +132,8 @@ class Worker:
             case Kind.START:
                 name, kind, device_id = message.items[0].head.fields["placement"]
                 self._instance = self._opened().instance(_config(message.items[0]), Placement(name, kind, device_id))
+                gc.collect()
+                gc.freeze()  # what the model has made by now stays: no collection need look at it again
                 return []
         raise InternalError(f"a worker does not know what to do with {message.kind.name}")
 

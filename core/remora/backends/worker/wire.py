@@ -72,6 +72,7 @@ class TensorHead(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     nbytes: int
+    dtype: np.dtype[Any]
 
 
 class Head(NamedTuple):
@@ -120,6 +121,10 @@ _MESSAGE = struct.Struct("<BBHIQQ")
 _ITEM = struct.Struct("<IHHI")
 _ARRAY = struct.Struct("<IIQQ")
 _LENGTH = struct.Struct("<I")
+_unpack_item = _ITEM.unpack_from
+_unpack_array = _ARRAY.unpack_from
+_NO_HEAD = Head((), {})
+_ZEROS = bytes(16)
 _IN_ARENA = 1
 _REMEMBERED_HEADS = 512
 _LONGEST_REMEMBERED = 4096
@@ -167,7 +172,7 @@ def _tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
         raise WireError(f"no tensor is '{name}' of datatype {datatype!r} and shape {dims}")
     if len(dims) > 64:
         raise WireError(f"tensor '{name}' has {len(dims)} dimensions")
-    return TensorHead(name, datatype, dims, -1 if dtype.hasobject else math.prod(dims) * dtype.itemsize)
+    return TensorHead(name, datatype, dims, -1 if dtype.hasobject else math.prod(dims) * dtype.itemsize, dtype)
 
 
 # -- messages -------------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def encode(
     for item in items:
         name = item.id.encode("utf-8", "surrogatepass") if item.id else b""
         pad = -(_ITEM.size + len(item.head) + len(name)) % 8
-        pieces += (_ITEM.pack(len(item.head), len(name), len(item.arrays), item.flags), item.head, name, bytes(pad))
+        pieces += (_ITEM.pack(len(item.head), len(name), len(item.arrays), item.flags), item.head, name, _ZEROS[:pad])
         size += _ITEM.size + len(item.head) + len(name) + pad
         arrays += item.arrays
     if not arrays:
@@ -203,13 +208,14 @@ def encode(
         if array.dtype.hasobject:
             array = np.frombuffer(pack_elements(array), np.uint8)
         placed = place(array) if place is not None else None
+        nbytes = array.nbytes
         if placed is not None:
-            pieces.append(_ARRAY.pack(_IN_ARENA, 0, placed, array.nbytes))
+            pieces.append(_ARRAY.pack(_IN_ARENA, 0, placed, nbytes))
             continue
         pad = -offset % 16
-        pieces.append(_ARRAY.pack(0, 0, offset + pad, array.nbytes))
-        inline += (bytes(pad), array.tobytes())
-        offset += pad + array.nbytes
+        pieces.append(_ARRAY.pack(0, 0, offset + pad, nbytes))
+        inline += (_ZEROS[:pad], array.tobytes())
+        offset += pad + nbytes
     return b"".join((*pieces, *inline))
 
 
@@ -223,34 +229,47 @@ def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message
         kind, version, count, number, begin_ns, end_ns = _MESSAGE.unpack_from(data)
         if version != VERSION:
             raise WireError(f"a message of version {version}; this end speaks {VERSION}")
-        offset = _MESSAGE.size
-        read: list[tuple[Head, str, int]] = []
-        for _ in range(count):
-            head_length, id_length, arrays, flags = _ITEM.unpack_from(data, offset)
-            offset += _ITEM.size
-            end = offset + head_length + id_length
-            if end > len(data):
-                raise WireError("a message ends in the middle of a head")
-            found = heads.read(bytes(data[offset : offset + head_length]))
-            if len(found.tensors) != arrays:
-                raise WireError(f"{arrays} arrays for {len(found.tensors)} tensors")
-            name = data[offset + head_length : end].decode("utf-8", "surrogatepass") if id_length else ""
-            read.append((found, name, flags))
-            offset = end + -(_ITEM.size + head_length + id_length) % 8
+        read, offset = _read_items(data, count, heads)
+        size = len(data)
         items: list[Item] = []
         for found, name, flags in read:
             views = []
             for tensor in found.tensors:
-                views.append(_array(data, offset, tensor, fetch))
+                place, _, start, length = _unpack_array(data, offset)
                 offset += _ARRAY.size
+                if place == 0 and tensor.nbytes == length and start + length <= size:
+                    views.append(np.ndarray(tensor.shape, tensor.dtype, data, start))
+                else:
+                    views.append(_array(data, place, start, length, tensor, fetch))
             items.append(Item(found, name, flags, views))
         return Message(Kind(kind), number, begin_ns, end_ns, items)
     except (struct.error, ValueError) as error:
         raise WireError(f"a message that cannot be read: {error}") from None
 
 
-def _array(data: bytearray, at: int, tensor: TensorHead, fetch: Fetch | None) -> Array:
-    place, _, offset, length = _ARRAY.unpack_from(data, at)
+def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[Head, str, int]], int]:
+    """The heads, ids and flags of a message's items, and where its arrays begin."""
+    offset = _MESSAGE.size
+    read: list[tuple[Head, str, int]] = []
+    last, found = b"", _NO_HEAD
+    for _ in range(count):
+        head_length, id_length, arrays, flags = _unpack_item(data, offset)
+        offset += _ITEM.size
+        middle = offset + head_length
+        end = middle + id_length
+        if end > len(data):
+            raise WireError("a message ends in the middle of a head")
+        if head_length != len(last) or not data.startswith(last, offset):  # items of a batch mostly look alike
+            last = bytes(data[offset:middle])
+            found = heads.read(last)
+        if len(found.tensors) != arrays:
+            raise WireError(f"{arrays} arrays for {len(found.tensors)} tensors")
+        read.append((found, data[middle:end].decode("utf-8", "surrogatepass") if id_length else "", flags))
+        offset = end + -(_ITEM.size + head_length + id_length) % 8
+    return read, offset
+
+
+def _array(data: bytearray, place: int, offset: int, length: int, tensor: TensorHead, fetch: Fetch | None) -> Array:
     if tensor.nbytes not in (length, -1):
         raise WireError(f"tensor '{tensor.name}' needs {tensor.nbytes} bytes and has {length}")
     if place == _IN_ARENA and fetch is not None:
@@ -262,7 +281,7 @@ def _array(data: bytearray, at: int, tensor: TensorHead, fetch: Fetch | None) ->
         raise WireError(f"tensor '{tensor.name}' lies outside of the message")
     if tensor.nbytes < 0:
         return unpack_elements(memoryview(memory)[offset : offset + length], tensor.shape)  # type: ignore[arg-type]
-    return np.ndarray(tensor.shape, DTYPES[tensor.datatype], memory, offset)
+    return np.ndarray(tensor.shape, tensor.dtype, memory, offset)
 
 
 # -- BYTES ----------------------------------------------------------------------------------------------------------

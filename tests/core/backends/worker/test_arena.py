@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def test_blocks_never_overlap_and_room_is_never_lost(steps: list[int]) -> None:
         if offset is None:
             need = max(-(-step // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
             marks = [(0, 0), *sorted(used.items()), (SIZE, 0)]
-            gaps = [after[0] - before[0] - before[1] for before, after in zip(marks, marks[1:], strict=False)]
+            gaps = [after[0] - before[0] - before[1] for before, after in pairwise(marks)]
             assert max(gaps) < need, "a gap that is large enough was not found"
             continue
         length = max(-(-step // ALIGNMENT) * ALIGNMENT, ALIGNMENT)

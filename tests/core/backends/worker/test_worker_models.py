@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +54,17 @@ def once(fault: str) -> str:
     )
 
 
+def write_model(root: Path, code: str) -> Path:
+    path = root / "m" / "1" / "model.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(HEAD + code, encoding="utf-8")
+    return path
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Models:
     """Opens models in worker processes."""
 
@@ -60,9 +74,7 @@ class Models:
         self.opened: list[WorkerModel | WorkerInstance] = []
 
     def open(self, code: str, config: str = CONFIG, **settings: str) -> WorkerModel:
-        path = self.root / "m" / "1" / "model.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(HEAD + code, encoding="utf-8")
+        path = write_model(self.root, code)
         chosen = {**self.settings, **{key.replace("_", "-"): value for key, value in settings.items()}}
         source = Source("m", 1, path.parents[1], path.parent, self.root, chosen)
         model = PythonBackend().open(source, text_format.Parse(config, ModelConfig()))
@@ -125,11 +137,27 @@ def gone(pid: int) -> bool:
     return False
 
 
-# -- what models do every day -------------------------------------------------------------------------------------------
+def ends(pid: int) -> bool:
+    """Does a process that is nobody's child here end, by now or soon?"""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    try:
+        return bool(poller.poll(10_000))
+    finally:
+        os.close(handle)
+
+
+# -- what models do every day -----------------------------------------------------------------------------------------
 
 
 def test_a_model_answers_from_another_process(models: Models) -> None:
-    instance = models.start("    def execute(self, requests):\n        return [answer(os.getpid()) for _ in requests]\n")
+    instance = models.start(
+        "    def execute(self, requests):\n        return [answer(os.getpid()) for _ in requests]\n"
+    )
     outcomes = run(instance, request(), request())
     assert [values(outcome) for outcome in outcomes] == [[instance.keeper.pid]] * 2
     assert instance.keeper.pid != os.getpid()
@@ -291,7 +319,7 @@ def test_metrics_of_a_worker_are_the_servers(models: Models) -> None:
 
 
 def test_a_metric_that_cannot_be_made_is_the_models_exception(fast: Models) -> None:
-    with pytest.raises(InternalError, match="TritonModelException.*no metric name"):
+    with pytest.raises(InternalError, match=r"TritonModelException.*no metric name"):
         fast.start(
             ANSWER + "    def initialize(self, args):\n"
             "        pb_utils.MetricFamily('not a name', 'x', pb_utils.MetricFamily.GAUGE)\n"
@@ -304,8 +332,9 @@ def test_what_a_model_prints_and_logs_reaches_the_log_with_the_requests_id(
     caplog.set_level(logging.INFO)
     instance = models.start(
         once(
-            "print('printed')\nprint('complained', file=sys.stderr)\nlogging.getLogger('lib').warning('a %s', 'warning')"
-            "\npb_utils.Logger.log_error('an error')"
+            "print('printed')\nprint('complained', file=sys.stderr)\n"
+            "logging.getLogger('lib').warning('a %s', 'warning')\n"
+            "pb_utils.Logger.log_error('an error')"
         )
     )
     run(instance, request("now"))
@@ -318,7 +347,7 @@ def test_what_a_model_prints_and_logs_reaches_the_log_with_the_requests_id(
     assert any(text.startswith("complained") and level == "WARNING" for text, level in said.items())
 
 
-# -- what models do wrong -----------------------------------------------------------------------------------------------
+# -- what models do wrong ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -475,17 +504,18 @@ def test_what_a_model_has_started_ends_with_it(models: Models) -> None:
         "    def initialize(self, args):\n"
         "        import subprocess\n"
         "        self.child = subprocess.Popen(['sleep', '1000'])\n"
-        "        if (self.forked := os.fork()) == 0:\n"
+        "        self.forked = os.fork()\n"
+        "        if self.forked == 0:\n"
         "            time.sleep(1000)\n"
         "    def execute(self, requests):\n"
-        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([self.child.pid, self.forked]))])]\n"
+        "        pids = np.array([self.child.pid, self.forked])\n"
+        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', pids)])]\n"
         "    def finalize(self):\n        os._exit(0)\n"
     )
     pids = values(run(instance)[0])
     instance.close()
     for pid in pids:
-        stat = Path(f"/proc/{pid}/stat")
-        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+        assert ends(pid)
 
 
 def test_a_fork_that_comes_back_from_the_model_answers_nothing(models: Models) -> None:
@@ -558,7 +588,7 @@ def test_a_model_chooses_its_isolation_itself(fast: Models) -> None:
         fast.open(ANSWER, CONFIG + 'parameters { key: "ISOLATION" value { string_value: "cloud" } }')
 
 
-# -- what is left behind --------------------------------------------------------------------------------------------------
+# -- what is left behind ----------------------------------------------------------------------------------------------
 
 
 def test_nothing_lies_in_dev_shm(fast: Models) -> None:
@@ -578,10 +608,42 @@ def test_fifty_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_pat
             each.close()
         return pid
 
-    cycle()
+    for _ in range(5):
+        cycle()
     gc.collect()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    resident = resident_bytes()
     pids = [cycle() for _ in range(50)]
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
     assert all(gone(pid) for pid in pids)
+    assert resident_bytes() - resident < 5 << 20
+
+
+SERVER = """
+import sys, time
+from remora import Engine
+engine = Engine(sys.argv[1], backend_config=("python,isolation=process",)).start()
+print(engine.infer("m", {"IN": [0]})["OUT"][0], flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_worker_ends_with_its_server_however_that_ends(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "    def execute(self, requests):\n        return [answer(os.getpid()) for _ in requests]\n",
+    )
+    (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert server.stdout is not None
+    pid = int(server.stdout.readline())
+    assert not gone(pid)
+    server.kill()
+    server.communicate()
+    assert ends(pid)

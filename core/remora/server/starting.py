@@ -1,0 +1,29 @@
+"""Loading begins while the rest of the server is still being imported: the two take different resources."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+from remora.engine import Engine
+from remora.options import EngineOptions
+
+
+def with_workers(options: EngineOptions) -> EngineOptions:
+    """A server keeps models' code out of its process unless it is told otherwise (decision 0007)."""
+    return replace(options, backend_config=("python,isolation=process", *options.backend_config))
+
+
+def begin(engine: Engine) -> Future[Engine]:
+    """Start an engine in a thread of its own; the future has it when its models are loaded, or what was wrong."""
+    loading: Future[Engine] = Future()
+
+    def load() -> None:
+        try:
+            loading.set_result(engine.start())
+        except BaseException as error:  # whoever waits for the future gets it
+            loading.set_exception(error)
+
+    threading.Thread(target=load, name="remora start", daemon=True).start()
+    return loading
