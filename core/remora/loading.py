@@ -23,7 +23,7 @@ from remora.config import (
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.model import ServedModel, Steps
-from remora.options import EngineOptions, MetricsSettings
+from remora.options import EngineOptions, MetricsSettings, cache_size
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository.local import ModelFolder
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
@@ -32,6 +32,7 @@ from remora.system.cpus import usable_cpus
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
+    from remora.cache import ResponseCache
 
 _log = logging.getLogger("remora.models")
 
@@ -64,6 +65,8 @@ class ModelLoader:
         self._clock = clock
         self._gpus = gpus
         self._cpus = usable_cpus()
+        self.cache = _make_cache(options, clock)
+        """Shared by all models; None without one."""
         self._samples = SUMMARY_SAMPLES if MetricsSettings.of(options.metrics_config).summary_latencies else 0
 
     def plan(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> LoadPlan:
@@ -139,7 +142,7 @@ class ModelLoader:
                     instances.append(opened.instance(config, placement))
             labels = read_labels(config, folder.path)
             statistics = ModelStatistics(self._samples)
-            return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics, steps)
+            return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics, steps, self.cache)
         except RemoraError:
             _let_go(instances, opened)
             raise
@@ -151,6 +154,16 @@ class ModelLoader:
         directory = self._options.backend_directory
         found = backend_in(Path(directory), config.backend) if directory else None
         return found or find_backend("ensemble" if config.platform == "ensemble" else config.backend)
+
+
+def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
+    """The response cache that the options ask for. Raises ValueError when they cannot be read."""
+    size = cache_size(options)
+    if size is None:
+        return None
+    from remora.cache import LocalCache  # hashing that most servers do not need to start
+
+    return LocalCache(size, clock.monotonic_ns)
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:

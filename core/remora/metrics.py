@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from remora.cache import CacheStats, ResponseCache
 from remora.custom_metrics import snapshot as custom_families
-from remora.messages import ModelStats
+from remora.messages import Duration, ModelStats
 from remora.model import ServedModel
 from remora.options import MetricsSettings
-from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, Histogram
+from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, CacheSample, Histogram
 from remora.system.clock import Clock
 from remora.system.machine import CpuUsage, memory_bytes
 
@@ -30,8 +31,9 @@ class _Row(NamedTuple):
 class MetricsExporter:
     """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
 
-    def __init__(self, settings: MetricsSettings, clock: Clock) -> None:
+    def __init__(self, settings: MetricsSettings, clock: Clock, cache: ResponseCache | None = None) -> None:
         self._settings = settings
+        self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()
 
@@ -42,6 +44,7 @@ class MetricsExporter:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
                 continue
             _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+        self._caches(lines, [model for model in models if model.caches])
         if self._settings.summary_latencies:
             self._summaries(lines, models)
         self._machine(lines)
@@ -50,21 +53,47 @@ class MetricsExporter:
             _family(lines, family.name, family.kind.lower(), family.description, rows)
         return "\n".join(lines) + "\n"
 
+    def _caches(self, lines: list[str], models: Sequence[ServedModel]) -> None:
+        """The cache's own numbers, and those of the models that use it (spec P07)."""
+        for name, kind, help_text, read in _CACHE_FAMILIES if models else ():
+            if name.endswith("_duration_per_model") and not self._settings.counter_latencies:
+                continue
+            _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+        if self._cache is not None:
+            stats = self._cache.stats()
+            for name, help_text, value in _CACHE_GAUGES:
+                _family(lines, name, "gauge", help_text, [_Row("", (), value(stats))])
+
     def _summaries(self, lines: list[str], models: Sequence[ServedModel]) -> None:
         since_ns = self._clock.monotonic_ns() - _SUMMARY_WINDOW_NS
         samples = [(model, model.statistics.samples(since_ns)) for model in models]
+        hits = {model: _cache_samples(model, since_ns, hit=True) for model in models if model.caches}
         for field in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
             rows: list[_Row] = []
             for model, kept in samples:
                 total = getattr(_stats(model), "success" if field == "request" else field)
-                labels = _labels(model)
-                rows += [_Row("_count", labels, total.count), _Row("_sum", labels, total.ns // 1000)]
-                values = sorted(getattr(sample, f"{field}_ns") // 1000 for sample in kept)
-                for quantile in self._settings.quantiles:
-                    value = values[min(int(quantile * len(values)), len(values) - 1)] if values else math.nan
-                    rows.append(_Row("", (*labels, ("quantile", f"{quantile:g}")), value))
+                values = [getattr(sample, f"{field}_ns") for sample in kept]
+                if field in ("request", "queue"):
+                    values += [getattr(sample, f"{field}_ns") for sample in hits.get(model, ())]
+                rows += self._summary(model, total, values)
             help_text = f"Summary of {field.replace('_', ' ')} duration in microseconds (includes cached requests)"
             _family(lines, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
+        for hit, name in ((True, "cache_hit"), (False, "cache_miss")) if hits else ():
+            rows = []
+            for model in hits:
+                kept_ns = [sample.cache_ns for sample in _cache_samples(model, since_ns, hit=hit)]
+                rows += self._summary(model, getattr(_stats(model), name), kept_ns)
+            help_text = f"Summary of {name.replace('_', ' ')} duration in microseconds"
+            _family(lines, f"nv_{name}_summary_per_model", "summary", help_text, rows)
+
+    def _summary(self, model: ServedModel, total: Duration, samples_ns: Sequence[int]) -> Iterable[_Row]:
+        labels = _labels(model)
+        yield _Row("_count", labels, total.count)
+        yield _Row("_sum", labels, total.ns // 1000)
+        values = sorted(ns // 1000 for ns in samples_ns)
+        for quantile in self._settings.quantiles:
+            value = values[min(int(quantile * len(values)), len(values) - 1)] if values else math.nan
+            yield _Row("", (*labels, ("quantile", f"{quantile:g}")), value)
 
     def _machine(self, lines: list[str]) -> None:
         total, used = memory_bytes()
@@ -93,6 +122,10 @@ def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
 
 def _stats(model: ServedModel) -> ModelStats:
     return model.statistics.snapshot(model.name, model.version_text)
+
+
+def _cache_samples(model: ServedModel, since_ns: int, *, hit: bool) -> list[CacheSample]:
+    return [sample for sample in model.statistics.cache_samples(since_ns) if sample.hit is hit]
 
 
 def _failures(model: ServedModel) -> Iterable[_Row]:
@@ -218,4 +251,46 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], 
         _histogram(0),
     ),
     ("remora_queue_duration_seconds", "histogram", "Successful requests, time in the queue", _histogram(1)),
+)
+
+_CACHE_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
+    (
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Number of cache hits per model",
+        _one(lambda model: _stats(model).cache_hit.count),
+    ),
+    (
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Total cache hit duration per model, in microseconds",
+        _total_us("cache_hit"),
+    ),
+    (
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Number of cache misses per model",
+        _one(lambda model: _stats(model).cache_miss.count),
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Total cache miss duration per model, in microseconds, the keeping of the answers included",
+        _total_us("cache_miss"),
+    ),
+)
+
+_CACHE_GAUGES: tuple[tuple[str, str, Callable[[CacheStats], float]], ...] = (
+    ("nv_cache_util", "Cache utilization [0.0 - 1.0]", lambda stats: stats.util),
+    ("nv_cache_num_entries", "Number of responses kept in the cache", lambda stats: stats.entries),
+    ("nv_cache_num_hits", "Number of cache hits", lambda stats: stats.hits),
+    ("nv_cache_num_misses", "Number of cache misses", lambda stats: stats.misses),
+    ("nv_cache_num_lookups", "Number of cache lookups", lambda stats: stats.lookups),
+    ("nv_cache_num_evictions", "Number of cache evictions", lambda stats: stats.evictions),
+    ("nv_cache_lookup_duration", "Total cache lookup duration, in microseconds", lambda stats: stats.lookup_ns // 1000),
+    (
+        "nv_cache_insertion_duration",
+        "Total cache insertion duration, in microseconds",
+        lambda stats: stats.insertion_ns // 1000,
+    ),
 )

@@ -19,6 +19,8 @@ from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
 
 if TYPE_CHECKING:
+    from remora.cache import ResponseCache
+    from remora.scheduling.caching import CachedScheduler
     from remora.scheduling.ensemble_requests import StepModels
     from remora.scheduling.ensemble_scheduler import EnsembleScheduler
 
@@ -43,6 +45,7 @@ class ServedModel:
         instances: at least one, but for an ensemble.
         labels: the lines of each output's label file.
         steps: what an ensemble is composed of.
+        cache: shared by all models; used when the configuration turns it on.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ServedModel:
         clock: Clock,
         statistics: ModelStatistics | None = None,
         steps: Steps | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -76,10 +80,23 @@ class ServedModel:
         self._instances = instances
         self._labels = labels
         self._now = clock.monotonic_ns
+        self._cache = cache
         self._loans = 0
         self._closing = False
         self._returned = threading.Condition()
-        self.scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps)
+        self.caches = cache is not None and config.response_cache.enable and not self.decoupled
+        """Whether answers come out of the response cache."""
+        scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps)
+        self.scheduler = self._cached(scheduler, cache, clock) if cache is not None and self.caches else scheduler
+
+    def _cached(
+        self, scheduler: Scheduler | EnsembleScheduler, cache: ResponseCache, clock: Clock
+    ) -> Scheduler | EnsembleScheduler | CachedScheduler:
+        from remora.scheduling.caching import CachedScheduler  # only where there is a cache
+
+        recorder = StatisticsRecorder(self.statistics, clock)
+        scope = cache.scope(self.name, self.version)
+        return CachedScheduler(scheduler, cache, scope, recorder, clock, composed=self.steps is not None)
 
     def _make_scheduler(
         self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None
@@ -184,6 +201,8 @@ class ServedModel:
 
         False when something still ran after ``timeout_s``.
         """
+        if self._cache is not None:
+            self._cache.models_changed()
         begin_ns = self._now()
         with self._returned:
             self._closing = True

@@ -57,6 +57,14 @@ class EngineOptions:
         metavar="DIR",
     )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
+    cache_config: tuple[str, ...] = option(
+        "The response cache, for models with response_cache { enable: true }: local,size=BYTES. May be given again.",
+        metavar="CACHE,KEY=VALUE",
+        many=True,
+    )
+    response_cache_byte_size: int = option(
+        "Older form of --cache-config=local,size=BYTES; 0 for no cache.", default=0, metavar="BYTES"
+    )
     metrics_config: tuple[str, ...] = option(
         "A setting of the metrics: KEY=VALUE, such as histogram_latencies=true.", metavar="KEY=VALUE", many=True
     )
@@ -74,6 +82,38 @@ class EngineOptions:
                 raise ValueError(f"--backend-config={entry}: expected BACKEND,KEY=VALUE such as python,key=value")
             settings.setdefault(backend if comma else "", {})[key] = value
         return settings
+
+
+def cache_size(options: EngineOptions) -> int | None:
+    """The response cache's size in bytes, None for no cache (spec K01).
+
+    Raises ValueError for entries that are not CACHE,KEY=VALUE, for a cache other than ``local``, and for a size that is
+    missing or no number.
+    """
+    if options.response_cache_byte_size and options.cache_config:
+        raise ValueError(
+            "--response-cache-byte-size and --cache-config say the same: use --cache-config=local,size=BYTES alone"
+        )
+    if options.response_cache_byte_size:
+        return _bytes_of("--response-cache-byte-size", str(options.response_cache_byte_size))
+    settings: dict[str, str] = {}
+    for entry in options.cache_config:
+        cache, _, pair = entry.partition(",")
+        key, equals, value = pair.partition("=")
+        if not cache or not equals or not key:
+            raise ValueError(f"--cache-config={entry}: expected CACHE,KEY=VALUE such as local,size=1048576")
+        if cache != "local":
+            raise ValueError(f"--cache-config={entry}: there is no cache '{cache}'; local is offered")
+        if key != "size":
+            raise ValueError(f"--cache-config={entry}: the local cache has no setting '{key}'; it has size")
+        settings[key] = value
+    return _bytes_of("--cache-config=local,size", settings["size"]) if settings else None
+
+
+def _bytes_of(flag: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{flag}={text}: expected a number of bytes")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +230,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "metrics-interval-ms": "metrics are read when they are asked for",
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
-    "cache-config": "there is no response cache yet",
-    "response-cache-byte-size": "there is no response cache yet",
     "rate-limit": "there is no rate limiter yet",
     "rate-limit-resource": "there is no rate limiter yet",
     "host-policy": "there are no host policies yet",

@@ -74,6 +74,16 @@ class Sample(NamedTuple):
     compute_output_ns: int
 
 
+class CacheSample(NamedTuple):
+    """One request that the cache was asked for: when, with what result, and nanoseconds (spec P07)."""
+
+    end_ns: int
+    hit: bool
+    cache_ns: int
+    request_ns: int
+    queue_ns: int
+
+
 class ModelStatistics:
     """The numbers of one model version, from its load to its unload (spec T02). Thread-safe.
 
@@ -83,11 +93,13 @@ class ModelStatistics:
     def __init__(self, samples: int = 0) -> None:
         self._lock = threading.Lock()
         self._samples: deque[Sample] | None = deque(maxlen=samples) if samples else None
+        self._cache_samples: deque[CacheSample] | None = deque(maxlen=samples) if samples else None
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0
         self._success, self._fail, self._queue = [0, 0], [0, 0], [0, 0]
         self._compute_input, self._compute_infer, self._compute_output = [0, 0], [0, 0], [0, 0]
+        self._cache_hit, self._cache_miss = [0, 0], [0, 0]
         self._batches: dict[int, list[int]] = {}
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self._responses: dict[int, dict[str, list[int]]] = {}
@@ -171,6 +183,26 @@ class ModelStatistics:
                 batch[index] += amount
             self._record_done([ticket], ticket.start_ns, now_ns, spent_ns)
 
+    def record_cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
+        """Count a request that the cache answered: a success, but neither inference nor execution (spec K05)."""
+        request_ns, queue_ns = now_ns - ticket.arrival_ns, begin_ns - ticket.arrival_ns
+        with self._lock:
+            for row, ns in ((self._success, request_ns), (self._queue, queue_ns), (self._cache_hit, lookup_ns)):
+                row[0] += 1
+                row[1] += ns
+            self._request_buckets[bisect_left(LATENCY_BOUNDS_NS, request_ns)] += 1
+            self._queue_buckets[bisect_left(LATENCY_BOUNDS_NS, queue_ns)] += 1
+            if self._cache_samples is not None:
+                self._cache_samples.append(CacheSample(now_ns, True, lookup_ns, request_ns, queue_ns))
+
+    def record_cache_miss(self, spent_ns: int, now_ns: int) -> None:
+        """Count what the cache cost a request that had to run; the request itself counts as any other (spec K05)."""
+        with self._lock:
+            self._cache_miss[0] += 1
+            self._cache_miss[1] += spent_ns
+            if self._cache_samples is not None:
+                self._cache_samples.append(CacheSample(now_ns, False, spent_ns, 0, 0))
+
     def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
         """Count a request that failed without running: timed out, cancelled, or lost by ourselves."""
         with self._lock:
@@ -202,8 +234,8 @@ class ModelStatistics:
                 compute_input=Duration(*self._compute_input),
                 compute_infer=Duration(*self._compute_infer),
                 compute_output=Duration(*self._compute_output),
-                cache_hit=Duration(),
-                cache_miss=Duration(),
+                cache_hit=Duration(*self._cache_hit),
+                cache_miss=Duration(*self._cache_miss),
                 batches=batches,
                 responses={
                     str(index): ResponseStats(**{name: Duration(*row) for name, row in rows.items()})
@@ -215,6 +247,11 @@ class ModelStatistics:
         """The requests kept that ended at ``since_ns`` or later."""
         with self._lock:
             return [sample for sample in self._samples or () if sample.end_ns >= since_ns]
+
+    def cache_samples(self, since_ns: int) -> list[CacheSample]:
+        """The requests kept that asked the cache at ``since_ns`` or later."""
+        with self._lock:
+            return [sample for sample in self._cache_samples or () if sample.end_ns >= since_ns]
 
     def histograms(self) -> tuple[Histogram, Histogram]:
         """Latency of successful requests from arrival to answer, and of their time in the queue."""
@@ -271,6 +308,12 @@ class StatisticsRecorder:
 
     def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
         self._statistics.record_streamed(ticket, index, streamed, now_ns - begin_ns, now_ns)
+
+    def cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
+        self._statistics.record_cache_hit(ticket, lookup_ns, begin_ns, now_ns)
+
+    def cache_miss(self, spent_ns: int, now_ns: int) -> None:
+        self._statistics.record_cache_miss(spent_ns, now_ns)
 
     def ensemble_ended(
         self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, now_ns: int

@@ -34,6 +34,27 @@ def up(url: str) -> bool:
     return True
 
 
+def measure(python: Path, targets: list[str], *words: str) -> None:
+    """One interleaved run of the harness over targets; prints its table."""
+    chosen = [word for target in targets for word in ("--target", target)]
+    environment = {**os.environ, "PEERS": str(PEERS), "PEERS_MODELS": str(PEERS / "models")}
+    found = subprocess.run(
+        [str(python), "bench.py", *chosen, *words], cwd=HARNESS, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    print("\n".join(line for line in found.stdout.splitlines() if line.startswith("|")), flush=True)
+
+
+def serve(repository: Path, http: int, grpc: int) -> subprocess.Popen[bytes]:
+    """A server of ours, ready."""
+    server = subprocess.Popen(
+        [REMORA, "serve", str(repository), f"--http-port={http}", f"--grpc-port={grpc}", "--allow-metrics=false"],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PEERS": str(PEERS), "PEERS_MODELS": str(PEERS / "models"), "OMP_NUM_THREADS": "1"},
+    )
+    wait(f"http://127.0.0.1:{http}/v2/health/ready")
+    return server
+
+
 def main() -> None:
     python = PEERS / "venv-fastapi" / "bin" / "python"
     if not (HARNESS.is_dir() and python.exists() and (PEERS / "models" / "mlp.onnx").exists()):
@@ -43,25 +64,23 @@ def main() -> None:
         repository = Path(folder)
         for name in ("mlp", "cnn", "identity"):
             add(repository, name, PEERS / "models" / f"{name}.onnx")
+        peers = [target for target, health in RUNNING if up(health)]
         http, grpc = free_port(), free_port()
-        server = subprocess.Popen(
-            [REMORA, "serve", str(repository), f"--http-port={http}", f"--grpc-port={grpc}", "--allow-metrics=false"],
-            stderr=subprocess.DEVNULL,
-        )
+        ours = [f"remora=http://127.0.0.1:{http},proto=v2http-binary"]
+        over_grpc = [f"remora-grpc=127.0.0.1:{grpc},proto=v2grpc"]
+        often = ("--reps", "5", "--secs", "2", "--limits")
+        server = serve(repository, http, grpc)
         try:
-            wait(f"http://127.0.0.1:{http}/v2/health/ready")
-            targets = [
-                f"remora=http://127.0.0.1:{http},proto=v2http-binary",
-                f"remora-grpc=127.0.0.1:{grpc},proto=v2grpc",
-            ]
-            targets += [target for target, health in RUNNING if up(health)]
-            words = [word for target in targets for word in ("--target", target)]
-            run = [str(python), "bench.py", *words, "--model", "mlp", "--model", "cnn", "--conc", "1,16,64", "--limits"]
-            environment = {**os.environ, "PEERS": str(PEERS), "PEERS_MODELS": str(PEERS / "models")}
-            found = subprocess.run(
-                [*run, "--reps", "5", "--secs", "2"], cwd=HARNESS, env=environment, stdout=-1, text=True
-            )
-            print("\n".join(line for line in found.stdout.splitlines() if line.startswith("|")))
+            measure(python, ours + over_grpc + peers, "--model", "mlp", "--conc", "1,64", *often)
+            measure(python, ours + peers, "--model", "cnn", "--conc", "1,64", *often)
+            measure(python, ours + peers, "--model", "identity", "--n", "262144", "--conc", "4", *often[:4])
+        finally:
+            server.terminate()
+            server.wait()
+        print("the model.py that runs onnxruntime inside Triton's Python backend, served by both", flush=True)
+        server = serve(HARNESS / "serve" / "triton" / "repo", http, grpc)
+        try:
+            measure(python, ours + peers[:1], "--model", "mlp", "--conc", "1,64", *often)
         finally:
             server.terminate()
             server.wait()

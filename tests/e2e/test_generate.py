@@ -18,7 +18,7 @@ import pytest
 from conftest import RunningServer, Serving
 
 PATIENCE_S = 30.0
-ROUNDS = 20_000
+ROUNDS = 200_000
 
 CONFIG = """
 backend: "python"

@@ -14,10 +14,13 @@ from remora.config.policies import (
     BatchPolicy,
     Placement,
     QueuePolicy,
+    SequenceControl,
+    SequencePolicy,
     batch_policy,
     parse_version,
     placements,
     select_versions,
+    sequence_policy,
 )
 from remora.config.reading import CONFIG_FILENAMES, find_config, parse_config, read_config
 from remora.config.validating import check_names, validate, validate_written
@@ -30,6 +33,8 @@ __all__ = [
     "ModelTensor",
     "Placement",
     "QueuePolicy",
+    "SequenceControl",
+    "SequencePolicy",
     "batch_policy",
     "check_names",
     "complete_from_tensors",
@@ -43,6 +48,7 @@ __all__ = [
     "placements",
     "read_config",
     "select_versions",
+    "sequence_policy",
     "to_dict",
     "to_json",
     "to_text",

@@ -9,7 +9,14 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelQueuePolicy, ModelVersionPolicy
+from remora.config.datatypes import dtype_name
+from remora.proto.model_config_pb2 import (
+    ModelConfig,
+    ModelInstanceGroup,
+    ModelQueuePolicy,
+    ModelSequenceBatching,
+    ModelVersionPolicy,
+)
 
 _NS_PER_US = 1000
 _MAX_VERSION = (1 << 63) - 1
@@ -48,6 +55,37 @@ class BatchPolicy(NamedTuple):
     ragged_inputs: frozenset[str] = frozenset()
 
 
+class SequenceControl(NamedTuple):
+    """A tensor that tells a model where it stands in a sequence (spec S09).
+
+    ``kind`` is ``"START"``, ``"READY"``, ``"END"`` or ``"CORRID"``. ``datatype`` is the wire's name of its type.
+    ``false_true`` are the two values of a flag; empty for the correlation id.
+    """
+
+    name: str
+    kind: str
+    datatype: str
+    false_true: tuple[float, ...] = ()
+
+
+class SequencePolicy(NamedTuple):
+    """How requests that belong together are kept together (spec S04-S09, S14).
+
+    ``slots`` is how many sequences one instance serves at a time. ``oldest`` chooses the strategy. A direct batch
+    waits up to ``max_delay_ns`` until ``minimum_utilization`` of an instance's slots have a request; oldest ones are
+    batched by ``batching``. ``idle_ns`` is how long a sequence may be silent.
+    """
+
+    slots: int = 1
+    oldest: bool = False
+    idle_ns: int = 1_000_000_000
+    max_delay_ns: int = 0
+    minimum_utilization: float = 0.0
+    iterative: bool = False
+    controls: tuple[SequenceControl, ...] = ()
+    batching: BatchPolicy = BatchPolicy()
+
+
 class Placement(NamedTuple):
     """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04)."""
 
@@ -74,6 +112,34 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
         default_level=batching.default_priority_level or 1,
         queues=tuple(special.get(level, usual) for level in range(1, max(batching.priority_levels, 1) + 1)),
         ragged_inputs=ragged,
+    )
+
+
+def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
+    """The sequence batching of a valid configuration; None when it has none. Direct is the default (spec S07)."""
+    if not config.HasField("sequence_batching"):
+        return None
+    sequences = config.sequence_batching
+    is_oldest = sequences.HasField("oldest")
+    delay_us = (sequences.oldest if is_oldest else sequences.direct).max_queue_delay_microseconds
+    most = max(config.max_batch_size, 1)
+    batching = BatchPolicy(max_batch_size=config.max_batch_size)
+    if is_oldest and config.max_batch_size > 0:
+        batching = batching._replace(
+            dynamic=True,
+            preferred=tuple(sorted(set(sequences.oldest.preferred_batch_size))),
+            max_delay_ns=delay_us * _NS_PER_US,
+            preserve_ordering=sequences.oldest.preserve_ordering,
+        )
+    return SequencePolicy(
+        slots=(sequences.oldest.max_candidate_sequences or most) if is_oldest else most,
+        oldest=is_oldest,
+        idle_ns=sequences.max_sequence_idle_microseconds * _NS_PER_US,
+        max_delay_ns=delay_us * _NS_PER_US,
+        minimum_utilization=0.0 if is_oldest else sequences.direct.minimum_slot_utilization,
+        iterative=sequences.iterative_sequence,
+        controls=tuple(_control(row.name, control) for row in sequences.control_input for control in row.control),
+        batching=batching,
     )
 
 
@@ -119,6 +185,17 @@ def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> lis
         return [version for version in versions if version in wanted]
     count = policy.latest.num_versions if choice == "latest" else 1
     return versions[-count:] if count else []
+
+
+def _control(name: str, control: ModelSequenceBatching.Control) -> SequenceControl:
+    kind = ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_")
+    if kind == "CORRID":
+        return SequenceControl(name, kind, dtype_name(control.data_type))
+    if control.int32_false_true:
+        return SequenceControl(name, kind, "INT32", tuple(control.int32_false_true))
+    if control.fp32_false_true:
+        return SequenceControl(name, kind, "FP32", tuple(control.fp32_false_true))
+    return SequenceControl(name, kind, "BOOL", tuple(control.bool_false_true))
 
 
 def _queue_policy(policy: ModelQueuePolicy) -> QueuePolicy:

@@ -243,7 +243,8 @@ class Keeper:
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         while True:
-            events = {fd for fd, _ in poller.poll((LOOK_S if link.streaming or not link.flush() else _IDLE_S) * 1000)}
+            idle = link.flush() and not link.streaming
+            events = {fd for fd, _ in poller.poll((_IDLE_S if idle else LOOK_S) * 1000)}
             for fd in self._drain(link, events & {process.stdout, process.stderr}):
                 poller.unregister(fd)
             try:

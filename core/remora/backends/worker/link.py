@@ -18,10 +18,10 @@ from typing import Protocol
 
 from remora.backends import Execution
 from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
-from remora.backends.worker.forms import error_from, index_of, is_open, outcome_from
+from remora.backends.worker.forms import error_from, error_head, index_of, is_open, outcome_from
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
-from remora.backends.worker.wire import Draft, Item, Kind, Message, WireError
+from remora.backends.worker.wire import FINAL, Draft, Item, Kind, Message, WireError
 from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Request, Streamed
 
@@ -127,6 +127,7 @@ class Link:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[list[Item]]] = {}
         self._running: dict[int, _Running] = {}
+        self._flushing = threading.Lock()
         self._outbox: deque[tuple[Kind, int, Sequence[Draft]]] = deque()
 
     # -- asking -----------------------------------------------------------------------------------------------------
@@ -148,15 +149,32 @@ class Link:
         self.flush()
 
     def flush(self) -> bool:
-        """Send what could not be sent; False when something is left."""
+        """Send what could not be sent, in its order; False when something is left for the next time."""
+        while self._outbox:  # once more after giving the lock back: whoever found it taken relies on that
+            if not self._flushing.acquire(blocking=False):
+                return False
+            try:
+                while self._outbox:
+                    if not self._send_next():
+                        return False
+            finally:
+                self._flushing.release()
+        return True
+
+    def _send_next(self) -> bool:
+        kind, number, items = self._outbox[0]
         try:
-            while self._outbox:
-                message = self._outbox.popleft()
-                if not self.channel.send(*message, wait_s=0):
-                    self._outbox.appendleft(message)
-                    return False
-        except (IndexError, PeerLostError, NoRoomError):
-            pass
+            if not self.channel.send(kind, number, items, wait_s=0):
+                return False
+        except PeerLostError:
+            self._outbox.clear()  # the end of the process answers
+            return True
+        except NoRoomError as error:
+            if kind is Kind.CALL_STREAMED:  # the model waits for an answer
+                failure = InternalError(f"the answer does not get into the worker process: {error}")
+                self._outbox[0] = (kind, number, [Draft(error_head(failure), flags=FINAL)])
+                return True
+        self._outbox.popleft()
         return True
 
     def execute(

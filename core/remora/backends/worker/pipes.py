@@ -58,7 +58,7 @@ class PipeChannel:
         if len(record) > LONGEST_BYTES:
             raise NoRoomError(f"a message of {len(record)} bytes; the longest is {LONGEST_BYTES}")
         end = None if wait_s is None else time.monotonic() + wait_s
-        if not self._sending.acquire(timeout=-1 if wait_s is None else wait_s):
+        if not self._sending.acquire(timeout=-1 if wait_s is None else max(wait_s, 0.002)):
             return False
         try:
             data = memoryview(len(record).to_bytes(_LENGTH_BYTES, "little") + record)

@@ -1,0 +1,90 @@
+"""The tensors that tell a model where it stands in a sequence (spec S09, S10); the law: no client ever sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from remora.config import SequenceControl
+from remora.errors import InvalidArgumentError
+from remora.messages import DTYPES, Array, Request, Ticket
+
+
+
+class Controls:
+    """Makes the control tensors of one model.
+
+    Args:
+        controls: as configured.
+        batches: whether the model's tensors have a batch dimension; controls are then ``[1, 1]``, else ``[1]``.
+        model: its name, for error texts.
+    """
+
+    def __init__(self, controls: Sequence[SequenceControl], batches: bool, model: str) -> None:
+        self._shape = (1, 1) if batches else (1,)
+        self._model = model
+        self._flags = [
+            (control.name, control.kind, tuple(self._full(control.datatype, value) for value in control.false_true))
+            for control in controls
+            if control.kind != "CORRID"
+        ]
+        self._ids = [control for control in controls if control.kind == "CORRID"]
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidArgumentError when the request's id is not of the kind that the model takes (spec S10)."""
+        sequence_id = request.form.sequence_id
+        for control in self._ids:
+            if isinstance(sequence_id, str) != (control.datatype == "BYTES"):
+                given = "BYTES" if isinstance(sequence_id, str) else "UINT64"
+                raise InvalidArgumentError(
+                    f"[request id: {request.form.id or '<id_unknown>'}] sequence batching control '{control.name}' "
+                    f"data-type is '{given}', but model '{self._model}' expects '{control.datatype}'"
+                )
+
+    def add(self, request: Request, *, start: bool, end: bool, ready: bool = True) -> None:
+        """Put the controls into a request's inputs. A request's own inputs of those names are replaced."""
+        given = {"START": start, "END": end, "READY": ready}
+        for name, kind, arrays in self._flags:
+            request.inputs[name] = arrays[given[kind]]
+        for control in self._ids:
+            request.inputs[control.name] = self._id(control.datatype, request.form.sequence_id)
+
+    def null(self, like: Request) -> Ticket:
+        """What fills a slot that has no request now (spec S07): inputs of the same shapes, all zero and not ready."""
+        inputs = {name: _zeros(array) for name, array in like.inputs.items()}
+        text = any(control.datatype == "BYTES" for control in self._ids)
+        form = replace(like.form, id="", sequence_id="" if text else 0, sequence_start=False, sequence_end=False)
+        request = Request(form, inputs, like.requested, like.rows, like.shape_key)
+        self.add(request, start=False, end=False, ready=False)
+        return Ticket(request, _nobody, context=NULL)
+
+    def _id(self, datatype: str, sequence_id: int | str) -> Array:
+        if datatype == "BYTES":
+            return self._full(datatype, str(sequence_id).encode())
+        dtype = DTYPES[datatype]
+        number = sequence_id if isinstance(sequence_id, int) else 0
+        cut = (number & ((1 << 8 * dtype.itemsize) - 1)).to_bytes(dtype.itemsize, "little")
+        return np.frombuffer(cut, dtype).reshape(self._shape)
+
+    def _full(self, datatype: str, value: object) -> Array:
+        array = np.empty(self._shape, DTYPES[datatype])
+        array.fill(value)
+        array.flags.writeable = False  # one array serves all requests
+        return array
+
+
+def _zeros(array: Array) -> Array:
+    zeros = np.zeros(array.shape, array.dtype)
+    if zeros.dtype == object:
+        zeros.fill(b"")
+    return zeros
+
+
+def _nobody(_ticket: object, _outcome: object) -> None:
+    """Takes the answers to null requests."""
+
+
+NULL = object()
+"""The context of null tickets, by which they are known."""
