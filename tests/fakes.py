@@ -78,10 +78,13 @@ def ticket_of(
     id: str = "",
     reply: Callable[[Ticket, Outcome], None] | None = None,
     mailbox: Mailbox | None = None,
+    priority: int = 0,
+    timeout_us: int = 0,
 ) -> Ticket:
     """A ticket whose request has ``rows`` rows of one INT32 input IN."""
     inputs = {"IN": np.arange(rows, dtype=np.int32).reshape(rows, 1)}
-    request = Request(InferForm((), id=id), inputs, ("OUT",), rows, shape_key)
+    form = InferForm((), id=id, priority=priority, timeout_us=timeout_us)
+    request = Request(form, inputs, ("OUT",), rows, shape_key)
     return Ticket(request, reply or (lambda _ticket, _outcome: None), mailbox, arrival_ns=arrival_ns)
 
 

@@ -35,6 +35,7 @@ READS_CLOCK = (
 )
 STARTS_THREADS = (
     "core/remora/scheduling/scheduler.py",
+    "core/remora/scheduling/sequence_scheduler.py",
     "core/remora/lifecycle.py",
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.

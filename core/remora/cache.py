@@ -21,10 +21,10 @@ from remora.messages import Array, Parameter, Request, Response, Tensor
 KEY_BYTES = 32
 """Long enough that nobody can make two requests that share a key."""
 
-ENTRY_BYTES = 640
-"""What an entry takes besides its values: key, links, tuples. Rounded up from what an empty one was measured at."""
+ENTRY_BYTES = 384
+"""What an entry takes besides its values: key, links, tuples. Rounded up from what was measured."""
 
-TENSOR_BYTES = 384
+TENSOR_BYTES = 256
 """What a tensor takes besides its values: the array, its shape, the names."""
 
 
@@ -87,7 +87,7 @@ def request_key(scope: bytes, request: Request) -> bytes | None:
     for _, array in arrays:
         if not array.dtype.hasobject:
             if array.size:
-                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             continue
         for element in array.flat:
             if type(element) is not bytes:

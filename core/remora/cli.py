@@ -102,10 +102,10 @@ def _serve(options: argparse.Namespace) -> int:
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
     from remora.engine import Engine
-    from remora.server.starting import begin, with_workers
+    from remora.server.starting import begin, with_hooks, with_workers
 
     try:
-        engine = Engine(options=with_workers(engine_options))
+        engine = Engine(options=with_workers(with_hooks(engine_options, os.environ)))
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2

@@ -119,6 +119,7 @@ class Engine:
         self._clock = clock or SystemClock()
         loader = ModelLoader(self.options, self._clock)
         loader.calls = self._model_calls
+        self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._exporter: MetricsExporter | None = None
 
@@ -354,7 +355,7 @@ class Engine:
         if self._exporter is None:
             from remora.metrics import MetricsExporter  # not needed to start
 
-            self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock)
+            self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock, self._cache)
         return self._exporter.render(self.models())
 
     def _metadata(self, name: str, version: int) -> ModelInfo:

@@ -8,6 +8,7 @@
     ├── InvalidArgumentError    INVALID_ARG     the request does not fit the model
     │   └── ConfigError         INVALID_ARG     a model configuration that cannot be served
     ├── UnavailableError        UNAVAILABLE     not now: queue full, timed out, stopping, loading
+    │   └── QueueFullError      UNAVAILABLE     no room in the model's queue
     ├── UnsupportedError        UNSUPPORTED     the feature is not offered here
     ├── AlreadyExistsError      ALREADY_EXISTS  registered twice
     └── CancelledError          CANCELLED       the caller went away
@@ -79,6 +80,10 @@ class UnavailableError(RemoraError):
     """Not now: the queue is full, the time is over, the model is not ready or the server is stopping."""
 
     code = "UNAVAILABLE"
+
+
+class QueueFullError(UnavailableError):
+    """The model's queue has no room now; the same request may well be taken a moment later (spec D12)."""
 
 
 class UnsupportedError(RemoraError):

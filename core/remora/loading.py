@@ -142,7 +142,29 @@ class ModelLoader:
                     instances.append(opened.instance(config, placement))
             labels = read_labels(config, folder.path)
             statistics = ModelStatistics(self._samples)
-            return ServedModel(folder.name, number, config, opened, instances, labels, self._clock, statistics, steps, self.cache)
+            if config.response_cache.enable and self.cache is None:
+                _log.warning(
+                    "model '%s' asks for the response cache, but there is none: give --cache-config=local,size=BYTES",
+                    folder.name,
+                )
+            served = ServedModel(
+                folder.name,
+                number,
+                config,
+                opened,
+                instances,
+                labels,
+                self._clock,
+                statistics,
+                steps,
+                self.cache,
+                self._options.delay_scheduler,
+            )
+            if config.model_warmup or self._options.derived_warmup:
+                from remora.warming import warm_up  # only where a model is warmed up
+
+                warm_up(served, instances, folder.path, self._clock, derive=self._options.derived_warmup)
+            return served
         except RemoraError:
             _let_go(instances, opened)
             raise

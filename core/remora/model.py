@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
-from remora.config import BatchPolicy, batch_policy
-from remora.errors import InternalError, RemoraError, UnavailableError, UnsupportedError
+from remora.config import BatchPolicy, batch_policy, sequence_policy
+from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remora.scheduling.caching import CachedScheduler
     from remora.scheduling.ensemble_requests import StepModels
     from remora.scheduling.ensemble_scheduler import EnsembleScheduler
+    from remora.scheduling.sequence_scheduler import SequenceScheduler
 
 Reply = Callable[[Ticket, Outcome], None]
 
@@ -46,6 +47,7 @@ class ServedModel:
         labels: the lines of each output's label file.
         steps: what an ensemble is composed of.
         cache: shared by all models; used when the configuration turns it on.
+        hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ServedModel:
         statistics: ModelStatistics | None = None,
         steps: Steps | None = None,
         cache: ResponseCache | None = None,
+        hold: int = 0,
     ) -> None:
         self.name = name
         self.version = version
@@ -71,11 +74,6 @@ class ServedModel:
         self.statistics = statistics or ModelStatistics()
         self.steps = steps
         self.load_ns = 0
-        self._unsupported = (
-            f"model '{name}' uses sequence_batching, which is not offered yet"
-            if config.HasField("sequence_batching")
-            else ""
-        )
         self._backend_model = backend_model
         self._instances = instances
         self._labels = labels
@@ -86,12 +84,12 @@ class ServedModel:
         self._returned = threading.Condition()
         self.caches = cache is not None and config.response_cache.enable and not self.decoupled
         """Whether answers come out of the response cache."""
-        scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps)
+        scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
         self.scheduler = self._cached(scheduler, cache, clock) if cache is not None and self.caches else scheduler
 
     def _cached(
-        self, scheduler: Scheduler | EnsembleScheduler, cache: ResponseCache, clock: Clock
-    ) -> Scheduler | EnsembleScheduler | CachedScheduler:
+        self, scheduler: Scheduler | EnsembleScheduler | SequenceScheduler, cache: ResponseCache, clock: Clock
+    ) -> Scheduler | EnsembleScheduler | SequenceScheduler | CachedScheduler:
         from remora.scheduling.caching import CachedScheduler  # only where there is a cache
 
         recorder = StatisticsRecorder(self.statistics, clock)
@@ -99,22 +97,28 @@ class ServedModel:
         return CachedScheduler(scheduler, cache, scope, recorder, clock, composed=self.steps is not None)
 
     def _make_scheduler(
-        self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None
-    ) -> Scheduler | EnsembleScheduler:
+        self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None, hold: int
+    ) -> Scheduler | EnsembleScheduler | SequenceScheduler:
         recorder = StatisticsRecorder(self.statistics, clock)
         if steps is not None:
             from remora.scheduling.ensemble_scheduler import EnsembleScheduler  # only where there are ensembles
 
             return EnsembleScheduler(self.config, steps.decoupled, steps.models, self.signature, recorder, clock)
-        may_wait = policy.dynamic and policy.max_delay_ns > 0
+        sequences = sequence_policy(self.config)
+        if sequences is not None:
+            from remora.scheduling.sequence_scheduler import SequenceScheduler  # only where there are sequences
+
+            return SequenceScheduler(sequences, instances, self.signature, recorder, clock, decoupled=self.decoupled)
+        may_wait = policy.dynamic and (policy.max_delay_ns > 0 or hold > 0)
         return Scheduler(
-            BatchQueue(policy),
+            BatchQueue(policy, hold=hold),
             instances,
             self.signature,
             recorder,
             clock,
             may_wait=may_wait,
             decoupled=self.decoupled,
+            ordered=policy.preserve_ordering and not self.decoupled,
         )
 
     def submit(
@@ -132,8 +136,6 @@ class ServedModel:
         Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full or
         the model stops, and InternalError when it could only wait for itself; then ``reply`` is never called.
         """
-        if self._unsupported:
-            raise UnsupportedError(self._unsupported)
         request = self.signature.request(form, data)
         if held:
             self._refuse_circle(held)

@@ -56,6 +56,15 @@ class EngineOptions:
         default="",
         metavar="DIR",
     )
+    derived_warmup: bool = option(
+        "Run zeros through models without model_warmup before they are ready, where that is cheap and safe.",
+        default=False,
+    )
+    delay_scheduler: int = option(
+        "For tests: dynamic batchers send nothing until so many requests wait, then never hold back again.",
+        default=0,
+        metavar="N",
+    )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
     cache_config: tuple[str, ...] = option(
         "The response cache, for models with response_cache { enable: true }: local,size=BYTES. May be given again.",

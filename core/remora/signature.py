@@ -305,7 +305,7 @@ class Signature:
         if math.prod(own) * DTYPES[row.datatype].itemsize != len(body):
             raise self._size_mismatch(form, "raw_input", max(guess, 1 if not variable else guess) * fixed, len(body))
         part = self._check_input(form, row.name, row.datatype, batch + own, 1)
-        layout = Layout((part,), self._outputs, 1, ((row.name, part.shape[len(batch) :]),))
+        layout = Layout((part,), self._outputs, 1, ((row.name, None if row.ragged else part.shape[len(batch) :]),))
         return self._bind(form, layout, [body])
 
     def _raw_bytes_request(self, form: InferForm, row: _Input, batch: tuple[int, ...], body: memoryview) -> Request:
@@ -318,7 +318,7 @@ class Signature:
             )
         own = (1,) * len(row.dims)
         part = self._check_input(form, row.name, row.datatype, batch + own, 1)
-        layout = Layout((part,), self._outputs, 1, ((row.name, part.shape[len(batch) :]),))
+        layout = Layout((part,), self._outputs, 1, ((row.name, None if row.ragged else part.shape[len(batch) :]),))
         return self._bind(form, layout, [[bytes(body)]])
 
     # -- the way back -----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ FILES = (
     "cases/forwarding",
     "cases/generate",
     "cases/ensemble",
+    "cases/sequence",
     "cases/statistics",
     "cases/metrics",
     "cases/metrics_off",
@@ -40,6 +41,7 @@ FILES = (
     "grpc_cases/grpc_parameters",
     "grpc_cases/grpc_stream",
     "grpc_cases/grpc_ensemble",
+    "grpc_cases/grpc_sequence",
     "grpc_cases/grpc_repository",
     "grpc_cases/grpc_forwarding",
 )

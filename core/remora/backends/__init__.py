@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _NONE: Mapping[str, str] = {}
+_NONE_AGAIN: frozenset[int] = frozenset()
 
 
 class Source(NamedTuple):
@@ -52,10 +53,13 @@ class Execution:
     thread, during ``execute`` or after it, until they have sent a final one. What comes after that is dropped. It may
     hold up the caller of an answer that is not final, until the client has read some of those before.
 
+    An instance of a model with iterative sequences puts into ``again`` the indices of the requests that want one more
+    turn (spec S14); it gives None for those, and their answers come from a later execution.
+
     ``send_soon(index, streamed)`` does the same from another thread and takes no lock: the one that destructors call.
     """
 
-    __slots__ = ("input_end_ns", "output_start_ns", "requests", "send", "send_soon")
+    __slots__ = ("again", "input_end_ns", "output_start_ns", "requests", "send", "send_soon")
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Execution:
         send_soon: Callable[[int, Streamed], None] | None = None,
     ) -> None:
         self.requests = requests
+        self.again: frozenset[int] = _NONE_AGAIN
         self.input_end_ns = 0
         self.output_start_ns = 0
         self.send = send or _nowhere

@@ -27,6 +27,7 @@ from remora.backends.onnx_plan import (
     plan_session,
 )
 from remora.backends.onnx_session import OnnxSession, reason_of, session_options
+from remora.backends.ragged import RaggedInstance, ragged_plan
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
@@ -124,6 +125,9 @@ class OnnxModel:
             device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
         session = self._session(config, device)
         quick = all(provider == CPU_PROVIDER for provider in session.providers)
+        plan = ragged_plan(config)
+        if plan is not None:
+            return RaggedInstance(placement.name, plan, session.run_for(config), quick=quick)
         return ArrayInstance(placement.name, config, session.run_for(config), quick=quick)
 
     def close(self) -> None:

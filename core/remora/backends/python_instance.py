@@ -58,6 +58,7 @@ class PythonInstance:
         self._folders = folders
         self._host = host
         self._decoupled = config.model_transaction_policy.decoupled
+        self._iterative = config.sequence_batching.iterative_sequence
         self._outputs = frozenset(output.name for output in config.output)
         self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
         self._runner: asyncio.Runner | None = None
@@ -97,7 +98,9 @@ class PythonInstance:
         try:
             with hosted(host, executing(execution.requests, self)):
                 answers = self._awaited(self._model.execute(requests))
-            return self._outcomes(requests, answers)
+            outcomes = self._outcomes(requests, answers)
+            execution.again = self._wanting_again(requests)
+            return outcomes
         except UnsupportedError:
             raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a model does not stop the server
@@ -122,6 +125,9 @@ class PythonInstance:
                     self._in_background().start(result, partial(self._streamed, requests, streams))
             else:
                 self._check_streamed(requests, streams, result)
+                execution.again = self._wanting_again(requests)
+                for index in execution.again:
+                    streams[index].close()  # the next execution goes on with it
             return
         except BaseException as error:
             failure = self._failure(error, unheard=all(stream.closed for stream in streams))
@@ -153,7 +159,7 @@ class PythonInstance:
                 f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
             )
         for request, stream in zip(requests, streams, strict=True):
-            if request.release_flags == RELEASE_RESCHEDULE:
+            if request.release_flags == RELEASE_RESCHEDULE and not self._iterative:
                 stream.fail(self._no_rescheduling())
 
     def _failure(self, error: BaseException, *, unheard: bool = False) -> InternalError:
@@ -218,7 +224,7 @@ class PythonInstance:
             self._background = BackgroundLoop(f"remora {self.name} coroutines")
         return self._background
 
-    def _outcomes(self, requests: list[ReceivedRequest], answers: object) -> list[Outcome]:
+    def _outcomes(self, requests: list[ReceivedRequest], answers: object) -> list[Outcome | None]:
         for request in requests:
             request.returned()
         if answers is None:
@@ -232,9 +238,18 @@ class PythonInstance:
             )
         return [self._outcome(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
-    def _outcome(self, request: ReceivedRequest, answer: object) -> Outcome:
+    def _wanting_again(self, requests: Sequence[ReceivedRequest]) -> frozenset[int]:
+        if not self._iterative:
+            return frozenset()
+        return frozenset(at for at, request in enumerate(requests) if request.release_flags == RELEASE_RESCHEDULE)
+
+    def _outcome(self, request: ReceivedRequest, answer: object) -> Outcome | None:
         if request.release_flags == RELEASE_RESCHEDULE:
-            raise self._no_rescheduling()
+            if not self._iterative:
+                raise self._no_rescheduling()
+            if answer is not None:
+                raise _ContractError("a request that is to be scheduled again must have None as its response.")
+            return None
         if answer is None:
             answer = request.reply.take() if request.reply is not None else None
         elif not isinstance(answer, InferenceResponse):
@@ -254,8 +269,9 @@ class PythonInstance:
 
     def _no_rescheduling(self) -> UnsupportedError:
         return UnsupportedError(
-            f"model '{self._host.model_name}' asks for its request to be scheduled again, which is not offered yet: "
-            "let the model finish a request in one execution"
+            f"model '{self._host.model_name}' asks for its request to be scheduled again, which only models with "
+            "sequence_batching { iterative_sequence: true } may: configure that, or let the model finish a request in "
+            "one execution"
         )
 
     def _response(

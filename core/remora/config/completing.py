@@ -131,6 +131,15 @@ def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) ->
         )
     if not tensor.shape and (kind == "output" or list(row.dims) == [1]):
         return  # a scalar, or a shape that the model does not know before it runs
+    if kind == "input" and row.allow_ragged_batch:
+        if tuple(tensor.shape) != (_VARIABLE,):
+            raise ConfigError(
+                f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
+                f"for ragged input '{row.name}', model provides {_shape(tensor.shape)}"
+            )
+        return
+    if kind == "output" and any(row.name in split.target_name for split in config.batch_output):
+        return  # cut by the shapes of an input, whatever its own
     dims = _model_dims(row)
     batched = config.max_batch_size > 0
     where = f"model '{config.name}', tensor '{row.name}'"

@@ -73,7 +73,8 @@ class SequencePolicy(NamedTuple):
 
     ``slots`` is how many sequences one instance serves at a time. ``oldest`` chooses the strategy. A direct batch
     waits up to ``max_delay_ns`` until ``minimum_utilization`` of an instance's slots have a request; oldest ones are
-    batched by ``batching``. ``idle_ns`` is how long a sequence may be silent.
+    batched by ``batching``. ``idle_ns`` is how long a sequence may be silent. ``keeps_state``: the model leaves its
+    state to the server (spec S13).
     """
 
     slots: int = 1
@@ -82,6 +83,7 @@ class SequencePolicy(NamedTuple):
     max_delay_ns: int = 0
     minimum_utilization: float = 0.0
     iterative: bool = False
+    keeps_state: bool = False
     controls: tuple[SequenceControl, ...] = ()
     batching: BatchPolicy = BatchPolicy()
 
@@ -138,6 +140,7 @@ def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
         max_delay_ns=delay_us * _NS_PER_US,
         minimum_utilization=0.0 if is_oldest else sequences.direct.minimum_slot_utilization,
         iterative=sequences.iterative_sequence,
+        keeps_state=bool(sequences.state),
         controls=tuple(_control(row.name, control) for row in sequences.control_input for control in row.control),
         batching=batching,
     )

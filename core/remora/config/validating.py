@@ -22,6 +22,9 @@ from remora.proto.model_config_pb2 import (
 MAX_INSTANCES = 1024
 """How many instances one group may ask for. Each costs a thread or a process; more than this is a slip of the pen."""
 
+_BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+"""Libraries made for Triton's process (spec D14)."""
+
 MAX_PRIORITY_LEVELS = 10_000
 """How many priority levels a model may have. Each costs a queue."""
 
@@ -62,6 +65,11 @@ def validate_written(config: ModelConfig, name: str) -> None:
         raise ConfigError(f"'max_batch_size' must be non-negative value for {config.name}")
     if not config.HasField("version_policy"):
         raise ConfigError(f"must specify 'version policy' for {config.name}")
+    if _BATCH_STRATEGY in config.parameters:
+        raise ConfigError(
+            f"parameters '{_BATCH_STRATEGY}' of {config.name} names a custom batching library, which is not offered: "
+            "take the parameter out, and bound batches by max_batch_size and preferred_batch_size"
+        )
     if config.HasField("dynamic_batching"):
         _check_dynamic_batching(config.dynamic_batching, config)
     if config.HasField("sequence_batching"):

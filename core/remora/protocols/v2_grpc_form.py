@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError, error_of
 from remora.messages import DTYPES, Buffer, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.proto import inference_pb2 as pb
+from remora.protocols.sequence_ids import checked_id
 
 MAX_TENSORS = 65_536
 """How many tensors one request may name: each costs far more memory here than its two bytes on the wire."""
@@ -183,7 +184,9 @@ def _read_parameters(
         elif key == "timeout":
             known["timeout_us"] = value & _UINT64  # Triton keeps both of these as unsigned numbers.
         elif key in _RESERVED:
-            known[key] = value & _UINT64 if key == "sequence_id" and choice == "int64_param" else value
+            if key == "sequence_id":
+                value = value & _UINT64 if choice == "int64_param" else checked_id(value)
+            known[key] = value
         else:
             custom[key] = value
     return known, custom, empty_final

@@ -14,6 +14,7 @@ from remora.errors import InvalidArgumentError, MalformedError, UnsupportedError
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.protocols import json_access as access
 from remora.protocols import json_tensors
+from remora.protocols.sequence_ids import checked_id
 from remora.protocols.v2_reply import ReplyFormat
 
 MAX_DIM = 2**63 - 1
@@ -115,7 +116,7 @@ def _parameters(request: Any) -> _Parameters:
     for key, value in values.items():
         match key:
             case "sequence_id":
-                found.sequence_id = value if access.is_uint(value) else access.as_text(value, key)
+                found.sequence_id = value if access.is_uint(value) else checked_id(access.as_text(value, key))
             case "sequence_start":
                 found.sequence_start = access.as_bool(value, key)
             case "sequence_end":

@@ -1,4 +1,4 @@
-"""Which queued requests run together, and when (spec D01-D05, D12, D13).
+"""Which queued requests run together, and when (spec D01-D13, D16).
 
 This file knows no threads, no locks and no clock: time comes in as an argument and the decision goes out as data.
 `scheduler` owns everything that moves.
@@ -6,12 +6,12 @@ This file knows no threads, no locks and no clock: time comes in as an argument 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 from remora.config import BatchPolicy
 from remora.errors import CancelledError, RemoraError, UnavailableError
 from remora.messages import Ticket
+from remora.scheduling.queues import Line, waiting_for
 
 FULL = "full"
 PREFERRED = "preferred_size"
@@ -21,6 +21,10 @@ IDLE = "instance_idle"
 SINGLE = "no_batching"
 REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, SINGLE)
 """Why a batch was dispatched with the size it had. `explain` and the metrics show how often each."""
+
+
+_TIMED_OUT = "Request timeout expired"
+"""Triton's text for a timeout of its queue; it names no request, unlike its others (spec D10)."""
 
 
 class Plan(NamedTuple):
@@ -39,14 +43,21 @@ class Plan(NamedTuple):
 
 
 class BatchQueue:
-    """Requests waiting for one model, first in first out. Not thread-safe: the scheduler's lock guards it."""
+    """Requests waiting for one model. Not thread-safe: the scheduler's lock guards it.
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    Args:
+        policy: of a valid configuration.
+        hold: with a dynamic batcher, nothing is sent before that many requests have waited at once (spec D16).
+    """
+
+    def __init__(self, policy: BatchPolicy, *, hold: int = 0) -> None:
         self._policy = policy
-        self._waiting: deque[Ticket] = deque()
+        self._waiting = waiting_for(policy)
+        self._line = None if policy.dynamic or not isinstance(self._waiting, Line) else self._waiting
         self._preferred = frozenset(policy.preferred)
         self._largest = max(policy.preferred, default=policy.max_batch_size)
-        self._max_size = policy.queues[0].max_size if policy.dynamic else 0
+        self._delay_ns = policy.max_delay_ns
+        self._hold = hold if policy.dynamic else 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -54,72 +65,101 @@ class BatchQueue:
     @property
     def rows_ahead(self) -> int:
         """Rows the next batch would have if it were formed now, without regard to shapes; a cheap upper bound."""
-        if not self._policy.dynamic:
-            return self._waiting[0].request.rows if self._waiting else 0
+        if self._line is not None:
+            return self._line[0].request.rows if self._line else 0
         if len(self._waiting) >= self._policy.max_batch_size:
             return self._policy.max_batch_size
         return min(sum(ticket.request.rows for ticket in self._waiting), self._policy.max_batch_size)
 
     def push(self, ticket: Ticket) -> None:
-        """Queue a ticket. Raises UnavailableError when the queue is full (spec D12)."""
-        if self._max_size and len(self._waiting) >= self._max_size:
-            request_id = ticket.request.form.id or "<id_unknown>"
-            raise UnavailableError(f"[request id: {request_id}] Exceeds maximum queue size")
-        self._waiting.append(ticket)
+        """Queue a ticket and give it its level. Raises QueueFullError when that level is full (spec D07, D12)."""
+        self._waiting.push(ticket)
 
     def poll(self, now_ns: int) -> Plan:
         """The batch to run now on an idle instance, if any. What is returned has left the queue."""
+        if self._line is not None:
+            return self._next_of(self._line, now_ns)
+        if self._hold:
+            if len(self._waiting) < self._hold:
+                return Plan([])
+            self._hold = 0
         dropped = self._drop_dead(now_ns)
-        if not self._waiting:
+        if not len(self._waiting):
             return Plan([], dropped=dropped)
-        if not self._policy.dynamic:
-            ticket = self._waiting.popleft()
-            return Plan([ticket], ticket.request.rows, SINGLE, dropped)
-        count, rows, reason = self._choose(now_ns)
+        count, rows, reason, wake_ns = self._choose(now_ns)
         if not count:
-            return Plan([], dropped=dropped, wake_ns=self._waiting[0].arrival_ns + self._policy.max_delay_ns)
-        take = self._waiting.popleft
-        return Plan([take() for _ in range(count)], rows, reason, dropped)
+            return Plan([], dropped=dropped, wake_ns=min(wake_ns, self._waiting.next_expiry_ns() or wake_ns))
+        return Plan(self._waiting.take(count), rows, reason, dropped)
+
+    def _next_of(self, line: Line, now_ns: int) -> Plan:
+        """The first that may still run, alone: without a batcher."""
+        dropped: list[tuple[Ticket, RemoraError]] = []
+        while line:
+            ticket = line.popleft()
+            request = ticket.request
+            if request.cancelled:
+                dropped.append((ticket, cancelled_in_queue(ticket)))
+            elif 0 < ticket.deadline_ns <= now_ns:
+                dropped.append((ticket, expired_error(ticket)))
+            else:
+                return Plan([ticket], request.rows, SINGLE, dropped)
+        return Plan([], dropped=dropped)
+
+    def hasten(self) -> None:
+        """From now on nothing waits for company: for a stop."""
+        self._delay_ns = self._hold = 0
 
     def drain(self) -> list[Ticket]:
         """Everything that waits, taken out: for a stop that cannot wait."""
-        tickets = list(self._waiting)
-        self._waiting.clear()
-        return tickets
+        return self._waiting.drain()
 
     def _drop_dead(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
-        """Take cancelled and expired tickets out of the part of the queue that the next batch can reach."""
-        dropped: list[tuple[Ticket, RemoraError]] = []
-        kept: list[Ticket] = []
-        reach = self._policy.max_batch_size if self._policy.dynamic else 1
+        """Take out what a timeout refuses, and what is cancelled or expired where the next batch can reach."""
+        dropped: list[tuple[Ticket, RemoraError]] = [
+            (ticket, cancelled_in_queue(ticket) if ticket.request.cancelled else ExpiredError(_TIMED_OUT))
+            for ticket in self._waiting.expire(now_ns)
+        ]
+        dead: list[Ticket] = []
+        reach = self._policy.max_batch_size
         rows = 0
-        while self._waiting and rows <= reach:
-            ticket = self._waiting.popleft()
+        for ticket in self._waiting:
             if ticket.request.cancelled:
                 dropped.append((ticket, cancelled_in_queue(ticket)))
+                dead.append(ticket)
             elif ticket.deadline_ns and ticket.deadline_ns <= now_ns:
                 dropped.append((ticket, expired_error(ticket)))
+                dead.append(ticket)
             else:
-                kept.append(ticket)
                 rows += ticket.request.rows
-        self._waiting.extendleft(reversed(kept))
+                if rows > reach:
+                    break
+        if dead:
+            self._waiting.discard_all(dead)
         return dropped
 
-    def _choose(self, now_ns: int) -> tuple[int, int, str]:
-        """(how many tickets, their rows, why); 0 tickets to wait. The walk is strictly first in, first out."""
-        limit = self._policy.max_batch_size
-        key = self._waiting[0].request.shape_key
-        count = rows = 0
+    def _choose(self, now_ns: int) -> tuple[int, int, str, int]:
+        """(how many tickets, their rows, why, 0), or (0, 0, "", when to look again). The walk never skips a ticket."""
+        limit, delay_ns = self._policy.max_batch_size, self._delay_ns
+        beyond = self._largest if delay_ns and self._preferred else limit
+        key: object = None
+        count = rows = oldest_ns = 0
         best_count = best_rows = 0
         stop = ""
         for ticket in self._waiting:
             request = ticket.request
-            if rows + request.rows > limit and count:
-                stop = FULL
-                break
-            if request.shape_key is not key and request.shape_key != key:
-                stop = SHAPE
-                break
+            if not count:
+                key, oldest_ns = request.shape_key, ticket.arrival_ns
+            else:
+                if rows + request.rows > limit:
+                    stop = FULL
+                    break
+                if request.shape_key is not key and request.shape_key != key:
+                    stop = SHAPE
+                    break
+                if rows + request.rows > beyond and not best_count:
+                    best_count, best_rows = count, rows  # it would jump over every preferred size
+                if ticket.arrival_ns < oldest_ns:  # behind one of a higher level, or put back
+                    oldest_ns = ticket.arrival_ns
             rows += request.rows
             count += 1
             if rows in self._preferred:
@@ -127,19 +167,18 @@ class BatchQueue:
             if rows >= limit:
                 stop = FULL
                 break
-        delay_ns = self._policy.max_delay_ns
-        expired = bool(delay_ns) and now_ns - self._waiting[0].arrival_ns >= delay_ns
+        expired = bool(delay_ns) and now_ns - oldest_ns >= delay_ns
         if best_count and not expired:
-            return best_count, best_rows, FULL if best_rows >= limit else PREFERRED
+            return best_count, best_rows, FULL if best_rows >= limit else PREFERRED, 0
         if stop:
-            return count, rows, stop
+            return count, rows, stop, 0
         if expired:
-            return count, rows, DELAY
+            return count, rows, DELAY, 0
         if not delay_ns:
-            return count, rows, IDLE
+            return count, rows, IDLE, 0
         if rows >= self._largest:
-            return count, rows, PREFERRED  # beyond every preferred size: waiting cannot make one any more
-        return 0, 0, ""
+            return count, rows, PREFERRED, 0  # beyond every preferred size: waiting cannot make one any more
+        return 0, 0, "", oldest_ns + delay_ns
 
 
 def cancelled_in_queue(ticket: Ticket) -> CancelledError:
@@ -150,7 +189,7 @@ def cancelled_in_queue(ticket: Ticket) -> CancelledError:
 
 
 class ExpiredError(UnavailableError):
-    """The request's own deadline passed before it was answered."""
+    """The request's own deadline, or the time that its queue allows, passed before it was answered."""
 
 
 def expired_error(ticket: Ticket) -> ExpiredError:

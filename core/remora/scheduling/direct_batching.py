@@ -28,6 +28,7 @@ class DirectQueue:
         self._slot_of = slot_of
         self._controls = controls
         self._ready: dict[int, Ticket] = {}
+        self._delay_ns = policy.max_delay_ns
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -53,7 +54,7 @@ class DirectQueue:
         if len(chosen) < len(self._ready):
             reason = SHAPE
         elif len(chosen) < self._policy.minimum_utilization * self._policy.slots:
-            wake_ns = oldest.arrival_ns + self._policy.max_delay_ns
+            wake_ns = oldest.arrival_ns + self._delay_ns
             if now_ns < wake_ns:
                 return Plan([], dropped=dropped, wake_ns=wake_ns)
             reason = DELAY
@@ -63,6 +64,10 @@ class DirectQueue:
             chosen[slot] if slot in chosen else self._controls.null(oldest.request) for slot in range(max(chosen) + 1)
         ]
         return Plan(tickets, len(tickets), reason, dropped)
+
+    def hasten(self) -> None:
+        """From now on nothing waits for company: for a stop."""
+        self._delay_ns = 0
 
     def drain(self) -> list[Ticket]:
         """Everything that waits, taken out."""

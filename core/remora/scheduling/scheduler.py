@@ -23,6 +23,7 @@ from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, failure_of
+from remora.scheduling.ordering import Ordering
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.streams import Streams
 from remora.signature import Signature
@@ -55,6 +56,7 @@ class Scheduler:
         recorder: is told of every execution and failure.
         clock: read here and nowhere below.
         threads: False in tests, which turn the crank with `step`.
+        ordered: answers leave in the order of their requests (spec D06); not for decoupled models.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Scheduler:
         inline_limit_ns: int = INLINE_LIMIT_NS,
         may_wait: bool = False,
         decoupled: bool = False,
+        ordered: bool = False,
     ) -> None:
         self._queue = queue
         self._slots = [_Slot(instance) for instance in instances]
@@ -86,6 +89,8 @@ class Scheduler:
         self._inline_work: tuple[Mailbox | None, Callable[[], None]] = (None, lambda: None)
         self._stopping = False
         self._running = 0
+        self._ordering = Ordering() if ordered else None
+        self._handing_over = False
         # What destructors send: they may interrupt any thread at any point, so all they may do is to leave it here.
         self._late: SimpleQueue[tuple[Streams, int, Streamed] | None] = SimpleQueue()
         self._late_thread: threading.Thread | None = None
@@ -106,6 +111,8 @@ class Scheduler:
                     "Server is stopping, scheduler for model has stopped accepting new inference requests"
                 )
             self._queue.push(ticket)
+            if self._ordering is not None:
+                self._ordering.expect(ticket)
             if self._inline_armed:
                 return
             mailbox = ticket.mailbox
@@ -239,7 +246,25 @@ class Scheduler:
                     self._running -= len(plan.tickets)
                     if self._stopping:
                         self._work.notify_all()
-        deliver(deliveries)
+        if self._ordering is None:
+            deliver(deliveries)
+        else:
+            self._deliver_in_order(self._ordering, deliveries)
+
+    def _deliver_in_order(self, ordering: Ordering, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        """Deliver what is due. One thread does it at a time, or what was released in order could arrive out of it."""
+        with self._lock:
+            ordering.done(deliveries)
+            if self._handing_over:
+                return  # whoever does it looks again before it ends
+            self._handing_over = True
+        while True:
+            with self._lock:
+                due = ordering.release()
+                if not due:
+                    self._handing_over = False
+                    return
+            deliver(due)
 
     def _execute(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
         tickets = plan.tickets
@@ -262,7 +287,10 @@ class Scheduler:
         end_ns = self._now()
         self.costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
-        return list(zip(tickets, outcomes, strict=True))
+        answers = list(zip(tickets, outcomes, strict=True))
+        if execution.again:
+            return [answer for index, answer in enumerate(answers) if index not in execution.again]
+        return answers
 
     def _execute_decoupled(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
         """Run a batch whose answers come through streams, now or later; what fails here ends all that are open."""
@@ -286,6 +314,8 @@ class Scheduler:
             for index, outcome in enumerate(instance.execute(execution)):
                 if outcome is not None:
                     streams.send(index, outcome if isinstance(outcome, Streamed) else Streamed(outcome, True))
+            for index in execution.again:
+                streams.leave(index)
         except (Exception, SystemExit) as error:
             streams.end_all(failure_of(error, instance.name))
         end_ns = self._now()
@@ -319,27 +349,35 @@ class Scheduler:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new, run what waits, end the threads. False when that did not end in time (None: wait)."""
+        """Take nothing new, run what waits at once, end the threads. False when that took too long (None: wait)."""
+        end_ns = None if timeout_s is None else self._now() + int(timeout_s * 1e9)
         with self._lock:
             self._stopping = True
+            self._queue.hasten()
             self._inline_armed = False
             self._work.notify_all()
             if len(self._queue) and not any(slot.thread for slot in self._slots):
                 self._wake_thread()
         for slot in self._slots:
             if slot.thread is not None:
-                slot.thread.join(timeout_s)
+                slot.thread.join(self._left_s(end_ns))
                 if slot.thread.is_alive():
                     return False
         with self._lock:
-            done = self._work.wait_for(lambda: self._running == 0, timeout_s)
+            done = self._work.wait_for(lambda: self._running == 0, self._left_s(end_ns))
         if done:
             self._late.put(None)
         return done
+
+    def _left_s(self, end_ns: int | None) -> float | None:
+        return None if end_ns is None else max(end_ns - self._now(), 0) / 1e9
 
     def abandon(self, error: RemoraError) -> None:
         """Answer everything that still waits with ``error``: for a stop whose time is over."""
         with self._lock:
             tickets = self._queue.drain()
             self._work.notify_all()
-        deliver([(ticket, error) for ticket in tickets])
+        if self._ordering is None:
+            deliver([(ticket, error) for ticket in tickets])
+        else:
+            self._deliver_in_order(self._ordering, [(ticket, error) for ticket in tickets])

@@ -12,7 +12,6 @@ from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Array, Request, Ticket
 
 
-
 class Controls:
     """Makes the control tensors of one model.
 
@@ -35,6 +34,8 @@ class Controls:
     def check(self, request: Request) -> None:
         """Raise InvalidArgumentError when the request's id is not of the kind that the model takes (spec S10)."""
         sequence_id = request.form.sequence_id
+        if not sequence_id:
+            return  # no id at all is another rule's business
         for control in self._ids:
             if isinstance(sequence_id, str) != (control.datatype == "BYTES"):
                 given = "BYTES" if isinstance(sequence_id, str) else "UINT64"

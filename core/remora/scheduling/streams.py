@@ -67,6 +67,13 @@ class Streams:
         if streamed.final:
             self._ended()
 
+    def leave(self, index: int) -> None:
+        """Take nothing more here: the request runs again and its next execution goes on with the stream (spec S14)."""
+        with self._locks[index]:
+            was_open, self._open[index] = self._open[index], False
+        if was_open:
+            self._ended()
+
     def end_all(self, error: RemoraError) -> None:
         """End every stream that is still open with an error; cancelled ones say that they were cancelled."""
         for index, ticket in enumerate(self._tickets):

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
 from remora.engine import Engine
 from remora.options import EngineOptions
 
+_DELAY_SCHEDULER = "TRITONSERVER_DELAY_SCHEDULER"
+
 
 def with_workers(options: EngineOptions) -> EngineOptions:
     """A server keeps models' code out of its process unless it is told otherwise (decision 0007)."""
     return replace(options, backend_config=("python,isolation=process", *options.backend_config))
+
+
+def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
+    """With what the variables of Triton's own scheduler tests ask for (spec D16). Raises ValueError."""
+    value = environ.get(_DELAY_SCHEDULER)
+    if value is None:
+        return options
+    if not value.isdecimal():
+        raise ValueError(f"{_DELAY_SCHEDULER} must be a whole number of requests, got '{value}'")
+    return replace(options, delay_scheduler=int(value))
 
 
 def begin(engine: Engine) -> Future[Engine]:

@@ -380,7 +380,7 @@ def test_a_coroutine_that_exits_leaves_the_instance_usable(models: Models) -> No
     assert len(run(instance, request(), request())) == 2
 
 
-def test_rescheduling_is_not_offered_yet(models: Models) -> None:
+def test_rescheduling_is_for_iterative_sequences_alone(models: Models) -> None:
     instance = models.start(
         "    def execute(self, requests):\n"
         "        requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)\n"

@@ -164,4 +164,6 @@ def test_inputs_that_the_batcher_makes_need_no_declaration() -> None:
     counts = TensorInfo("COUNT", "INT32", (-1,))
     text = """max_batch_size: 2 input { name: "A" data_type: TYPE_FP32 dims: 4 allow_ragged_batch: true } batch_input {
         target_name: "COUNT" data_type: TYPE_INT32 source_input: "A" }"""
-    assert "COUNT" in completed(text, inputs=(A, counts))
+    assert "COUNT" in completed(text, inputs=(TensorInfo("A", "FP32", (-1,)), counts))
+    with pytest.raises(ConfigError, match=r"shape \[-1\] for ragged input 'A', model provides \[-1,4\]"):
+        completed(text, inputs=(A, counts))

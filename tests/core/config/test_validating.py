@@ -202,6 +202,11 @@ REFUSED = [
         ENSEMBLE % step({"A": "X"}, {"Y": "Z"}) + " model_warmup { }",
         "model_warmup can not be specified for ensemble 'm'",
     ),
+    (
+        IO + " parameters { key: 'TRITON_BATCH_STRATEGY_PATH' value { string_value: 'a.so' } }",
+        "parameters 'TRITON_BATCH_STRATEGY_PATH' of m names a custom batching library, which is not offered: take the "
+        "parameter out, and bound batches by max_batch_size and preferred_batch_size",
+    ),
 ]
 
 

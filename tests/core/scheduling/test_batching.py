@@ -1,31 +1,17 @@
-"""The batching decider: tables for spec D01-D05, D12, D13, and three families of properties.
-
-Safety: each ticket leaves once, in order, lawfully. Maximality: a batch is as large as it may be. Promptness: what may
-go goes, and ``wake_ns`` is exact. The mutants at the end show that the properties would notice.
-"""
+"""The batching decider: tables for spec D01-D13 and D16. Its properties are in `test_batching_properties`."""
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fakes import ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, UnavailableError
-from remora.messages import Ticket
-from remora.scheduling import batching
 from remora.scheduling.batching import (
     DELAY,
     FULL,
     IDLE,
     PREFERRED,
-    REASONS,
     SHAPE,
     SINGLE,
     BatchQueue,
@@ -76,7 +62,17 @@ def sizes(queue: BatchQueue, now_ns: int) -> list[tuple[int, str]]:
             dynamic(preferred=(2, 4), delay_ms=300), (1,) * 5, "", [(4, PREFERRED)], [(1, DELAY)], id="D02-max"
         ),
         pytest.param(dynamic(preferred=(4,), delay_ms=300), (1,) * 3, "", [], [(3, DELAY)], id="D02-not-reached"),
-        pytest.param(dynamic(preferred=(4,), delay_ms=300), (3, 3), "", [(6, PREFERRED)], [], id="D02-jumped-over"),
+        pytest.param(
+            dynamic(preferred=(4,), delay_ms=300), (3, 3), "", [(3, PREFERRED)], [(3, DELAY)], id="D02-jumped-over"
+        ),
+        pytest.param(
+            dynamic(preferred=(2, 4), delay_ms=300), (1, 1, 3), "", [(2, PREFERRED)], [(3, DELAY)], id="D02-a-smaller"
+        ),
+        pytest.param(
+            dynamic(preferred=(2, 4), delay_ms=300), (1, 1, 1, 2), "", [(2, PREFERRED)], [(3, DELAY)], id="D02-exact"
+        ),
+        pytest.param(dynamic(preferred=(4,), delay_ms=300), (5, 1), "", [(5, PREFERRED)], [(1, DELAY)], id="D02-one"),
+        pytest.param(dynamic(preferred=(4,)), (3, 3), "", [(6, IDLE)], [], id="D02-jumped-over-no-delay"),
         pytest.param(dynamic(preferred=(4,)), (1,) * 6, "", [(4, PREFERRED), (2, IDLE)], [], id="D02-no-delay"),
         pytest.param(dynamic(preferred=(8,), delay_ms=300), (1,) * 8, "", [(8, FULL)], [], id="D02-preferred-is-limit"),
         pytest.param(dynamic(), (1,) * 6, "", [(6, IDLE)], [], id="D03-no-delay"),
@@ -180,6 +176,53 @@ def test_an_expired_ticket_is_dropped_with_its_id_and_makes_room_for_its_neighbo
     assert str(error) == "[request id: 0] Request timeout expired"
 
 
+def test_a_level_that_refuses_the_late_does_so_with_tritons_text() -> None:
+    queue = BatchQueue(BatchPolicy(1, dynamic=True, queues=(QueuePolicy(default_timeout_ns=5 * MS),)))
+    ticket = ticket_of(arrival_ns=START, id="r")
+    queue.push(ticket)
+    ((dropped, error),) = queue.poll(START + 5 * MS).dropped
+    assert dropped is ticket
+    assert isinstance(error, ExpiredError)
+    assert str(error) == "Request timeout expired"
+
+
+def test_the_next_refusal_is_what_the_queue_wakes_up_for() -> None:
+    policy = dynamic(delay_ms=300)._replace(queues=(QueuePolicy(default_timeout_ns=9 * MS),))
+    assert (queue := filled(policy, 1)).poll(START).wake_ns == START + 9 * MS
+    assert queue.poll(START + 9 * MS).dropped
+
+
+def test_one_that_may_run_late_runs_last() -> None:
+    lenient = QueuePolicy(reject_on_timeout=False, default_timeout_ns=5 * MS)
+    queue = BatchQueue(BatchPolicy(1, dynamic=True, queues=(lenient,)))
+    first, second = ticket_of(arrival_ns=START), ticket_of(arrival_ns=START + MS)
+    queue.push(first)
+    queue.push(second)
+    assert [queue.poll(START + 5 * MS).tickets for _ in range(2)] == [[second], [first]]
+
+
+def test_a_held_queue_sends_nothing_before_that_many_wait_and_holds_back_but_once() -> None:
+    queue = BatchQueue(dynamic(limit=2), hold=3)
+    for _ in range(2):
+        queue.push(ticket_of())
+        assert queue.poll(START) == Plan([])
+    queue.push(ticket_of())
+    assert sizes(queue, START) == [(2, FULL), (1, IDLE)]
+
+
+def test_without_a_batcher_nothing_is_held() -> None:
+    queue = BatchQueue(BatchPolicy(max_batch_size=2), hold=3)
+    queue.push(ticket_of())
+    assert sizes(queue, START) == [(1, SINGLE)]
+
+
+def test_a_hastened_queue_waits_for_nobody() -> None:
+    queue = BatchQueue(dynamic(delay_ms=300), hold=3)
+    queue.push(ticket_of(arrival_ns=START))
+    queue.hasten()
+    assert sizes(queue, START) == [(1, IDLE)]
+
+
 def test_a_ticket_runs_until_its_deadline() -> None:
     queue = BatchQueue(BatchPolicy(max_batch_size=1))
     ticket = ticket_of(arrival_ns=START)
@@ -208,229 +251,3 @@ def test_a_drained_queue_is_empty() -> None:
 )
 def test_rows_ahead_bounds_the_next_batch(policy: BatchPolicy, rows: tuple[int, ...], expected: int) -> None:
     assert filled(policy, *rows).rows_ahead == expected
-
-
-# -- properties -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A request that comes ``after_ms`` after the one before it; with it one may be cancelled. 0 is no deadline."""
-
-    after_ms: int
-    rows: int
-    key: str
-    cancel: bool
-    deadline_ms: int
-
-
-@st.composite
-def policies(draw: st.DrawFn) -> BatchPolicy:
-    limit = draw(st.integers(1, 6))
-    if draw(st.integers(0, 5)) == 0:
-        return BatchPolicy(max_batch_size=limit)
-    preferred = tuple(sorted(draw(st.sets(st.integers(1, limit), max_size=2))))
-    return dynamic(limit, preferred=preferred, delay_ms=draw(st.sampled_from([0, 1, 5])))
-
-
-def arrivals_with(deadlines_ms: list[int]) -> st.SearchStrategy[list[Arrival]]:
-    one = st.builds(
-        Arrival,
-        after_ms=st.sampled_from([0, 0, 0, 1, 2, 7]),
-        rows=st.integers(1, 3),
-        key=st.sampled_from("aaab"),
-        cancel=st.sampled_from([False, False, False, True]),
-        deadline_ms=st.sampled_from(deadlines_ms),
-    )
-    return st.lists(one, max_size=14)
-
-
-timeless = arrivals_with([0])
-arrivals = timeless | arrivals_with([0, 0, 1, 3])
-
-
-def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
-    """Play arrivals against a queue, polling once after each and then whenever it asks to be woken; check all laws."""
-    queue = queue_type(policy)
-    waiting: list[Ticket] = []
-    left: list[Ticket] = []
-    pushed: list[Ticket] = []
-    now = START
-
-    def poll(at_ns: int) -> Plan:
-        plan = queue.poll(at_ns)
-        check_safety(policy, waiting, plan, at_ns)
-        gone = {*plan.tickets, *(ticket for ticket, _ in plan.dropped)}
-        alive = [ticket for ticket in waiting if not is_dead(ticket, at_ns)]
-        waiting[:] = [ticket for ticket in waiting if ticket not in gone]
-        left.extend(gone)
-        check_maximality(policy, alive, plan, at_ns)
-        check_promptness(policy, alive, plan, at_ns)
-        return plan
-
-    for arrival in plan_of_arrivals:
-        now += arrival.after_ms * MS
-        rows = min(arrival.rows, policy.max_batch_size)
-        ticket = ticket_of(rows, shape_key=arrival.key, arrival_ns=now)
-        ticket.deadline_ns = now + arrival.deadline_ms * MS if arrival.deadline_ms else 0
-        queue.push(ticket)
-        waiting.append(ticket)
-        pushed.append(ticket)
-        if arrival.cancel:
-            pushed[len(pushed) // 2].cancel()
-        poll(now)
-    for _ in range(4 * len(pushed) + 4):
-        plan = poll(now)
-        if not plan.tickets and not plan.dropped:
-            if not plan.wake_ns:
-                break
-            early = poll(plan.wake_ns - 1)
-            assert early.dropped or not early.tickets, "a batch went before its time"
-            now = plan.wake_ns
-            if not early.dropped:
-                late = poll(now)
-                assert late.tickets or late.dropped, "nothing went when the queue asked to be woken"
-    assert not waiting, "tickets were left behind"
-    assert sorted(map(id, left)) == sorted(map(id, pushed)), "a ticket left twice or never"
-    assert len(queue) == 0
-
-
-def is_dead(ticket: Ticket, now_ns: int) -> bool:
-    """Whether a ticket may not run any more."""
-    return ticket.request.cancelled or 0 < ticket.deadline_ns <= now_ns
-
-
-def check_safety(policy: BatchPolicy, waiting: list[Ticket], plan: Plan, now_ns: int) -> None:
-    alive = [ticket for ticket in waiting if not is_dead(ticket, now_ns)]
-    assert plan.tickets == alive[: len(plan.tickets)], "not first in, first out"
-    for ticket, error in plan.dropped:
-        assert ticket in waiting, "dropped twice"
-        assert is_dead(ticket, now_ns), "dropped without a reason"
-        assert type(error) is (CancelledError if ticket.request.cancelled else ExpiredError)
-    if plan.tickets:
-        assert plan.rows == sum(ticket.request.rows for ticket in plan.tickets)
-        assert plan.rows <= policy.max_batch_size
-        assert len({ticket.request.shape_key for ticket in plan.tickets}) == 1, "two shapes in a batch"
-        assert plan.reason in REASONS
-        assert policy.dynamic or len(plan.tickets) == 1
-    else:
-        assert plan.rows == 0
-        assert plan.reason == ""
-
-
-def largest_lawful(policy: BatchPolicy, alive: list[Ticket]) -> int:
-    """How many tickets FIFO, shape and limit allow together."""
-    count = rows = 0
-    for ticket in alive:
-        rows += ticket.request.rows
-        if rows > policy.max_batch_size or ticket.request.shape_key != alive[0].request.shape_key:
-            break
-        count += 1
-    return count
-
-
-def preferred_counts(policy: BatchPolicy, alive: list[Ticket]) -> list[int]:
-    """The counts of tickets that add up to a preferred size."""
-    most = largest_lawful(policy, alive)
-    return [n for n in range(1, most + 1) if sum(t.request.rows for t in alive[:n]) in policy.preferred]
-
-
-def check_maximality(policy: BatchPolicy, alive: list[Ticket], plan: Plan, now_ns: int) -> None:
-    if not plan.tickets or not policy.dynamic:
-        return
-    most = largest_lawful(policy, alive)
-    expired = policy.max_delay_ns and now_ns - alive[0].arrival_ns >= policy.max_delay_ns
-    preferred = preferred_counts(policy, alive)
-    wanted = preferred[-1] if preferred and not expired else most
-    assert len(plan.tickets) == wanted, f"{len(plan.tickets)} tickets went where {wanted} could"
-    rows = sum(ticket.request.rows for ticket in alive[:most])
-    if plan.reason == FULL:
-        more = alive[most].request.rows if len(alive) > most else 0
-        assert plan.rows == policy.max_batch_size or rows + more > policy.max_batch_size
-    if plan.reason == SHAPE:
-        assert alive[most].request.shape_key != alive[0].request.shape_key
-    if plan.reason == DELAY:
-        assert expired
-    if plan.reason == IDLE:
-        assert policy.max_delay_ns == 0
-
-
-def check_promptness(policy: BatchPolicy, alive: list[Ticket], plan: Plan, now_ns: int) -> None:
-    if plan.tickets:
-        return
-    if not alive:
-        assert plan.wake_ns == 0, "woken for nothing"
-        return
-    assert policy.dynamic, "without batching nothing waits"
-    assert policy.max_delay_ns, "without a delay nothing waits"
-    assert plan.wake_ns == alive[0].arrival_ns + policy.max_delay_ns
-    assert plan.wake_ns > now_ns, "the delay is over"
-    most = largest_lawful(policy, alive)
-    assert most == len(alive), "a batch that cannot grow waited"
-    assert sum(ticket.request.rows for ticket in alive) < policy.max_batch_size, "a full batch waited"
-    assert not preferred_counts(policy, alive), "a preferred size waited"
-
-
-@settings(max_examples=400)
-@given(policies(), arrivals)
-def test_every_ticket_leaves_once_in_lawful_batches_that_are_large_and_prompt(
-    policy: BatchPolicy, plan_of_arrivals: list[Arrival]
-) -> None:
-    check(BatchQueue, policy, plan_of_arrivals)
-
-
-# -- do the properties notice? --------------------------------------------------------------------------------------
-
-MUTANTS = [
-    ("rows + request.rows > limit and count", "rows + request.rows > limit + 1 and count"),
-    ("rows + request.rows > limit and count", "rows + request.rows >= limit and count"),
-    ("request.shape_key is not key and request.shape_key != key", "False"),
-    ("if rows in self._preferred:", "if rows in self._preferred and not best_count:"),
-    ("if rows in self._preferred:", "if False:"),
-    ("expired = bool(delay_ns) and", "expired ="),
-    ("now_ns - self._waiting[0].arrival_ns >= delay_ns", "now_ns - self._waiting[0].arrival_ns > delay_ns"),
-    ("now_ns - self._waiting[0].arrival_ns >= delay_ns", "now_ns - self._waiting[0].arrival_ns >= delay_ns - 1"),
-    ("if best_count and not expired:", "if best_count:"),
-    ("if stop:", "if stop and (expired or not delay_ns):"),
-    ("wake_ns=self._waiting[0].arrival_ns", "wake_ns=self._waiting[-1].arrival_ns"),
-    ("wake_ns=self._waiting[0].arrival_ns + self._policy.max_delay_ns", "wake_ns=now_ns + self._policy.max_delay_ns"),
-    ("self._waiting.extendleft(reversed(kept))", "self._waiting.extendleft(kept)"),
-    ("if ticket.request.cancelled:", "if False:"),
-    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "False"),
-    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns <= now_ns"),
-    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns and ticket.deadline_ns < now_ns"),
-    ("while self._waiting and rows <= reach:", "while self._waiting and rows < 2:"),
-    ("dropped = self._drop_dead(now_ns)", "dropped = self._drop_dead(now_ns) and []"),
-]
-
-
-@pytest.mark.parametrize(("original", "mutation"), MUTANTS)
-def test_a_planted_mistake_is_noticed(original: str, mutation: str) -> None:
-    mutant = mutated(original, mutation)
-
-    # Deadlines thin out the queues: only mistakes about deadlines are looked for among them.
-    @settings(max_examples=600, database=None, report_multiple_bugs=False, print_blob=False)
-    @given(policies(), arrivals if "deadline" in original else timeless)
-    def play(policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
-        check(mutant, policy, plan_of_arrivals)
-
-    with pytest.raises((AssertionError, IndexError)):
-        play()
-
-
-def mutated(original: str, mutation: str) -> type[BatchQueue]:
-    """BatchQueue with one piece of its source replaced."""
-    source = textwrap.dedent(inspect.getsource(BatchQueue))
-    assert source.count(original) == 1, f"the source has changed: {original}"
-    scope: dict[str, Any] = dict(vars(batching))
-    exec(
-        compile(source.replace(original, mutation), "mutant", "exec", dont_inherit=True, flags=annotations_flag()),
-        scope,
-    )
-    mutant: type[BatchQueue] = scope["BatchQueue"]
-    return mutant
-
-
-def annotations_flag() -> int:
-    """The compiler's flag for ``from __future__ import annotations``."""
-    return annotations.compiler_flag

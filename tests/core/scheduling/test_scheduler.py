@@ -32,6 +32,7 @@ class Bench:
         quick: bool = False,
         threads: bool = False,
         may_wait: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.clock = FakeClock()
         self.instances = [FakeInstance(f"m_{index}", quick=quick) for index in range(instances)]
@@ -45,6 +46,7 @@ class Bench:
             self.clock,
             threads=threads,
             may_wait=may_wait,
+            ordered=ordered,
         )
 
     def submit(self, rows: int = 1, **settings: object) -> Ticket:
@@ -368,12 +370,63 @@ def test_stop_does_not_wait_for_a_loop_that_waits_for_stop() -> None:
     bench.replies.only(ticket)
 
 
-def test_stop_runs_a_delayed_batch_only_after_its_delay_or_gives_up() -> None:
+def test_stop_sends_at_once_what_waits_for_its_delay() -> None:
     bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, max_delay_ns=10**12), threads=True)
     ticket = bench.submit()
-    assert not bench.scheduler.stop(0.05)
+    assert bench.scheduler.stop(PATIENCE_S)
+    assert values(bench.replies.only(ticket)) == [0]
+
+
+def test_the_time_of_a_stop_is_one_budget_over_all_threads() -> None:
+    bench = Bench(instances=2, threads=True)
+    running, may_end = threading.Semaphore(0), threading.Event()
+
+    def during() -> None:
+        running.release()
+        assert may_end.wait(PATIENCE_S)
+
+    for instance in bench.instances:
+        instance.during = during
+        bench.submit(8)
+        assert running.acquire(timeout=PATIENCE_S)
+    bench.scheduler._now = iter([0, *[10**9] * 9]).__next__
+    assert not bench.scheduler.stop(1)  # its time is over when it comes to the first thread: it does not wait at all
+    bench.scheduler._now = bench.clock.monotonic_ns
+    may_end.set()
+    assert bench.scheduler.stop(PATIENCE_S)
+
+
+def test_answers_in_order_wait_for_those_of_requests_before_them() -> None:
+    bench = Bench(BatchPolicy(max_batch_size=1, dynamic=True), instances=2, ordered=True)
+    first, second, third = (bench.submit() for _ in range(3))
+
+    def overtake() -> None:
+        bench.scheduler.step(1)
+        assert bench.replies.order == []
+
+    bench.instances[0].during = overtake
+    second.cancel()
+    bench.scheduler.step(0)
+    assert bench.replies.order == [first, second, third]
+    assert isinstance(bench.replies.only(second), CancelledError)
+
+
+def test_an_answer_that_is_held_back_is_not_lost_when_the_one_before_it_is_abandoned() -> None:
+    bench = Bench(BatchPolicy(max_batch_size=1, dynamic=True, queues=(QueuePolicy(max_size=2),)), ordered=True)
+    first, second = bench.submit(), bench.submit()
+    with pytest.raises(UnavailableError):
+        bench.submit()
     bench.scheduler.abandon(UnavailableError("too late"))
-    assert str(bench.replies.only(ticket)) == "too late"
+    third = bench.submit()
+    bench.scheduler.step()
+    assert bench.replies.order == [first, second, third]
+
+
+def test_answers_of_many_instances_leave_in_the_order_of_their_requests() -> None:
+    bench = Bench(BatchPolicy(max_batch_size=2, dynamic=True), instances=4, threads=True, ordered=True)
+    tickets = [bench.submit() for _ in range(300)]
+    assert bench.scheduler.stop(PATIENCE_S)
+    assert bench.replies.order == tickets
 
 
 def test_a_stop_whose_time_is_over_says_so_and_what_runs_is_still_answered() -> None:

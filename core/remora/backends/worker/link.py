@@ -21,7 +21,7 @@ from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
 from remora.backends.worker.forms import error_from, error_head, index_of, is_open, outcome_from
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
-from remora.backends.worker.wire import FINAL, Draft, Item, Kind, Message, WireError
+from remora.backends.worker.wire import AGAIN, FINAL, Draft, Item, Kind, Message, WireError
 from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Request, Streamed
 
@@ -61,7 +61,7 @@ class _Stream:
         self._send = execution.send
         self._index = index
         self._read = read
-        self._queue: SimpleQueue[Streamed] = SimpleQueue()
+        self._queue: SimpleQueue[Streamed | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.open = True
 
@@ -76,10 +76,19 @@ class _Stream:
             self._thread = threading.Thread(target=self._deliver, name="remora stream", daemon=True)
             self._thread.start()
 
+    def hand_over(self) -> None:
+        """Let another execution go on with the stream, once all that this one has sent is handed on."""
+        self.open = False
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+
     def _deliver(self) -> None:
         final = False
         while not final:
             streamed = self._queue.get()
+            if streamed is None:
+                return
             final = streamed.final
             self._send(self._index, streamed)
             if not final:
@@ -199,6 +208,8 @@ class Link:
                 with self.channel.front():
                     message = self._await(number, running, timeout_s)
             outcomes = self._outcomes(message, execution)
+            for index in execution.again if decoupled else ():
+                streams[index].hand_over()
             done = True
             return outcomes
         except NoRoomError as error:
@@ -237,6 +248,9 @@ class Link:
         execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
         if message.kind is Kind.FAILED:
             raise _failure(message)
+        again = [index for index, item in enumerate(message.items) if item.flags & AGAIN]
+        if again:
+            execution.again = frozenset(again)
         return [outcome_from(item) for item in message.items]
 
     # -- handling ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.forms import OutcomeWriter, RequestReader, error_head, index_of
 from remora.backends.worker.link import Channel
 from remora.backends.worker.proxies import Questions, ServerCalls, ServerLog, ServerMetrics
-from remora.backends.worker.wire import Draft, Item, Kind, Message, head
+from remora.backends.worker.wire import AGAIN, Draft, Item, Kind, Message, head
 from remora.errors import InternalError, RemoraError
 from remora.messages import Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
@@ -198,9 +198,12 @@ class Worker:
         message.items.clear()
         self._executing[number] = executing
         try:
-            outcomes = instance.execute(executing.execution())
+            execution = executing.execution()
+            outcomes = instance.execute(execution)
             drafts = [self._writer.draft(outcome, index) for index, outcome in enumerate(outcomes)]
-            executing.returned(outcomes)
+            for index in execution.again:
+                drafts[index] = drafts[index]._replace(flags=drafts[index].flags | AGAIN)
+            executing.returned(outcomes, execution.again)
             return drafts
         except BaseException:
             executing.close()
@@ -316,10 +319,10 @@ class _Executing:
             lambda index, streamed: self._worker.stream_soon(self, index, streamed),
         )
 
-    def returned(self, outcomes: Sequence[object]) -> None:
-        """The model's ``execute`` has returned; what it has answered is done with."""
+    def returned(self, outcomes: Sequence[object], again: frozenset[int]) -> None:
+        """The model's ``execute`` has returned; what it has answered, or wants to see again, is done with."""
         self.done = True
-        self.open -= {index for index, outcome in enumerate(outcomes) if outcome is not None}
+        self.open -= {index for index, outcome in enumerate(outcomes) if outcome is not None} | again
 
     def told(self, message: Message) -> None:
         """Requests were cancelled, or answers were read."""

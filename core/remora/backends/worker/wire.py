@@ -27,6 +27,8 @@ from remora.messages import DTYPES, Array
 VERSION = 1
 FINAL = 1
 """The item's flag that says: no more answers to this request."""
+AGAIN = 2
+"""The item's flag that says: the model wants this request to be scheduled again."""
 
 
 class Kind(IntEnum):

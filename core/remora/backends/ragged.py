@@ -1,0 +1,233 @@
+"""Ragged batches: inputs of unequal lengths laid end to end, and the tensors that tell a model where each lies.
+
+Pure but for `RaggedInstance`. A ragged input reaches the model as one flat array of all its elements, always, a
+single request included: a model is built for one rank. What the configuration calls ``batch_input`` is computed from
+the shapes of the source inputs; a ``batch_output`` is cut by them (spec K07).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.backends import Execution
+from remora.backends.arrays import Run, gather, scatter
+from remora.config import dtype_name
+from remora.errors import InternalError, RemoraError
+from remora.messages import DTYPES, Array, Outcome, Request, Response, Tensor
+from remora.proto.model_config_pb2 import BatchInput, ModelConfig
+
+Shape = tuple[int, ...]
+
+
+class MadeInput(NamedTuple):
+    """A tensor computed from the shapes of ``source`` in a batch, given to the model under each of ``names``."""
+
+    kind: int
+    names: tuple[str, ...]
+    dtype: np.dtype[Any]
+    source: str
+
+
+class CutOutput(NamedTuple):
+    """An output that is cut by the shapes of ``source``; ``dims`` are its configured ones, -1 taken from there."""
+
+    source: str
+    dims: Shape
+
+
+class RaggedPlan(NamedTuple):
+    """What a configuration says about ragged batches. ``plain`` inputs are joined by rows, ``ragged`` ones flat."""
+
+    plain: tuple[str, ...]
+    ragged: tuple[str, ...]
+    made: tuple[MadeInput, ...]
+    cut: Mapping[str, CutOutput]
+    outputs: tuple[str, ...]
+    batches: bool
+
+
+def ragged_plan(config: ModelConfig) -> RaggedPlan | None:
+    """The plan of a complete and valid configuration; None when nothing in it is ragged."""
+    ragged = tuple(row.name for row in config.input if row.allow_ragged_batch)
+    if not (ragged or config.batch_input or config.batch_output):
+        return None
+    dims = {row.name: tuple(row.reshape.shape if row.HasField("reshape") else row.dims) for row in config.output}
+    made = tuple(
+        MadeInput(row.kind, tuple(row.target_name), DTYPES[dtype_name(row.data_type)], row.source_input[0])
+        for row in config.batch_input
+    )
+    cut = {
+        name: CutOutput(row.source_input[0], dims.get(name, ()))
+        for row in config.batch_output
+        for name in row.target_name
+    }
+    plain = [row.name for row in config.input if not row.allow_ragged_batch]
+    plain += [row.name for row in config.sequence_batching.control_input]
+    plain += [row.input_name for row in config.sequence_batching.state]
+    outputs = tuple(row.name for row in config.output)
+    return RaggedPlan(tuple(dict.fromkeys(plain)), ragged, made, cut, outputs, config.max_batch_size > 0)
+
+
+def batch_tensor(kind: int, shapes: Sequence[Shape], dtype: np.dtype[Any], *, batches: bool) -> Array:
+    """The tensor that a ``batch_input`` of this kind is, for requests whose source inputs have ``shapes``.
+
+    With ``batches`` the first dimension of each shape is its rows: it counts among the elements, and the two kinds of
+    item shapes leave it out and tell the rest once for each row.
+    """
+    counts = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+    if kind == BatchInput.BATCH_ELEMENT_COUNT:
+        return np.array(counts, dtype)
+    if kind == BatchInput.BATCH_ACCUMULATED_ELEMENT_COUNT:
+        return np.array(list(accumulate(counts)), dtype)
+    if kind == BatchInput.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+        return np.array(list(accumulate(counts, initial=0)), dtype)
+    if kind == BatchInput.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE:
+        return np.zeros(max(counts, default=0), dtype)  # only its length says something
+    items = [shape[1:] for shape in shapes for _ in range(shape[0])] if batches else list(shapes)
+    table = np.array(items, dtype).reshape(len(items), -1)
+    return table.ravel() if kind == BatchInput.BATCH_ITEM_SHAPE_FLATTEN else table
+
+
+def gather_ragged(plan: RaggedPlan, requests: Sequence[Request]) -> dict[str, Array]:
+    """The inputs of a batch: ragged ones flat, the others by rows, and the tensors made of shapes.
+
+    Raises:
+        InternalError: a request lacks the optional input that a ``batch_input`` is made from.
+    """
+    inputs = {name: array for name, array in gather(requests, plan.plain).items() if name not in plan.ragged}
+    for name in plan.ragged:
+        if name in requests[0].inputs:
+            inputs[name] = np.concatenate([request.inputs[name].reshape(-1) for request in requests])
+    for made in plan.made:
+        tensor = batch_tensor(made.kind, _shapes(requests, made.source), made.dtype, batches=plan.batches)
+        for name in made.names:
+            inputs[name] = tensor
+    return inputs
+
+
+def scatter_ragged(plan: RaggedPlan, outputs: Sequence[Tensor], requests: Sequence[Request]) -> list[Response]:
+    """One response for each request: outputs of ``batch_output`` cut by its input's shape, the others by rows.
+
+    Raises:
+        InternalError: an output has more or fewer elements than the batch's shapes ask for.
+    """
+    whole = [tensor for tensor in outputs if tensor.name not in plan.cut]
+    shares = [{tensor.name: tensor for tensor in response.outputs} for response in _scattered(plan, whole, requests)]
+    for tensor in outputs:
+        if tensor.name in plan.cut:
+            pieces = cut_by_shape(tensor, plan.cut[tensor.name], requests, batches=plan.batches)
+            for share, piece in zip(shares, pieces, strict=True):
+                share[tensor.name] = piece
+    return [
+        Response([share[tensor.name] for tensor in outputs if tensor.name in request.requested])
+        for share, request in zip(shares, requests, strict=True)
+    ]
+
+
+def _scattered(plan: RaggedPlan, whole: Sequence[Tensor], requests: Sequence[Request]) -> list[Response]:
+    if not whole:
+        return [Response([]) for _ in requests]
+    return scatter(whole, requests, batches=plan.batches)
+
+
+def cut_by_shape(tensor: Tensor, cut: CutOutput, requests: Sequence[Request], *, batches: bool) -> list[Tensor]:
+    """The elements of one output for each request, as views in the shape that its source input gives them."""
+    shapes = [_cut_shape(cut.dims, shape, batches=batches) for shape in _shapes(requests, cut.source)]
+    ends = list(accumulate(int(np.prod(shape, dtype=np.int64)) for shape in shapes))
+    flat = tensor.data.reshape(-1)
+    if ends[-1] != flat.size:
+        raise InternalError(
+            f"output '{tensor.name}' has {flat.size} elements, but the shapes of input '{cut.source}' in this batch of "
+            f"{len(requests)} ask for {ends[-1]}: see batch_output in the model's configuration",
+            from_model=True,
+        )
+    return [
+        Tensor(tensor.name, tensor.datatype, flat[begin:end].reshape(shape))
+        for begin, end, shape in zip([0, *ends], ends, shapes, strict=False)
+    ]
+
+
+def _cut_shape(dims: Shape, source: Shape, *, batches: bool) -> Shape:
+    """``dims`` with each variable one taken from the same place of the source's shape."""
+    batch, own = (source[:1], source[1:]) if batches else ((), source)
+    return (*batch, *(own[at] if dim < 0 and at < len(own) else max(dim, 1) for at, dim in enumerate(dims)))
+
+
+def _shapes(requests: Sequence[Request], name: str) -> list[Shape]:
+    try:
+        return [request.inputs[name].shape for request in requests]
+    except KeyError:
+        raise InternalError(
+            f"the batch needs the shape of input '{name}', which a request left out: it is the source_input of a "
+            "batch_input or batch_output, so it must not be optional",
+            from_model=True,
+        ) from None
+
+
+class RaggedInstance:
+    """An ``Instance`` over a function from arrays to arrays, for models with ragged inputs or batch tensors.
+
+    As `ArrayInstance`: when a batch fails, its requests run again one by one, each failing alone.
+
+    Args:
+        name: the instance's name (spec I03).
+        plan: from `ragged_plan`.
+        run: see ``arrays.Run``; any exception is a failure of the model.
+        quick: see ``Instance``.
+        clock: the engine's monotonic clock, in nanoseconds.
+    """
+
+    __slots__ = ("_clock", "_plan", "_run", "name", "quick")
+
+    def __init__(
+        self,
+        name: str,
+        plan: RaggedPlan,
+        run: Run,
+        *,
+        quick: bool = False,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.name = name
+        self.quick = quick
+        self._plan = plan
+        self._run = run
+        self._clock = clock
+
+    def execute(self, execution: Execution) -> list[Outcome]:
+        """Run the requests; see ``Instance.execute``."""
+        requests = execution.requests
+        if len(requests) > 1 and not self._plan.batches:
+            return [self._alone(execution, request) for request in requests]
+        try:
+            return list(self._answers(execution, requests))
+        except Exception:  # whatever it is: the requests tell below which of them it belongs to
+            if len(requests) == 1:
+                raise
+        return [self._alone(execution, request) for request in requests]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _answers(self, execution: Execution, requests: Sequence[Request]) -> list[Response]:
+        inputs = gather_ragged(self._plan, requests)
+        asked = {name for request in requests for name in request.requested}
+        execution.input_end_ns = execution.input_end_ns or self._clock()
+        outputs = self._run(inputs, tuple(name for name in self._plan.outputs if name in asked))
+        execution.output_start_ns = self._clock()
+        return scatter_ragged(self._plan, outputs, requests)
+
+    def _alone(self, execution: Execution, request: Request) -> Outcome:
+        try:
+            return self._answers(execution, (request,))[0]
+        except RemoraError as error:
+            return error
+        except Exception as error:
+            failure = InternalError(f"{type(error).__name__}: {error}", from_model=True)
+            failure.__cause__ = error
+            return failure

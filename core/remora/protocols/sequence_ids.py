@@ -1,0 +1,14 @@
+"""Which texts may name a sequence (spec S01); the law: every protocol that takes one asks here."""
+
+from __future__ import annotations
+
+from remora.errors import UnsupportedError
+
+MAX_BYTES = 128
+
+
+def checked_id(text: str) -> str:
+    """The text itself. Raises UnsupportedError, as Triton calls it, for one of more than 128 bytes."""
+    if len(text.encode()) > MAX_BYTES:
+        raise UnsupportedError(f"string correlation ID cannot be longer than {MAX_BYTES} characters")
+    return text

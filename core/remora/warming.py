@@ -1,0 +1,149 @@
+"""Runs warmup samples on every instance of a model that does not serve yet (spec K06).
+
+Each instance gets a scheduler of its own for the time of the warmup, so that batches are made, run, answered and
+counted as later ones are. Law: a sample that fails fails the load, and names itself and the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from remora.backends import Execution, Instance
+from remora.config import BatchPolicy
+from remora.errors import ConfigError, InternalError, RemoraError, UnavailableError
+from remora.messages import Outcome, Streamed, Ticket
+from remora.model import ServedModel
+from remora.scheduling.batching import BatchQueue, Plan
+from remora.scheduling.costs import CostModel
+from remora.scheduling.scheduler import Scheduler
+from remora.statistics import ModelStatistics, StatisticsRecorder
+from remora.system.clock import Clock
+from remora.warmup import INPUT_LIMIT_BYTES, Sample, derived_sample, samples_of
+
+_log = logging.getLogger("remora.models")
+
+WARMUP = "warmup"
+"""The reason that statistics show for these executions."""
+
+ANSWER_LIMIT_S = 600
+"""How long a sample may take: a model that never answers must not stay in loading for ever."""
+
+_STOP_LIMIT_S = 5
+_LONG_NS = 10**15
+
+
+def warm_up(
+    model: ServedModel, instances: Sequence[Instance], directory: Path, clock: Clock, *, derive: bool = False
+) -> None:
+    """Run the model's samples on each instance; their files lie in ``directory``/warmup.
+
+    With ``derive``, a model without samples whose instances are all quick runs a few rows of zeros; when these fail,
+    the log says so and the model serves.
+
+    Raises RemoraError: a sample cannot be made, or failed. The model's scheduler is stopped then.
+    """
+    try:
+        for sample in samples_of(model.config, lambda name: read_sample(directory / "warmup", name)):
+            for instance in instances:
+                _run(model, instance, sample, clock)
+    except RemoraError:
+        model.scheduler.stop(_STOP_LIMIT_S)
+        raise
+    if derive and instances and not model.config.model_warmup and all(instance.quick for instance in instances):
+        derived = derived_sample(model.config)
+        if derived is not None:
+            try:
+                for instance in instances:
+                    _run(model, instance, derived, clock)
+            except RemoraError as error:
+                _log.warning("model '%s' serves all the same: %s", model.name, error)
+
+
+def read_sample(folder: Path, name: str) -> bytes:
+    """The content of a sample's file. Raises ConfigError: it leaves the folder, is not there, is too large."""
+    path = folder / name
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"warmup input_data_file '{name}' leaves the model's folder 'warmup'")
+        size = path.stat().st_size
+        if size > INPUT_LIMIT_BYTES:
+            raise ConfigError(f"warmup input_data_file '{name}' has {size} bytes; the limit is {INPUT_LIMIT_BYTES}")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = error.strerror if isinstance(error, OSError) else "no name of a file"
+        raise ConfigError(
+            f"cannot read warmup input_data_file '{name}' in the model's folder 'warmup': {reason}"
+        ) from error
+
+
+class _WarmupRecorder(StatisticsRecorder):
+    """Counts executions under the reason that they had: no client asked for them."""
+
+    __slots__ = ("_ended",)
+
+    def __init__(self, statistics: ModelStatistics, clock: Clock, ended: SimpleQueue[RemoraError | None]) -> None:
+        super().__init__(statistics, clock)
+        self._ended = ended
+
+    def executed(
+        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
+    ) -> None:
+        super().executed(plan._replace(reason=WARMUP), execution, outcomes, start_ns, end_ns)
+        for _ in execution.again:  # iterative sequences go on with another execution; here one is what was asked for
+            self._ended.put(None)
+
+
+def _run(model: ServedModel, instance: Instance, sample: Sample, clock: Clock) -> None:
+    """Run one sample on one instance. Raises InternalError with the reason when a request of it fails."""
+    # Only a full batch is dispatched: the requests of one round run together however slowly they are handed in.
+    policy = BatchPolicy(max_batch_size=sample.batch_size, dynamic=True, max_delay_ns=_LONG_NS)
+    ended: SimpleQueue[RemoraError | None] = SimpleQueue()
+    scheduler = Scheduler(
+        BatchQueue(policy),
+        [instance],
+        model.signature,
+        _WarmupRecorder(model.statistics, clock, ended),
+        clock,
+        may_wait=True,
+        decoupled=model.decoupled,
+    )
+    try:
+        for _ in range(sample.rounds):
+            _run_round(model, scheduler, sample, ended)
+    except RemoraError as error:
+        raise InternalError(f"failed to run warmup sample '{sample.name}': {error}") from error
+    finally:
+        scheduler.stop(_STOP_LIMIT_S)
+    costs = getattr(model.scheduler, "costs", None)
+    if isinstance(costs, CostModel):
+        for rows, ns in scheduler.costs.curve().items():
+            costs.learn(rows, round(ns))
+
+
+def _run_round(
+    model: ServedModel, scheduler: Scheduler, sample: Sample, ended: SimpleQueue[RemoraError | None]
+) -> None:
+    def reply(_ticket: Ticket, outcome: Outcome) -> None:
+        streamed = outcome if isinstance(outcome, Streamed) else Streamed(outcome, final=True)
+        if streamed.final:
+            ended.put(streamed.outcome if isinstance(streamed.outcome, RemoraError) else None)
+
+    requests = [model.signature.request(sample.form, sample.data) for _ in range(sample.batch_size)]
+    for request in requests:
+        request.inputs.update(sample.extra)
+    for request in requests:
+        scheduler.submit(Ticket(request, reply))
+    for _ in requests:
+        failure = _next(ended)
+        if failure is not None:
+            raise failure
+
+
+def _next(ended: SimpleQueue[RemoraError | None]) -> RemoraError | None:
+    try:
+        return ended.get(timeout=ANSWER_LIMIT_S)
+    except Empty:
+        return UnavailableError(f"there was no answer within {ANSWER_LIMIT_S} s")

@@ -1,0 +1,387 @@
+"""The batching decider in three families of properties, against the rules in the plainest words.
+
+Safety: each ticket leaves once, in order, lawfully. Maximality: a batch is as large as it may be. Promptness: what may
+go goes, and ``wake_ns`` is exact. The mutants at the end show that the properties would notice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from fakes import ticket_of
+from remora.config import BatchPolicy, QueuePolicy
+from remora.errors import CancelledError, QueueFullError
+from remora.messages import Ticket
+from remora.scheduling import batching, queues
+from remora.scheduling.batching import (
+    DELAY,
+    FULL,
+    IDLE,
+    PREFERRED,
+    REASONS,
+    SHAPE,
+    BatchQueue,
+    ExpiredError,
+    Plan,
+)
+
+MS = 1_000_000
+START = 1_000 * MS
+
+
+def dynamic(limit: int = 8, *, preferred: tuple[int, ...] = (), delay_ms: int = 0, max_size: int = 0) -> BatchPolicy:
+    return BatchPolicy(
+        max_batch_size=limit,
+        dynamic=True,
+        preferred=preferred,
+        max_delay_ns=delay_ms * MS,
+        queues=(QueuePolicy(max_size=max_size),),
+    )
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes ``after_ms`` after the one before it; with it one may be cancelled. 0 is no deadline."""
+
+    after_ms: int
+    rows: int
+    key: str
+    cancel: bool
+    deadline_ms: int
+    priority: int
+    timeout_ms: int
+    polled: bool
+
+
+@st.composite
+def policies(draw: st.DrawFn, *, plain: bool = False) -> BatchPolicy:
+    limit = draw(st.integers(1, 6))
+    if draw(st.integers(0, 5)) == 0:
+        return BatchPolicy(max_batch_size=limit)
+    preferred = tuple(sorted(draw(st.sets(st.integers(1, limit), max_size=2))))
+    levels = 1 if plain else draw(st.integers(1, 3))
+    policy = dynamic(limit, preferred=preferred, delay_ms=draw(st.sampled_from([0, 1, 5])))
+    if plain:
+        return policy
+    return policy._replace(
+        priority_levels=levels,
+        default_level=draw(st.integers(1, levels)),
+        queues=tuple(draw(st.tuples(*[queue_policies] * levels))),
+    )
+
+
+queue_policies = st.just(QueuePolicy()) | st.builds(
+    QueuePolicy, st.booleans(), st.sampled_from([0, 2 * MS, 4 * MS]), st.booleans(), st.sampled_from([0, 0, 2])
+)
+
+
+def arrivals_with(deadlines_ms: list[int]) -> st.SearchStrategy[list[Arrival]]:
+    one = st.builds(
+        Arrival,
+        after_ms=st.sampled_from([0, 0, 0, 1, 2, 7]),
+        rows=st.integers(1, 3),
+        key=st.sampled_from("aaab"),
+        cancel=st.sampled_from([False, False, False, True]),
+        deadline_ms=st.sampled_from(deadlines_ms),
+        priority=st.integers(0, 4),
+        timeout_ms=st.sampled_from([0, 0, 1, 3]),
+        polled=st.sampled_from([True, False, False]),
+    )
+    return st.lists(one, max_size=14)
+
+
+timeless = arrivals_with([0])
+arrivals = timeless | arrivals_with([0, 0, 1, 3])
+
+
+def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
+    """Play arrivals against a queue, polling once after each and then whenever it asks to be woken; check all laws."""
+    queue = queue_type(policy)
+    waiting: list[Ticket] = []
+    lots: dict[Ticket, Lot] = {}
+    left: list[Ticket] = []
+    pushed: list[Ticket] = []
+    now = START
+
+    def poll(at_ns: int) -> Plan:
+        plan = queue.poll(at_ns)
+        alive = in_order([ticket for ticket in waiting if not is_dead(ticket, lots[ticket], at_ns)], lots, at_ns)
+        check_safety(policy, waiting, alive, lots, plan, at_ns)
+        gone = {*plan.tickets, *(ticket for ticket, _ in plan.dropped)}
+        waiting[:] = [ticket for ticket in waiting if ticket not in gone]
+        left.extend(gone)
+        check_maximality(policy, alive, plan, at_ns)
+        check_promptness(policy, alive, lots, plan, at_ns)
+        return plan
+
+    for arrival in plan_of_arrivals:
+        now += arrival.after_ms * MS
+        rows = min(arrival.rows, policy.max_batch_size)
+        ticket = ticket_of(
+            rows,
+            shape_key=arrival.key,
+            arrival_ns=now,
+            priority=arrival.priority,
+            timeout_us=arrival.timeout_ms * 1000,
+        )
+        ticket.deadline_ns = now + arrival.deadline_ms * MS if arrival.deadline_ms else 0
+        lot = lot_of(policy, arrival, now, len(pushed))
+        room = policy.queues[lot.level - 1].max_size if policy.dynamic else 0
+        if room and sum(lots[other].level == lot.level for other in waiting) >= room:
+            assert is_refused(queue, ticket), "a full level took one more"
+            continue
+        queue.push(ticket)
+        lots[ticket] = lot
+        waiting.append(ticket)
+        pushed.append(ticket)
+        if arrival.cancel:
+            pushed[len(pushed) // 2].cancel()
+        if arrival.polled:
+            poll(now)
+    for _ in range(4 * len(pushed) + 4):
+        plan = poll(now)
+        if not plan.tickets and not plan.dropped:
+            if not plan.wake_ns:
+                break
+            early = poll(plan.wake_ns - 1)
+            assert early.dropped or not early.tickets, "a batch went before its time"
+            now = plan.wake_ns
+            if not early.dropped:
+                late = poll(now)
+                assert late.tickets or late.dropped, "nothing went when the queue asked to be woken"
+    assert not waiting, "tickets were left behind"
+    assert sorted(map(id, left)) == sorted(map(id, pushed)), "a ticket left twice or never"
+    assert len(queue) == 0
+
+
+def is_refused(queue: BatchQueue, ticket: Ticket) -> bool:
+    try:
+        queue.push(ticket)
+    except QueueFullError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Lot:
+    """What the rules say about a ticket: its level, when its time is over (0: never), what then, and its number."""
+
+    level: int
+    expiry_ns: int
+    reject: bool
+    number: int
+
+
+def lot_of(policy: BatchPolicy, arrival: Arrival, now_ns: int, number: int) -> Lot:
+    """Spec D07-D09, D11 in the plainest words."""
+    if not policy.dynamic:
+        return Lot(1, 0, False, number)
+    level = arrival.priority if arrival.priority in range(1, policy.priority_levels + 1) else policy.default_level
+    rules = policy.queues[level - 1]
+    timeout_ns = rules.default_timeout_ns
+    if rules.allow_override and arrival.timeout_ms:
+        timeout_ns = min(timeout_ns, arrival.timeout_ms * MS)
+    return Lot(level, now_ns + timeout_ns if timeout_ns else 0, rules.reject_on_timeout, number)
+
+
+def in_order(tickets: list[Ticket], lots: dict[Ticket, Lot], now_ns: int) -> list[Ticket]:
+    """As they should run: by level, the late last."""
+
+    def rank(ticket: Ticket) -> tuple[int, int, int]:
+        lot = lots[ticket]
+        return lot.level, lot.expiry_ns if 0 < lot.expiry_ns <= now_ns else 0, lot.number
+
+    return sorted(tickets, key=rank)
+
+
+def is_dead(ticket: Ticket, lot: Lot, now_ns: int) -> bool:
+    """Whether a ticket may not run any more."""
+    late = lot.reject and 0 < lot.expiry_ns <= now_ns
+    return late or ticket.request.cancelled or 0 < ticket.deadline_ns <= now_ns
+
+
+def check_safety(
+    policy: BatchPolicy,
+    waiting: list[Ticket],
+    alive: list[Ticket],
+    lots: dict[Ticket, Lot],
+    plan: Plan,
+    now_ns: int,
+) -> None:
+    assert plan.tickets == alive[: len(plan.tickets)], "not in order"
+    for ticket, error in plan.dropped:
+        assert ticket in waiting, "dropped twice"
+        assert is_dead(ticket, lots[ticket], now_ns), "dropped without a reason"
+        assert type(error) is (CancelledError if ticket.request.cancelled else ExpiredError)
+    dropped = {ticket for ticket, _ in plan.dropped}
+    late = {t for t in waiting if lots[t].reject and 0 < lots[t].expiry_ns <= now_ns}
+    assert late <= dropped, "one that is late is still waiting"
+    if plan.tickets:
+        assert plan.rows == sum(ticket.request.rows for ticket in plan.tickets)
+        assert plan.rows <= policy.max_batch_size
+        assert len({ticket.request.shape_key for ticket in plan.tickets}) == 1, "two shapes in a batch"
+        assert plan.reason in REASONS
+        assert policy.dynamic or len(plan.tickets) == 1
+    else:
+        assert plan.rows == 0
+        assert plan.reason == ""
+
+
+def largest_lawful(policy: BatchPolicy, alive: list[Ticket]) -> int:
+    """How many tickets FIFO, shape and limit allow together."""
+    count = rows = 0
+    for ticket in alive:
+        rows += ticket.request.rows
+        if rows > policy.max_batch_size or ticket.request.shape_key != alive[0].request.shape_key:
+            break
+        count += 1
+    return count
+
+
+def preferred_counts(policy: BatchPolicy, alive: list[Ticket]) -> list[int]:
+    """The counts of tickets that add up to a preferred size."""
+    most = largest_lawful(policy, alive)
+    return [n for n in range(1, most + 1) if sum(t.request.rows for t in alive[:n]) in policy.preferred]
+
+
+def check_maximality(policy: BatchPolicy, alive: list[Ticket], plan: Plan, now_ns: int) -> None:
+    if not plan.tickets or not policy.dynamic:
+        return
+    most = largest_lawful(policy, alive)
+    oldest_ns = min(ticket.arrival_ns for ticket in alive[:most])
+    expired = policy.max_delay_ns and now_ns - oldest_ns >= policy.max_delay_ns
+    preferred = preferred_counts(policy, alive)
+    wanted = preferred[-1] if preferred and not expired else most
+    if policy.preferred and policy.max_delay_ns and not preferred and not expired:
+        wanted = max(1, sum(sum(t.request.rows for t in alive[: n + 1]) <= policy.preferred[-1] for n in range(most)))
+    assert len(plan.tickets) == wanted, f"{len(plan.tickets)} tickets went where {wanted} could"
+    rows = sum(ticket.request.rows for ticket in alive[:most])
+    if plan.reason == FULL:
+        more = alive[most].request.rows if len(alive) > most else 0
+        assert plan.rows == policy.max_batch_size or rows + more > policy.max_batch_size
+    if plan.reason == PREFERRED:
+        assert policy.preferred
+    if plan.reason == SHAPE:
+        assert alive[most].request.shape_key != alive[0].request.shape_key
+    if plan.reason == DELAY:
+        assert expired
+    if plan.reason == IDLE:
+        assert policy.max_delay_ns == 0
+
+
+def check_promptness(
+    policy: BatchPolicy, alive: list[Ticket], lots: dict[Ticket, Lot], plan: Plan, now_ns: int
+) -> None:
+    if plan.tickets:
+        return
+    if not alive:
+        assert plan.wake_ns == 0, "woken for nothing"
+        return
+    assert policy.dynamic, "without batching nothing waits"
+    assert policy.max_delay_ns, "without a delay nothing waits"
+    over_ns = min(ticket.arrival_ns for ticket in alive) + policy.max_delay_ns
+    refusals_ns = [lots[ticket].expiry_ns for ticket in alive if lots[ticket].reject and lots[ticket].expiry_ns]
+    assert plan.wake_ns == min([over_ns, *refusals_ns])
+    assert plan.wake_ns > now_ns, "the delay is over"
+    most = largest_lawful(policy, alive)
+    assert most == len(alive), "a batch that cannot grow waited"
+    assert sum(ticket.request.rows for ticket in alive) < policy.max_batch_size, "a full batch waited"
+    assert not preferred_counts(policy, alive), "a preferred size waited"
+
+
+@settings(max_examples=400)
+@given(policies(), arrivals)
+def test_every_ticket_leaves_once_in_lawful_batches_that_are_large_and_prompt(
+    policy: BatchPolicy, plan_of_arrivals: list[Arrival]
+) -> None:
+    check(BatchQueue, policy, plan_of_arrivals)
+
+
+# -- do the properties notice? --------------------------------------------------------------------------------------
+
+MUTANTS = [
+    ("rows + request.rows > limit:", "rows + request.rows > limit + 1:"),
+    ("rows + request.rows > limit:", "rows + request.rows >= limit:"),
+    ("request.shape_key is not key and request.shape_key != key", "False"),
+    ("if rows in self._preferred:", "if rows in self._preferred and not best_count:"),
+    ("if rows in self._preferred:", "if False:"),
+    ("rows + request.rows > beyond and not best_count:", "False:"),
+    ("if delay_ns and self._preferred else limit", "if self._preferred else limit"),
+    ("if ticket.arrival_ns < oldest_ns:", "if False:"),
+    ("if ticket.arrival_ns < oldest_ns:", "if ticket.arrival_ns > oldest_ns:"),
+    ("expired = bool(delay_ns) and", "expired ="),
+    ("now_ns - oldest_ns >= delay_ns", "now_ns - oldest_ns > delay_ns"),
+    ("now_ns - oldest_ns >= delay_ns", "now_ns - oldest_ns >= delay_ns - 1"),
+    ("if best_count and not expired:", "if best_count:"),
+    ("if stop:", "if stop and (expired or not delay_ns):"),
+    ('return 0, 0, "", oldest_ns + delay_ns', 'return 0, 0, "", now_ns + delay_ns'),
+    ("min(wake_ns, self._waiting.next_expiry_ns() or wake_ns)", "wake_ns"),
+    ("if ticket.request.cancelled:", "if False:"),
+    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "False"),
+    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns <= now_ns"),
+    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns and ticket.deadline_ns < now_ns"),
+    ("if rows > reach:", "if rows > 1:"),
+    ("self._waiting.discard_all(dead)", "pass"),
+    ("dropped = self._drop_dead(now_ns)", "dropped = self._drop_dead(now_ns) and []"),
+    # queues
+    ("self.extendleft(reversed(kept))", "self.extendleft(kept)"),
+    ("0 < wanted <= len(self._levels)", "0 < wanted < len(self._levels)"),
+    ("else self._default", "else len(self._levels)"),
+    ("return chain.from_iterable(self._levels)", "return chain.from_iterable(reversed(self._levels))"),
+    ("return chain(self._fresh, self._late)", "return chain(self._late, self._fresh)"),
+    ("return len(self._fresh) + len(self._late)", "return len(self._fresh)"),
+    ("len(self) >= self._policy.max_size", "len(self) > self._policy.max_size"),
+    ("0 < own_ns < usual_ns", "0 < own_ns"),
+    ("if self._policy.allow_override and", "if"),
+    ("self._expiries[0][0] <= now_ns", "self._expiries[0][0] < now_ns"),
+    ("if self._fresh.pop(ticket, None) is None:", "if self._fresh.pop(ticket, 0) is None:"),
+    ("if self._policy.reject_on_timeout:", "if not self._policy.reject_on_timeout:"),
+    ("self._late[ticket] = 0", "pass"),
+    ("ticket.arrival_ns + timeout_ns if", "ticket.arrival_ns + self._policy.default_timeout_ns if"),
+    ("if not self._policy.reject_on_timeout:", "if False:"),
+    ("self._expiries[0][2] not in self._fresh", "False"),
+    ("self._late.pop(ticket, None)", "pass"),
+]
+
+
+@pytest.mark.parametrize(("original", "mutation"), MUTANTS)
+def test_a_planted_mistake_is_noticed(original: str, mutation: str) -> None:
+    mutant = mutated(original, mutation)
+
+    # Deadlines thin out the queues: only mistakes about deadlines are looked for among them.
+    @settings(max_examples=1500, database=None, report_multiple_bugs=False, print_blob=False, phases=[Phase.generate])
+    @given(policies(plain=True) | policies(), arrivals if "deadline" in original else timeless)
+    def play(policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
+        check(mutant, policy, plan_of_arrivals)
+
+    with pytest.raises((AssertionError, IndexError)):
+        play()
+
+
+def mutated(original: str, mutation: str) -> type[BatchQueue]:
+    """BatchQueue with one piece of its source, or of its queues', replaced."""
+    parts = [(queues, (queues.Line, queues.Level, queues.Levels, queues.waiting_for)), (batching, (BatchQueue,))]
+    found = 0
+    scope: dict[str, Any] = {}
+    for module, pieces in parts:
+        source = "\n\n".join(inspect.getsource(piece) for piece in pieces)
+        found += source.count(original)
+        scope = {**vars(module), **({"waiting_for": scope["waiting_for"]} if scope else {})}
+        code = compile(
+            source.replace(original, mutation), "mutant", "exec", dont_inherit=True, flags=annotations_flag()
+        )
+        exec(code, scope)
+    assert found == 1, f"the source has changed: {original}"
+    mutant: type[BatchQueue] = scope["BatchQueue"]
+    return mutant
+
+
+def annotations_flag() -> int:
+    """The compiler's flag for ``from __future__ import annotations``."""
+    return annotations.compiler_flag

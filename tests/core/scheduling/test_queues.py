@@ -1,0 +1,61 @@
+"""Where tickets wait: what a queue costs when many do, and what it keeps of those that have left.
+
+What leaves, in which order and when, is looked at through the decider: see test_batching.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes import ticket_of
+from remora.config import BatchPolicy, QueuePolicy
+from remora.errors import QueueFullError
+from remora.scheduling.queues import Level, Levels, Line, waiting_for
+
+TIMED = QueuePolicy(default_timeout_ns=1000)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [
+        (BatchPolicy(), Line),
+        (BatchPolicy(queues=(TIMED,)), Line),
+        (BatchPolicy(dynamic=True, queues=(QueuePolicy(max_size=3),)), Line),
+        (BatchPolicy(dynamic=True, queues=(TIMED,)), Levels),
+        (BatchPolicy(dynamic=True, queues=(QueuePolicy(), QueuePolicy())), Levels),
+    ],
+)
+def test_the_simplest_queue_is_taken_that_will_do(policy: BatchPolicy, kind: type[object]) -> None:
+    assert type(waiting_for(policy)) is kind
+
+
+def test_the_heap_does_not_keep_all_who_have_left() -> None:
+    level = Level(TIMED)
+    for _ in range(10_000):
+        level.push(ticket_of())
+        level.take(1)
+    assert len(level._expiries) <= 66
+
+
+def test_tickets_that_are_refused_make_room_wherever_they_waited() -> None:
+    queue = Levels((QueuePolicy(default_timeout_ns=1000, allow_override=True, max_size=3),), 1)
+    tickets = [ticket_of(timeout_us=timeout_us) for timeout_us in (0, 0, 0)]
+    late = ticket_of(arrival_ns=-500)
+    for ticket in (tickets[0], late, tickets[1]):
+        queue.push(ticket)
+    with pytest.raises(QueueFullError):
+        queue.push(tickets[2])
+    assert queue.next_expiry_ns() == 500
+    assert queue.expire(500) == [late]
+    queue.push(tickets[2])
+    assert list(queue) == tickets
+    assert queue.drain() == tickets
+    assert queue.next_expiry_ns() == 0
+
+
+@pytest.mark.parametrize("priority", [0, 3, 99, -1])
+def test_a_level_that_there_is_not_means_the_default_level(priority: int) -> None:
+    queue = Levels((QueuePolicy(), QueuePolicy()), 2)
+    ticket = ticket_of(priority=priority)
+    queue.push(ticket)
+    assert ticket.level == 2

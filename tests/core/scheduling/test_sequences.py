@@ -1,0 +1,280 @@
+"""The table of sequences: slots, backlog, rules, time, cancellation, and all of it against a simple reference."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fakes import ticket_of
+from remora.config import SequencePolicy
+from remora.errors import CancelledError, InvalidArgumentError, UnavailableError
+from remora.messages import InferForm, Ticket
+from remora.scheduling.sequences import Orders, Place, SequenceTable
+
+IDLE_NS = 1000
+NOW = 10
+
+
+def ask(
+    sequence_id: int | str, *, start: bool = False, end: bool = False, timeout_us: int = 0, rows: int = 1
+) -> Ticket:
+    ticket = ticket_of(rows, arrival_ns=NOW)
+    ticket.request.form = InferForm(
+        (), sequence_id=sequence_id, sequence_start=start, sequence_end=end, timeout_us=timeout_us
+    )
+    return ticket
+
+
+def table_of(slots: int = 2, instances: int = 1, *, iterative: bool = False) -> SequenceTable:
+    return SequenceTable(SequencePolicy(slots=slots, idle_ns=IDLE_NS, iterative=iterative), instances, "m")
+
+
+def gone(orders: Orders) -> list[Ticket]:
+    return [step.ticket for step in orders.steps]
+
+
+def test_a_batch_of_two_is_refused_with_tritons_text() -> None:
+    with pytest.raises(InvalidArgumentError, match="must specify batch-size 1 due to requirements of sequence batcher"):
+        table_of().admit(ask(1, start=True, rows=2), NOW)
+
+
+@pytest.mark.parametrize("nothing", [0, ""])
+def test_a_request_without_an_id_is_refused_with_tritons_text(nothing: int | str) -> None:
+    with pytest.raises(InvalidArgumentError, match="must specify a non-zero or non-empty correlation ID"):
+        table_of().admit(ask(nothing, start=True), NOW)
+
+
+@pytest.mark.parametrize("name", [7, "seven"])
+def test_an_unknown_sequence_must_begin_with_start(name: int | str) -> None:
+    table = table_of()
+    with pytest.raises(InvalidArgumentError) as caught:
+        table.admit(ask(name, end=True), NOW)
+    assert str(caught.value) == (
+        f"inference request for sequence {name} to model 'm' must specify the START flag on the first request of the "
+        "sequence"
+    )
+    assert table.sequences() == []
+
+
+def test_requests_of_one_sequence_go_one_at_a_time_and_in_order() -> None:
+    table = table_of()
+    first, second, third = ask(1, start=True), ask(1), ask(1, end=True)
+    assert gone(table.admit(first, NOW)) == [first]
+    assert gone(table.admit(second, NOW)) == gone(table.admit(third, NOW)) == []
+    assert gone(table.released(first, NOW)) == [second]
+    assert gone(table.released(second, NOW)) == [third]
+    assert gone(table.released(third, NOW)) == []
+    assert table.sequences() == []
+    assert not table.busy
+
+
+def test_the_lowest_slots_of_all_instances_are_given_first() -> None:
+    table = table_of(2, 2)
+    places = [table.admit(ask(number, start=True), NOW).steps[0].place for number in range(1, 5)]
+    assert places == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+
+
+def test_the_backlog_is_served_in_the_order_in_which_sequences_began() -> None:
+    table = table_of(1)
+    held, second, third = ask(1, start=True, end=True), ask(2, start=True, end=True), ask(3, start=True)
+    table.admit(held, NOW)
+    assert gone(table.admit(second, NOW)) == gone(table.admit(third, NOW)) == []
+    assert gone(table.released(held, NOW)) == [second]
+    assert gone(table.released(second, NOW)) == [third]
+
+
+def test_after_end_has_arrived_only_start_may_follow_and_it_queues_behind_the_others() -> None:
+    table = table_of(1)
+    first, other, anew = ask(1, start=True, end=True), ask(2, start=True, end=True), ask(1, start=True)
+    table.admit(first, NOW)
+    table.admit(other, NOW)
+    with pytest.raises(InvalidArgumentError, match="START"):
+        table.admit(ask(1), NOW)
+    table.admit(anew, NOW)
+    assert gone(table.released(first, NOW)) == [other]
+    assert gone(table.released(other, NOW)) == [anew]
+
+
+def test_a_silent_sequence_loses_its_slot_exactly_when_its_time_is_over() -> None:
+    table = table_of(1)
+    first, waiting = ask(1, start=True), ask(2, start=True)
+    table.admit(first, NOW)
+    table.admit(waiting, NOW)
+    assert table.wake_ns == 0
+    table.released(first, NOW)
+    assert table.wake_ns == NOW + IDLE_NS
+    assert gone(table.sweep(NOW + IDLE_NS - 1)) == []
+    assert gone(table.sweep(NOW + IDLE_NS)) == [waiting]
+    with pytest.raises(InvalidArgumentError, match="START"):
+        table.admit(ask(1), NOW + IDLE_NS)
+
+
+def test_idle_time_is_seen_on_arrival_too() -> None:
+    table = table_of(1)
+    first = ask(1, start=True)
+    table.admit(first, NOW)
+    table.released(first, NOW)
+    with pytest.raises(InvalidArgumentError, match="START"):
+        table.admit(ask(1), NOW + IDLE_NS)
+
+
+def test_a_sequence_whose_wait_for_a_slot_is_over_is_answered_with_tritons_text() -> None:
+    table = table_of(1)
+    table.admit(ask(1, start=True), NOW)
+    late, later = ask(2, start=True, timeout_us=3), ask(2)
+    table.admit(late, NOW)
+    table.admit(later, NOW)
+    assert table.wake_ns == NOW + 3000
+    assert table.sweep(NOW + 2999).dropped == []
+    dropped = table.sweep(NOW + 3000).dropped
+    assert [ticket for ticket, _ in dropped] == [late, later]
+    assert {type(error) for _, error in dropped} == {UnavailableError}
+    assert str(dropped[0][1]) == "timeout of the corresponding sequence has been expired"
+    assert table.wake_ns == 0
+    assert len(table.sequences()) == 1
+
+
+def test_one_cancelled_request_takes_all_that_wait_in_its_sequence_along() -> None:
+    table = table_of(1)
+    first, second, third, other = ask(1, start=True), ask(1), ask(1), ask(2, start=True)
+    for ticket in (first, second, third, other):
+        table.admit(ticket, NOW)
+    third.cancel()
+    orders = table.sweep(NOW)
+    assert [ticket for ticket, _ in orders.dropped] == [second, third]
+    assert all(isinstance(error, CancelledError) for _, error in orders.dropped)
+    with pytest.raises(InvalidArgumentError, match="START"):
+        table.admit(ask(1), NOW)
+    assert gone(table.released(first, NOW)) == [other]
+
+
+def test_an_iterative_request_goes_again_until_it_is_released_for_good() -> None:
+    table = table_of(1, iterative=True)
+    ticket = ask(table.unused_id())
+    (first,) = table.admit(ticket, NOW).steps
+    (second,) = table.released(ticket, NOW, again=True).steps
+    assert (first.start, second.start) == (True, False)
+    assert first.place == second.place
+    assert table.released(ticket, NOW).steps == []
+    assert table.sequences() == []
+
+
+def test_a_cancelled_iterative_request_is_answered_when_it_asks_for_another_turn() -> None:
+    table = table_of(1, iterative=True)
+    ticket = ask(1)
+    table.admit(ticket, NOW)
+    ticket.cancel()
+    orders = table.released(ticket, NOW, again=True)
+    assert orders.steps == []
+    assert [ticket for ticket, _ in orders.dropped] == [ticket]
+    assert not table.busy
+
+
+def test_closing_frees_the_slots_of_those_that_have_nothing_to_do() -> None:
+    table = table_of(1)
+    first, waiting = ask(1, start=True), ask(2, start=True)
+    table.admit(first, NOW)
+    table.admit(waiting, NOW)
+    assert gone(table.close(NOW)) == []
+    assert gone(table.released(first, NOW)) == [waiting]
+    table.released(waiting, NOW)
+    assert not table.busy
+    assert table.sequences() == []
+
+
+class Sequences(RuleBasedStateMachine):
+    """The table against a reference that knows for each id only whether it lives and what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = table_of(2, 2)
+        self.now = NOW
+        self.asked: dict[int | str, list[Ticket]] = {}
+        self.alive: dict[int | str, bool] = {}
+        self.running: dict[Ticket, Place] = {}
+        self.quiet_since: dict[int | str, int] = {}
+        self.answered: set[Ticket] = set()
+
+    def obey(self, orders: Orders) -> None:
+        for ticket, _ in orders.dropped:
+            assert ticket not in self.answered
+            self.answered.add(ticket)
+            number = ticket.request.form.sequence_id
+            self.asked[number].remove(ticket)
+            self.alive[number] = False
+        for ticket, place, start, end in orders.steps:
+            form = ticket.request.form
+            assert self.asked[form.sequence_id][0] is ticket, "out of order"
+            assert place not in self.running.values(), "two requests at one place"
+            assert (start, end) == (form.sequence_start, form.sequence_end)
+            self.running[ticket] = place
+            self.quiet_since.pop(form.sequence_id, None)
+
+    def reap(self) -> None:
+        for number, since in list(self.quiet_since.items()):
+            if self.now - since >= IDLE_NS:
+                self.alive[number] = False
+                del self.quiet_since[number]
+
+    @rule(number=st.integers(1, 7), start=st.booleans(), end=st.booleans())
+    def arrive(self, number: int, start: bool, end: bool) -> None:
+        self.reap()
+        ticket = ask(number, start=start, end=end)
+        self.asked.setdefault(number, [])
+        if not start and not self.alive.get(number):
+            with pytest.raises(InvalidArgumentError):
+                self.table.admit(ticket, self.now)
+            self.obey(self.table.sweep(self.now))
+            return
+        self.asked[number].append(ticket)
+        self.alive[number] = not end
+        self.quiet_since.pop(number, None)
+        self.obey(self.table.admit(ticket, self.now))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(list(self.running)))
+        del self.running[ticket]
+        number = ticket.request.form.sequence_id
+        self.asked[number].remove(ticket)
+        self.answered.add(ticket)
+        if not self.asked[number] and self.alive[number]:
+            self.quiet_since[number] = self.now
+        self.obey(self.table.released(ticket, self.now))
+
+    @rule(ns=st.integers(1, IDLE_NS))
+    def wait(self, ns: int) -> None:
+        self.now += ns
+        self.reap()
+        self.obey(self.table.sweep(self.now))
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        waiting = [row for rows in self.asked.values() for row in rows if row not in self.running]
+        if waiting:
+            ticket = data.draw(st.sampled_from(waiting))
+            ticket.cancel()
+            number = ticket.request.form.sequence_id
+            self.obey(self.table.sweep(self.now))
+            assert all(row in self.running for row in self.asked[number]), "a cancelled sequence still waits"
+
+    @invariant()
+    def nothing_waits_that_could_go(self) -> None:
+        rows = self.table.sequences()
+        held = [row.place for row in rows if row.place is not None]
+        assert len(held) == len(set(held)) <= 4
+        if any(row.place is None for row in rows):
+            assert len(held) == 4, "a slot is free while a sequence waits for one"
+        assert all(row.running for row in rows if row.place is not None and row.pending)
+        assert self.table.waiting == sum(map(len, self.asked.values())) - len(self.running)
+
+    @invariant()
+    def the_next_look_is_at_the_earliest_end_of_silence(self) -> None:
+        assert self.table.wake_ns == min((since + IDLE_NS for since in self.quiet_since.values()), default=0)
+
+
+TestSequences = Sequences.TestCase
+TestSequences.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
