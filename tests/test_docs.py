@@ -152,7 +152,7 @@ def test_the_three_notations_of_the_configuration_page_say_the_same() -> None:
     from remora.config import parse_config
 
     page = ROOT / "docs" / "configuration.md"
-    blocks = {block.language: block.code for block in blocks_of(page.read_text())}
+    blocks = {block.language: block.code for block in reversed(list(blocks_of(page.read_text())))}  # the first of each
     text, yaml, json = (
         parse_config(blocks["text"], path="config.pbtxt", syntax="pbtxt"),
         parse_config(blocks["yaml"], path="config.yaml", syntax="yaml"),
