@@ -55,7 +55,11 @@ class ReplyPrinter:
         if not reply.all_binary or form.id or response.parameters:
             return self._print(name, version, form, response, reply)
         outputs = response.outputs
-        key = (name, version, *[(output, datatype, data.shape) for output, datatype, data in outputs])
+        if len(outputs) == 1:
+            (output, datatype, data) = outputs[0]
+            key: tuple[object, ...] = (name, version, output, datatype, data.shape)
+        else:
+            key = (name, version, *[(output, datatype, data.shape) for output, datatype, data in outputs])
         known = self._templates.get(key)
         if known is None:
             return self._learn(key, self._print(name, version, form, response, reply), outputs)

@@ -67,6 +67,7 @@ class _Plan:
         "generates",
         "header_length",
         "infers",
+        "json_length",
         "locked",
         "model",
         "refusal",
@@ -103,7 +104,8 @@ class _Plan:
             self.refusal = failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
         self.model = self.route.model if self.route else ""
         self.version = self.route.version if self.route else -1
-        self.header_length = head.get(b"inference-header-content-length")
+        length = self.header_length = head.get(b"inference-header-content-length")
+        self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
         encoding = head.get(b"content-encoding") or b""
         self.encoding = b"" if encoding.lower() == b"identity" else encoding
         accept = head.get(b"accept-encoding")
@@ -209,8 +211,12 @@ class RestService:
         try:
             if plan.encoding:
                 body = inflate(body, plan.encoding, self._limit)
-            forwarded = self._codec.forwarded(head.headers)
-            form, data, reply_format = self._codec.decode(body, plan.header_length, forwarded, model.name)
+            codec, recalled = self._codec, None
+            if plan.json_length and type(body) is bytes and not codec.forwards:
+                recalled = codec.recall(body, plan.json_length)
+            form, data, reply_format = recalled or codec.decode(
+                body, plan.header_length, codec.forwarded(head.headers), model.name
+            )
             context = (exchange, model, reply_format, plan.accept)
             return model.submit(form, data, self._inferred, mailbox=self._mailbox, context=context)
         except Refusal as refusal:
