@@ -27,7 +27,10 @@ FILES = (
     "cases/forwarding",
     "cases/generate",
     "cases/ensemble",
+    "cases/scheduling",
     "cases/sequence",
+    "cases/cache",
+    "cases/restricted",
     "cases/statistics",
     "cases/metrics",
     "cases/metrics_off",
@@ -43,6 +46,7 @@ FILES = (
     "grpc_cases/grpc_ensemble",
     "grpc_cases/grpc_sequence",
     "grpc_cases/grpc_repository",
+    "grpc_cases/grpc_restricted",
     "grpc_cases/grpc_forwarding",
 )
 COMMAND = (

@@ -23,7 +23,7 @@ from remora.server.http import Listener
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
 from remora.system.machine import process_age_s
-from remora.system.tuning import Tuning, freeze
+from remora.system.tuning import Tuning, freeze, give_back
 
 if TYPE_CHECKING:
     from remora.server.grpcio import GrpcServer
@@ -209,6 +209,7 @@ async def _serve(engine: Engine, loading: Future[Engine], options: ServerOptions
         return 1
     freeze(settings)
     print(ready_table(server), file=sys.stderr, flush=True)
+    await loop.run_in_executor(None, give_back)
     await stop.wait()
     _log.info("stopping: %d requests under way", server.engine.running)
     if await server.stop():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from remora.system.tuning import Tuning, apply, freeze
+from remora.system.tuning import Tuning, apply, freeze, give_back
 
 NOTHING = Tuning(
     malloc_threshold_bytes=0,
@@ -79,3 +80,17 @@ def test_a_system_without_glibc_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_freezing_takes_living_objects_out_of_the_collectors_sight() -> None:
     assert freeze(Tuning()) == gc.get_freeze_count() > 0
+
+
+def test_memory_is_given_back_only_where_the_allocator_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert give_back() is False
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library has no malloc_trim")
+def test_memory_left_free_goes_back_to_the_system() -> None:
+    blocks = [bytearray(64 << 10) for _ in range(2000)]
+    keeper = bytearray(64 << 10)  # above them in the heap, so that it cannot shrink by itself
+    del blocks
+    assert give_back() is True
+    assert len(keeper) == 64 << 10
