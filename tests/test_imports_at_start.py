@@ -12,13 +12,22 @@ from typing import Any
 
 import pytest
 
+from remora.server.doors import PLATFORMS
+
 # Each of these is imported by the first request, model or flag that needs it, and by nothing before.
 LATE = (
+    "azure",
+    "azureml",
+    "awslambdaric",
     "boto3",
+    "botocore",
     "fastapi",
+    "flask",
+    "google.cloud",
     "google.protobuf.json_format",
     "grpc",
     "importlib.metadata",
+    "kserve",
     "mangum",
     "obstore",
     "onnx",
@@ -28,6 +37,7 @@ LATE = (
     "prometheus_client",
     "pydantic",
     "requests",
+    "sagemaker",
     "starlette",
     "tensorrt",
     "torch",
@@ -36,6 +46,7 @@ LATE = (
     "yaml",
 )
 STARTS = ("remora", "remora.cli", "remora.engine", "remora.server.main")
+ADAPTERS = tuple(f"remora_adapters.{name}" for name in PLATFORMS)
 
 # What site imports by itself (.pth files of an editable install, for one) is not ours to answer for.
 PROBE = """
@@ -57,16 +68,31 @@ def late_ones(modules: Iterable[str]) -> list[str]:
     return [name for name in modules if any(name == late or name.startswith(f"{late}.") for late in LATE)]
 
 
-@pytest.mark.parametrize("module", STARTS)
+def imported_by(module: str, environment: dict[str, str]) -> list[str]:
+    """What a fresh interpreter has after one import that it had not before."""
+    probe = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROBE, module], env=environment, capture_output=True, text=True
+    )
+    assert probe.returncode == 0, probe.stderr
+    return list(json.loads(probe.stdout))
+
+
+@pytest.mark.parametrize("module", [*STARTS, *ADAPTERS])
 def test_a_start_imports_nothing_that_can_wait(module: str, child_environment: dict[str, str]) -> None:
     if not exists(module):
         pytest.skip(f"{module} is not there yet")
-    probe = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROBE, module], env=child_environment, capture_output=True, text=True
-    )
-    assert probe.returncode == 0, probe.stderr
-    early = late_ones(json.loads(probe.stdout))
+    early = late_ones(imported_by(module, child_environment))
     assert not early, f"importing {module} also imports {early}"
+
+
+@pytest.mark.parametrize("module", ADAPTERS)
+def test_an_adapter_imports_no_other_platform(module: str, child_environment: dict[str, str]) -> None:
+    others = {
+        name
+        for name in imported_by(module, child_environment)
+        if name.startswith("remora_adapters.") and not f"{name}.".startswith(f"{module}.")
+    }
+    assert not others
 
 
 def test_a_server_of_an_onnx_model_imports_nothing_that_can_wait(digits: Any, serving: Any) -> None:

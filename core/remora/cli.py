@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Container, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,11 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
         allow_abbrev=False,
     )
     serve.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=_help(EngineOptions, "paths"))
+    serve.add_argument(
+        "--host-platform",
+        metavar="NAME",
+        help="Take ports, routes and settings from a platform that this process runs on, such as container.",
+    )
     for kind in (EngineOptions, ServerOptions):
         add_options(serve, kind, skip=("paths",), only=flags)
     for flag in IGNORED_FLAGS:
@@ -86,16 +91,23 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from remora.options import EngineOptions, ServerOptions
+    from remora.server.doors import Host, find_adapter
 
-    engine_options, server_options = read_options(options, EngineOptions), read_options(options, ServerOptions)
-    if not engine_options.paths and not engine_options.model_repository:
+    try:
+        host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
+    except ValueError as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 2
+    if options.paths or options.model_repository:  # instead of where the platform has its models
+        host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
+    host = replace(host, engine=read_options(options, host.engine), server=read_options(options, host.server))
+    if not host.engine.paths and not host.engine.model_repository:
         print("remora serve: give a model repository, a model's directory or a model file", file=sys.stderr)
         return 2
-    if engine_options.load_model and engine_options.model_control_mode != "explicit":
+    if host.engine.load_model and host.engine.model_control_mode != "explicit":
         print("remora serve: --load-model needs --model-control-mode=explicit", file=sys.stderr)
         return 2
-    set_up_logging(server_options)
+    set_up_logging(host.server)
     _warn_of_ignored(options)
     from remora.system import tuning
 
@@ -105,14 +117,14 @@ def _serve(options: argparse.Namespace) -> int:
     from remora.server.starting import begin, with_hooks, with_workers
 
     try:
-        engine = Engine(options=with_workers(with_hooks(engine_options, os.environ)))
+        engine = Engine(options=with_workers(with_hooks(host.engine, os.environ)))
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
     loading = begin(engine)
     from remora.server.main import serve  # asyncio and the codecs: imported while the models load
 
-    return serve(engine, loading, server_options, settings)
+    return serve(engine, loading, host, settings)
 
 
 def _warn_of_ignored(options: argparse.Namespace) -> None:
@@ -169,17 +181,17 @@ def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
     group.add_argument(*flags, **settings)
 
 
-def read_options(namespace: argparse.Namespace, kind: type[Any]) -> Any:
-    """An option dataclass from parsed arguments; what was not given keeps its default."""
+def read_options(namespace: argparse.Namespace, defaults: Any) -> Any:
+    """An option dataclass from parsed arguments; what was not given is as in ``defaults``."""
     given: dict[str, Any] = {}
-    for field in fields(kind):
+    for field in fields(defaults):
         value = getattr(namespace, field.name, None)
         if value is None:
             continue
         if field.metadata["many"]:
             value = tuple(Path(item) for item in value) if field.name in ("model_repository", "paths") else tuple(value)
         given[field.name] = value
-    return kind(**given)
+    return replace(defaults, **given)
 
 
 def _default(field: Field[Any]) -> Any:

@@ -19,7 +19,8 @@ from remora.options import ServerOptions
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
-from remora.server.http import Listener
+from remora.server.doors import Door, Front, Host, Inside, v2_alone
+from remora.server.http import Listener, Service
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
 from remora.system.machine import process_age_s
@@ -41,11 +42,12 @@ class StartError(Exception):
 
 
 class Ports(NamedTuple):
-    """Where a running server listens; 0 for what is off."""
+    """Where a running server listens; 0 for what is off. ``doors`` are in the order of the server's."""
 
     http: int = 0
     grpc: int = 0
     metrics: int = 0
+    doors: tuple[int, ...] = ()
 
 
 class Server:
@@ -54,12 +56,18 @@ class Server:
     Args:
         engine: not yet started; `start` starts it and `stop` stops it.
         options: addresses, ports, limits.
+        front: makes what answers on the HTTP port.
+        doors: further ports of the host.
     """
 
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+    def __init__(
+        self, engine: Engine, options: ServerOptions, front: Front = v2_alone, doors: tuple[Door, ...] = ()
+    ) -> None:
         self.engine = engine
         self.options = options
+        self.doors = doors
         self.ports = Ports()
+        self._front = front
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._grpc: GrpcServer | None = None
@@ -87,18 +95,26 @@ class Server:
             serves_metrics=options.allow_metrics,
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
         )
-        http = metrics = 0
-        if options.allow_http:
-            http = await self._listen(rest, options.http_address, options.http_port, "HTTP")
-            mailbox.alone = self._listeners[0].is_alone
-        if options.allow_metrics:
-            address = options.metrics_address or options.http_address
-            metrics = await self._listen(MetricsService(rest), address, options.metrics_port, "metrics")
-        self.ports = Ports(http, 0, metrics)
+        inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
+        await self._open_ports(inside, mailbox)
         self._sweep()
         await (asyncio.wrap_future(loading) if loading else loop.run_in_executor(None, self.engine.start))
         if options.allow_grpc:
-            self.ports = Ports(http, await loop.run_in_executor(None, self._start_grpc), metrics)
+            self.ports = self.ports._replace(grpc=await loop.run_in_executor(None, self._start_grpc))
+
+    async def _open_ports(self, inside: Inside, mailbox: LoopMailbox) -> None:
+        """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
+        options = self.options
+        http = metrics = 0
+        if options.allow_http:
+            http = await self._listen(self._front(inside), options.http_address, options.http_port, "HTTP")
+        doors = [await self._listen(door.front(inside), door.address, door.port, door.what) for door in self.doors]
+        if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
+            mailbox.alone = self._listeners[0].is_alone
+        if options.allow_metrics:
+            address = options.metrics_address or options.http_address
+            metrics = await self._listen(MetricsService(inside.rest), address, options.metrics_port, "metrics")
+        self.ports = Ports(http, 0, metrics, tuple(doors))
 
     def _open_pages(self) -> AsgiApp:
         from remora.server.app import create_app  # FastAPI: 0.3 s and 25 MiB that only readers of the pages need
@@ -112,6 +128,7 @@ class Server:
             (options.allow_http, options.http_port, "HTTP"),
             (options.allow_grpc, options.grpc_port, "gRPC"),
             (options.allow_metrics, options.metrics_port, "metrics"),
+            *((True, door.port, door.what) for door in self.doors),
         ):
             if on and port and port in used:
                 raise StartError(
@@ -121,7 +138,7 @@ class Server:
             if on:
                 used[port] = what
 
-    async def _listen(self, service: RestService | MetricsService, address: str, port: int, what: str) -> int:
+    async def _listen(self, service: Service, address: str, port: int, what: str) -> int:
         listener = Listener(service, max_body_bytes=self.options.http_max_input_size)
         try:
             server = await asyncio.get_running_loop().create_server(
@@ -190,14 +207,14 @@ class Server:
         return done
 
 
-def serve(engine: Engine, loading: Future[Engine], options: ServerOptions, settings: Tuning) -> int:
+def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning) -> int:
     """Run a server until SIGTERM or SIGINT; returns the process's exit code (0 clean, 1 otherwise)."""
-    return _run(_serve(engine, loading, options, settings))
+    return _run(_serve(engine, loading, host, settings))
 
 
-async def _serve(engine: Engine, loading: Future[Engine], options: ServerOptions, settings: Tuning) -> int:
+async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning) -> int:
     loop = asyncio.get_running_loop()
-    server = Server(engine, options)
+    server = Server(engine, host.server, host.front, host.doors)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -235,6 +252,7 @@ def ready_table(server: Server) -> str:
             ("HTTP", options.http_address, ports.http),
             ("gRPC", options.grpc_address or options.http_address, ports.grpc),
             ("metrics", options.metrics_address or options.http_address, ports.metrics),
+            *((door.what, door.address, port) for door, port in zip(server.doors, ports.doors, strict=True)),
         )
         if port
     ]

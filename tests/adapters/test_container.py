@@ -1,0 +1,50 @@
+"""The plain container: where its models are, and that Triton's command line starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import end, free_ports, wait_until_ready
+from remora_adapters import container
+
+
+def test_it_listens_on_all_interfaces_at_tritons_ports() -> None:
+    server = container.host({}).server
+    assert server.http_address == "0.0.0.0"
+    assert (server.http_port, server.grpc_port, server.metrics_port) == (8000, 8001, 8002)
+
+
+def test_the_variable_names_the_repository() -> None:
+    host = container.host({"REMORA_MODEL_REPOSITORY": "/somewhere/models"})
+    assert host.engine.model_repository == (Path("/somewhere/models"),)
+
+
+def test_the_first_mounted_folder_is_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = tmp_path / "mnt"
+    mounted.mkdir()
+    monkeypatch.setattr(container, "MODEL_DIRECTORIES", (str(tmp_path / "absent"), str(mounted), str(tmp_path)))
+    assert container.host({}).engine.model_repository == (mounted,)
+
+
+def test_tritons_flags_start_it_and_a_given_repository_takes_the_place_of_the_variables(
+    digits: Any, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "remora_adapters.container", f"--model-repository={digits.models}"]
+    command += [f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false", "--http-address=127.0.0.1"]
+    log = tmp_path / "log.txt"
+    with log.open("wb") as output:
+        environment = child_environment | {"REMORA_MODEL_REPOSITORY": str(tmp_path / "absent")}
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        wait_until_ready(process, port, log)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/digits/ready", timeout=5) as answer:
+            assert answer.status == 200
+    finally:
+        assert end(process) == 0

@@ -1,0 +1,103 @@
+"""How a platform plugs in: who is found by which name, and a server with a platform's ports."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from pathlib import Path
+
+import pytest
+
+from fakes import write_model
+from remora.cli import main
+from remora.engine import Engine
+from remora.messages import Buffer, Ticket
+from remora.options import ServerOptions
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import HttpAnswer
+from remora.server.doors import PLATFORMS, Door, Inside, find_adapter
+from remora.server.exchange import Exchange
+from remora.server.http import Service
+from remora.server.main import Server, StartError, ready_table
+
+QUIET = ServerOptions(http_port=0, metrics_port=0, allow_grpc=False)
+
+
+class Greeter:
+    """Answers one path of its own and hands the rest to V2."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        if head.path == "/hello":
+            exchange.respond(HttpAnswer(200, (), [b"hello"]))
+            return None
+        return self.inside.rest.handle(head, body, exchange)
+
+
+def greeter(inside: Inside) -> Service:
+    return Greeter(inside)
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_every_platform_has_an_adapter_with_a_host(name: str) -> None:
+    assert callable(find_adapter(name).host)
+
+
+def test_an_unknown_platform_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no host platform 'mainframe': give one of .*container"):
+        find_adapter("mainframe")
+
+
+def test_a_platforms_name_is_not_a_module_path() -> None:
+    with pytest.raises(ValueError, match="no host platform"):
+        find_adapter("container.os")
+
+
+def test_the_command_line_refuses_an_unknown_platform_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host-platform", "mainframe"]) == 2
+    assert capsys.readouterr().err.startswith("remora serve: there is no host platform 'mainframe'")
+
+
+def test_a_front_answers_its_own_paths_and_v2_the_others(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", config=None)
+
+    async def run() -> None:
+        door = Door("second", "127.0.0.1", 0, greeter)
+        server = Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), QUIET, greeter, (door,))
+        loop = asyncio.get_running_loop()
+        await server.start()
+        try:
+            assert await loop.run_in_executor(None, get, server.ports.http, "/hello") == (200, b"hello")
+            status, _ = await loop.run_in_executor(None, get, server.ports.http, "/v2/health/live")
+            assert status == 200
+            assert await loop.run_in_executor(None, get, server.ports.doors[0], "/hello") == (200, b"hello")
+            assert f"second 127.0.0.1:{server.ports.doors[0]}" in ready_table(server)
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
+def test_two_listeners_may_not_share_a_port(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", config=None)
+
+    async def run() -> None:
+        options = ServerOptions(http_port=4711, metrics_port=0, allow_grpc=False)
+        doors = (Door("SageMaker", "127.0.0.1", 4711, greeter),)
+        server = Server(Engine(model_repository=(tmp_path,)), options, doors=doors)
+        with pytest.raises(StartError, match="HTTP requests and SageMaker requests at the same address and port"):
+            await server.start()
+
+    asyncio.run(run())
