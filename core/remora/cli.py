@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Container, Sequence
 from dataclasses import MISSING, Field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from remora._version import __version__
@@ -75,7 +74,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
         description="Serve the models under PATH... until SIGTERM.",
         allow_abbrev=False,
     )
-    serve.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=_help(EngineOptions, "paths"))
+    serve.add_argument("paths", nargs="*", metavar="PATH", help=_help(EngineOptions, "paths"))
     serve.add_argument(
         "--host-platform",
         metavar="NAME",
@@ -114,11 +113,12 @@ def _serve(options: argparse.Namespace) -> int:
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
     from remora.engine import Engine
+    from remora.errors import NotFoundError
     from remora.server.starting import begin, with_hooks, with_workers
 
     try:
         engine = Engine(options=with_workers(with_hooks(host.engine, os.environ)))
-    except ValueError as error:
+    except (ValueError, NotFoundError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
     loading = begin(engine)
@@ -189,7 +189,7 @@ def read_options(namespace: argparse.Namespace, defaults: Any) -> Any:
         if value is None:
             continue
         if field.metadata["many"]:
-            value = tuple(Path(item) for item in value) if field.name in ("model_repository", "paths") else tuple(value)
+            value = tuple(value)
         given[field.name] = value
     return replace(defaults, **given)
 

@@ -33,7 +33,8 @@ from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.loading import LoadPlan, ModelLoader, PollError
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository.local import ModelFolder, scan
+from remora.repository import ModelFolder
+from remora.repository.local import scan
 from remora.system.clock import SystemClock
 
 _SUFFIXES = frozenset(Path(name).suffix for name in CONFIG_FILENAMES)

@@ -115,7 +115,7 @@ class Engine:
         **settings: Any,
     ) -> None:
         options = replace(options or EngineOptions(), **settings)
-        self.options = replace(options, paths=(*options.paths, *(Path(path) for path in paths)))
+        self.options = replace(options, paths=(*options.paths, *paths))
         self._clock = clock or SystemClock()
         loader = ModelLoader(self.options, self._clock)
         loader.calls = self._model_calls

@@ -25,7 +25,7 @@ from remora.messages import IndexEntry
 from remora.model import ServedModel, Steps
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository.local import ModelFolder, scan, scan_repository
+from remora.repository import ModelFolder, Repository, open_repository
 from remora.system.clock import Clock
 
 _log = logging.getLogger("remora.models")
@@ -92,6 +92,7 @@ class Lifecycle:
         self._clock = clock
         self._lock = threading.Lock()
         self._table: dict[str, ModelState] = {}
+        self._repositories = open_repositories(options)
         self._folders: dict[str, list[ModelFolder]] = {}
         self._model_locks: dict[str, threading.Lock] = {}
         self._closing: list[threading.Thread] = []
@@ -375,17 +376,22 @@ class Lifecycle:
         return done
 
     def _scan(self) -> None:
-        found = scan(self._options.paths)
-        for repository in self._options.model_repository:
-            for name, folders in scan_repository(repository).items():
+        found: dict[str, list[ModelFolder]] = {}
+        for repository in self._repositories:
+            for name, folders in repository.models().items():
                 found.setdefault(name, []).extend(folders)
         self._folders = found
 
     def _places(self) -> str:
-        return (
-            ", ".join(f"'{place}'" for place in (*self._options.model_repository, *self._options.paths))
-            or "no repository"
-        )
+        return ", ".join(f"'{repository.location}'" for repository in self._repositories) or "no repository"
+
+
+def open_repositories(options: EngineOptions) -> list[Repository]:
+    """Every place that the options name. Raises NotFoundError for a URL that nothing understands."""
+    return [
+        *(open_repository(place, any_layout=True) for place in options.paths),
+        *(open_repository(place) for place in options.model_repository),
+    ]
 
 
 def _model_is_fine(state: ModelState) -> bool:

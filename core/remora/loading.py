@@ -25,7 +25,7 @@ from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedEr
 from remora.model import ServedModel, Steps
 from remora.options import EngineOptions, MetricsSettings, cache_size
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository.local import ModelFolder
+from remora.repository import ModelFolder
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import usable_cpus

@@ -26,10 +26,10 @@ def option(
 class EngineOptions:
     """What is served, and how it is loaded."""
 
-    model_repository: tuple[Path, ...] = option(
+    model_repository: tuple[str | Path, ...] = option(
         "A model repository: a directory with one folder per model. May be given again.", metavar="DIR", many=True
     )
-    paths: tuple[Path, ...] = option(
+    paths: tuple[str | Path, ...] = option(
         "A repository, one model's directory, or a model file such as model.onnx.", metavar="PATH", many=True
     )
     id: str = option("The server's name in its metadata.", default="triton", metavar="NAME")

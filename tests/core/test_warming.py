@@ -14,7 +14,7 @@ from remora.errors import ConfigError, InternalError, RemoraError
 from remora.messages import Outcome, Streamed
 from remora.model import ServedModel
 from remora.options import EngineOptions
-from remora.repository.local import ModelFolder
+from remora.repository import ModelFolder
 from remora.warming import read_sample, warm_up
 
 IN = 'inputs {{ key: "IN" value {{ data_type: TYPE_INT32 dims: 1 {} }} }}'

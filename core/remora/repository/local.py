@@ -7,38 +7,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError
+from remora.repository import Fingerprint, ModelFolder
 
 _BARE_SUFFIXES = (".onnx",)
 
 
-class ModelFolder(NamedTuple):
-    """A model as it lies on disk.
+class LocalRepository:
+    """A directory as a `Repository`.
 
-    ``versions`` maps a version number to its directory (or, for a bare file, to that file). ``path`` is where config,
-    labels and warmup files lie, ``repository`` the directory around it.
+    Args:
+        directory: the repository; with ``any_layout`` also one model's directory or a model file.
     """
 
-    name: str
-    path: Path
-    repository: Path
-    versions: Mapping[int, Path]
+    def __init__(self, directory: Path, *, any_layout: bool = False) -> None:
+        self._directory = directory
+        self._any_layout = any_layout
 
-    def filenames(self, version: int) -> tuple[str, ...]:
-        """Names of the files in a version's directory; what the backend is told by (spec C04)."""
-        path = self.versions[version]
-        if path.is_file():  # a bare file has its model's name: its suffix says what it is
-            return (f"model{path.suffix}",)
-        return tuple(sorted(entry.name for entry in path.iterdir()))
+    @property
+    def location(self) -> str:
+        """The directory, as it was given."""
+        return str(self._directory)
+
+    def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
+        """See `Repository.models`. Raises NotFoundError when there is no such directory."""
+        if self._any_layout:
+            found = _scan_one(self._directory)
+            return {name: found[name]} if name in found else {} if name else found
+        return scan_repository(self._directory, name)
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """Modification time in ns and size of each file (spec M06)."""
+        stamps: dict[str, Hashable] = {}
+        for folder in self.models(name).get(name, []):
+            for path in _files_of(folder):
+                with suppress(FileNotFoundError):  # it went while we looked
+                    status = path.stat()
+                    stamps[path.relative_to(folder.path).as_posix()] = (status.st_mtime_ns, status.st_size)
+        return stamps
+
+    def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
+        """The model's folder: it is here already. Raises NotFoundError."""
+        folders = self.models(name).get(name, [])
+        if not folders:
+            raise NotFoundError(f"there is no model '{name}' in '{self._directory}'")
+        return folders[0]
 
 
-def scan_repository(repository: Path) -> dict[str, list[ModelFolder]]:
-    """All models of a Triton repository by name. Raises NotFoundError when it is no directory."""
+def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFolder]]:
+    """The models of a Triton repository, or the one that is called ``name``.
+
+    Raises NotFoundError when it is no directory.
+    """
     if not repository.is_dir():
         raise NotFoundError(
             f"failed to open model repository '{repository}': it is not a directory that can be read. "
@@ -46,7 +72,7 @@ def scan_repository(repository: Path) -> dict[str, list[ModelFolder]]:
         )
     found: dict[str, list[ModelFolder]] = {}
     for entry in sorted(repository.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
+        if (not name or entry.name == name) and not entry.name.startswith(".") and entry.is_dir():
             found[entry.name] = [_model_folder(entry, entry.name)]
     return found
 
@@ -110,3 +136,27 @@ def _model_folder(directory: Path, name: str) -> ModelFolder:
     if not versions and any(entry.name in MODEL_FILENAMES for entry in entries):
         versions = {1: directory}
     return ModelFolder(name, directory, directory.parent, versions)
+
+
+def _files_of(folder: ModelFolder) -> Iterator[Path]:
+    """Every file that belongs to a model; of a bare file's directory that file alone.
+
+    What Python leaves behind and what is hidden belongs to no model: a model must not change by being run.
+    """
+    bare = [path for path in folder.versions.values() if path.is_file()]
+    if bare:
+        yield from bare
+        return
+    for entry in sorted(folder.path.iterdir()):
+        if _is_passing(entry.name):
+            continue
+        if not entry.is_dir():
+            yield entry
+            continue
+        for directory, inner, names in os.walk(entry):  # a version may be a link to a directory; deeper ones are not
+            inner[:] = [name for name in inner if not _is_passing(name)]
+            yield from (Path(directory, name) for name in sorted(names) if not _is_passing(name))
+
+
+def _is_passing(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"

@@ -8,7 +8,8 @@ import pytest
 
 from fakes import write_model
 from remora.errors import NotFoundError
-from remora.repository.local import ModelFolder, scan, scan_repository
+from remora.repository import ModelFolder, open_repository
+from remora.repository.local import LocalRepository, scan, scan_repository
 
 
 def only(found: dict[str, list[ModelFolder]], name: str) -> ModelFolder:
@@ -127,3 +128,76 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         scan([tmp_path / "x.txt"])
     with pytest.raises(NotFoundError, match=r"failed to open model repository '.*x\.txt'"):
         scan_repository(tmp_path / "x.txt")
+
+
+# -- as a Repository ------------------------------------------------------------------------------------------------
+
+
+def test_one_model_is_looked_up_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    write_model(tmp_path, "b")
+    repository = LocalRepository(tmp_path)
+    assert list(repository.models()) == ["a", "b"]
+    assert list(repository.models("b")) == ["b"]
+    assert repository.models("c") == {}
+    assert repository.location == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../a", "..", ".", "/", "a/1", "", ".git"])
+def test_a_name_is_never_a_path(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path / "in", "a")
+    write_model(tmp_path, "a")
+    (tmp_path / "in" / ".git" / "1").mkdir(parents=True)
+    with pytest.raises(NotFoundError, match="there is no model"):
+        LocalRepository(tmp_path / "in").fetch(name or "..")
+
+
+def test_what_is_fetched_is_the_folder_as_it_lies(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", versions=("1", "2"))
+    for repository in (LocalRepository(tmp_path), LocalRepository(folder, any_layout=True)):
+        assert repository.fetch("m", (2,)).versions == {1: folder / "1", 2: folder / "2"}
+
+
+def test_the_fingerprint_names_every_file_and_sees_it_change(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m")
+    repository = LocalRepository(tmp_path)
+    before = repository.fingerprint("m")
+    assert set(before) == {"config.pbtxt", "1/fake.bin"}
+    assert repository.fingerprint("m") == before
+    (folder / "1" / "fake.bin").write_bytes(b"longer than before")
+    after = repository.fingerprint("m")
+    assert after != before
+    assert after["config.pbtxt"] == before["config.pbtxt"]
+    assert repository.fingerprint("nope") == {}
+
+
+def test_what_running_a_model_leaves_behind_is_no_change(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m")
+    repository = LocalRepository(tmp_path)
+    before = repository.fingerprint("m")
+    (folder / "1" / "__pycache__").mkdir()
+    (folder / "1" / "__pycache__" / "model.pyc").write_bytes(b"")
+    (folder / ".lock").write_bytes(b"")
+    assert repository.fingerprint("m") == before
+
+
+def test_a_version_that_is_a_link_to_a_directory_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "fake.bin").write_bytes(b"")
+    folder = write_model(tmp_path / "repository", "m", versions=())
+    (folder / "3").symlink_to(tmp_path / "elsewhere")
+    assert "3/fake.bin" in LocalRepository(tmp_path / "repository").fingerprint("m")
+
+
+def test_a_bare_file_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.onnx"):
+        (tmp_path / name).write_bytes(b"")
+    repository = LocalRepository(tmp_path, any_layout=True)
+    assert set(repository.fingerprint("a")) == {"a.onnx"}
+
+
+def test_a_path_opens_as_a_local_repository_and_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
+    assert isinstance(open_repository(tmp_path), LocalRepository)
+    assert open_repository(str(tmp_path)).location == str(tmp_path)
+    with pytest.raises(NotFoundError, match="there is no storage for 'ftp://'"):
+        open_repository("ftp://host/models")
