@@ -14,6 +14,7 @@ import numpy as np
 from google.protobuf import text_format
 
 from remora.backends import Backend, Execution, Placement, Source
+from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
@@ -28,6 +29,24 @@ input { name: "IN" data_type: TYPE_INT32 dims: 1 }
 output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 """
 """The configuration of a model that doubles numbers, for FakeBackend and FakeInstance."""
+
+
+MS = 1_000_000
+"""Nanoseconds."""
+
+START = 1_000 * MS
+"""When tables of deciders begin."""
+
+
+def dynamic(limit: int = 8, *, preferred: tuple[int, ...] = (), delay_ms: int = 0, max_size: int = 0) -> BatchPolicy:
+    """The policy of a dynamic batcher with one level; ``max_size`` counts requests, 0 for any number."""
+    return BatchPolicy(
+        max_batch_size=limit,
+        dynamic=True,
+        preferred=preferred,
+        max_delay_ns=delay_ms * MS,
+        queues=(QueuePolicy(max_size=max_size),),
+    )
 
 
 class FakeClock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from remora.config import (
     normalise,
     parse_config,
     placements,
+    rate_policies,
     read_config,
     select_versions,
     validate,
@@ -23,7 +24,7 @@ from remora.config import (
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.model import ServedModel, Steps
-from remora.options import EngineOptions, MetricsSettings, cache_size
+from remora.options import EngineOptions, MetricsSettings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import ModelFolder
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
@@ -33,6 +34,7 @@ from remora.system.cpus import usable_cpus
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.cache import ResponseCache
+    from remora.scheduling.rate_limiter import RateLimiter, Turn
 
 _log = logging.getLogger("remora.models")
 
@@ -67,6 +69,7 @@ class ModelLoader:
         self._cpus = usable_cpus()
         self.cache = _make_cache(options, clock)
         """Shared by all models; None without one."""
+        self._limiter = _make_limiter(options)
         self._samples = SUMMARY_SAMPLES if MetricsSettings.of(options.metrics_config).summary_latencies else 0
 
     def plan(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> LoadPlan:
@@ -117,6 +120,7 @@ class ModelLoader:
         folder = plan.folder
         opened: BackendModel | None = None
         instances: list[Instance] = []
+        turns: Sequence[Turn] = ()
         try:
             backend = self._backend(config)
             source = Source(
@@ -138,6 +142,7 @@ class ModelLoader:
             if steps is not None:
                 config.model_transaction_policy.decoupled = bool(steps.decoupled)
             else:
+                turns = self._limiter.join(rate_policies(config)) if self._limiter is not None else ()
                 for placement in placements(config) or (Placement(folder.name),):
                     instances.append(opened.instance(config, placement))
             labels = read_labels(config, folder.path)
@@ -159,6 +164,7 @@ class ModelLoader:
                 steps,
                 self.cache,
                 self._options.delay_scheduler,
+                turns,
             )
             if config.model_warmup or self._options.derived_warmup:
                 from remora.warming import warm_up  # only where a model is warmed up
@@ -166,10 +172,10 @@ class ModelLoader:
                 warm_up(served, instances, folder.path, self._clock, derive=self._options.derived_warmup)
             return served
         except RemoraError:
-            _let_go(instances, opened)
+            _let_go(turns, instances, opened)
             raise
         except Exception as error:
-            _let_go(instances, opened)
+            _let_go(turns, instances, opened)
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
     def _backend(self, config: ModelConfig) -> Backend:
@@ -186,6 +192,16 @@ def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
     from remora.cache import LocalCache  # hashing that most servers do not need to start
 
     return LocalCache(size, clock.monotonic_ns)
+
+
+def _make_limiter(options: EngineOptions) -> RateLimiter | None:
+    """The rate limiter that the options ask for. Raises ValueError when they cannot be read."""
+    stated = rate_limits(options)
+    if stated is None:
+        return None
+    from remora.scheduling.rate_limiter import RateLimiter  # few servers share anything
+
+    return RateLimiter(stated)
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
@@ -216,8 +232,10 @@ def _is_bare(folder: ModelFolder) -> bool:
     return any(path.is_file() for path in folder.versions.values())
 
 
-def _let_go(instances: list[Instance], opened: BackendModel | None) -> None:
+def _let_go(turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None) -> None:
     """Close what a failed load left open; its own failures must not hide the first one."""
+    for turn in turns:
+        turn.leave()
     for closable in (*instances, opened):
         if closable is not None:
             try:

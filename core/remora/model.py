@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remora.scheduling.caching import CachedScheduler
     from remora.scheduling.ensemble_requests import StepModels
     from remora.scheduling.ensemble_scheduler import EnsembleScheduler
+    from remora.scheduling.rate_limiter import Turn
     from remora.scheduling.sequence_scheduler import SequenceScheduler
 
 Reply = Callable[[Ticket, Outcome], None]
@@ -48,6 +49,7 @@ class ServedModel:
         steps: what an ensemble is composed of.
         cache: shared by all models; used when the configuration turns it on.
         hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
+        turns: one for each instance, where there is a rate limiter (spec I08); given up by `close`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ServedModel:
         steps: Steps | None = None,
         cache: ResponseCache | None = None,
         hold: int = 0,
+        turns: Sequence[Turn] = (),
     ) -> None:
         self.name = name
         self.version = version
@@ -79,6 +82,7 @@ class ServedModel:
         self._labels = labels
         self._now = clock.monotonic_ns
         self._cache = cache
+        self._turns = turns
         self._loans = 0
         self._closing = False
         self._returned = threading.Condition()
@@ -108,7 +112,15 @@ class ServedModel:
         if sequences is not None:
             from remora.scheduling.sequence_scheduler import SequenceScheduler  # only where there are sequences
 
-            return SequenceScheduler(sequences, instances, self.signature, recorder, clock, decoupled=self.decoupled)
+            return SequenceScheduler(
+                sequences,
+                instances,
+                self.signature,
+                recorder,
+                clock,
+                decoupled=self.decoupled,
+                turns=self._turns,
+            )
         may_wait = policy.dynamic and (policy.max_delay_ns > 0 or hold > 0)
         return Scheduler(
             BatchQueue(policy, hold=hold),
@@ -119,6 +131,7 @@ class ServedModel:
             may_wait=may_wait,
             decoupled=self.decoupled,
             ordered=policy.preserve_ordering and not self.decoupled,
+            turns=self._turns,
         )
 
     def submit(
@@ -213,6 +226,8 @@ class ServedModel:
             timeout_s = max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
         done = self.scheduler.stop(timeout_s) and returned
         self.scheduler.abandon(UnavailableError(f"model '{self.name}' was unloaded before this request could run"))
+        for turn in self._turns:
+            turn.leave()
         if done:
             for instance in self._instances:
                 instance.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CONTROL_MODES = ("none", "explicit")
+RATE_LIMITS = ("off", "execution_count")
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -65,6 +66,18 @@ class EngineOptions:
         default=0,
         metavar="N",
     )
+    rate_limit: str = option(
+        "execution_count: instances take turns at the resources that their rate_limiter names, by priority. "
+        "off: nobody waits.",
+        default="off",
+        choices=RATE_LIMITS,
+    )
+    rate_limit_resource: tuple[str, ...] = option(
+        "How much there is of a resource, on each device or on one. As much as the most demanding instance needs of "
+        "each when none is given. May be given again.",
+        metavar="NAME:COUNT[:DEVICE]",
+        many=True,
+    )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
     cache_config: tuple[str, ...] = option(
         "The response cache, for models with response_cache { enable: true }: local,size=BYTES. May be given again.",
@@ -91,6 +104,22 @@ class EngineOptions:
                 raise ValueError(f"--backend-config={entry}: expected BACKEND,KEY=VALUE such as python,key=value")
             settings.setdefault(backend if comma else "", {})[key] = value
         return settings
+
+
+def rate_limits(options: EngineOptions) -> dict[tuple[str, int | None], int] | None:
+    """How much there is of each (resource, device), device None for all of them (spec I09); None without a limiter.
+
+    Raises ValueError for an entry that is not NAME:COUNT or NAME:COUNT:DEVICE.
+    """
+    stated: dict[tuple[str, int | None], int] = {}
+    for entry in options.rate_limit_resource:
+        name, *numbers = entry.split(":")
+        if not name or len(numbers) not in (1, 2) or not all(text.isascii() and text.isdigit() for text in numbers):
+            raise ValueError(
+                f"--rate-limit-resource={entry}: expected NAME:COUNT or NAME:COUNT:DEVICE such as memory:4:0"
+            )
+        stated[name, int(numbers[1]) if len(numbers) == 2 else None] = int(numbers[0])
+    return None if options.rate_limit == "off" else stated
 
 
 def cache_size(options: EngineOptions) -> int | None:
@@ -239,8 +268,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "metrics-interval-ms": "metrics are read when they are asked for",
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
-    "rate-limit": "there is no rate limiter yet",
-    "rate-limit-resource": "there is no rate limiter yet",
     "host-policy": "there are no host policies yet",
     "model-load-gpu-limit": "there is no limit for device memory yet",
     "model-load-retry-count": "loads are not retried yet",

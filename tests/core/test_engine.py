@@ -337,3 +337,51 @@ def test_a_cancelled_ticket_is_answered_as_cancelled(engine: Engine, backend: Fa
     assert answered.wait(PATIENCE_S)
     assert isinstance(answers[0], CancelledError)
     first.result(PATIENCE_S)
+
+
+# -- the rate limiter -------------------------------------------------------------------------------------------------
+
+
+def limited(count: int, kind: str = "") -> str:
+    return DOUBLER + f'instance_group {{ rate_limiter {{ resources {{ name: "R" {kind} count: {count} }} }} }}'
+
+
+def test_a_model_that_needs_more_than_there_is_fails_its_load_with_tritons_text(
+    tmp_path: Path, backend: FakeBackend
+) -> None:
+    write_model(tmp_path, "m", config=limited(4))
+    settings = {"rate_limit": "execution_count", "rate_limit_resource": ("R:3",)}
+    with pytest.raises(RemoraError) as caught:
+        Engine(tmp_path, **settings).start()
+    assert (
+        'Invalid argument: Resource count for "R" is limited to 3 which will prevent scheduling of one or more model '
+        "instances, the minimum required count is 4"
+    ) in str(caught.value)
+    assert [model.closed for model in backend.opened] == [1]
+
+
+def test_a_failed_load_leaves_no_claim_behind(tmp_path: Path, backend: FakeBackend) -> None:
+    write_model(tmp_path, "shared", config=limited(1, "global: true"))
+    write_model(tmp_path, "own", config=limited(1))
+    names = {"model_control_mode": "explicit", "load_model": ("shared",), "rate_limit": "execution_count"}
+    with Engine(tmp_path, **names) as engine:
+        with pytest.raises(RemoraError, match="present as both global and device-specific"):
+            engine.load("own")
+        engine.unload("shared")
+        for thread in threading.enumerate():
+            if thread.name == "remora close shared":
+                thread.join(PATIENCE_S)
+        engine.load("own")
+        assert engine.infer("own", {"IN": [[3]]})["OUT"].tolist() == [[6]]
+
+
+def test_without_a_limiter_resources_are_ignored(tmp_path: Path, backend: FakeBackend) -> None:
+    write_model(tmp_path, "m", config=limited(4))
+    with Engine(tmp_path, rate_limit_resource=("R:3",)) as engine:
+        assert engine.infer("m", {"IN": [[3]]})["OUT"].tolist() == [[6]]
+
+
+@pytest.mark.parametrize("entry", ["R", "R:", ":1", "R:x", "R:1:x", "R:1:2:3", "R:-1", "R:²"])
+def test_a_resource_that_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path, entry: str) -> None:
+    with pytest.raises(ValueError, match="--rate-limit-resource="):
+        Engine(tmp_path, rate_limit="execution_count", rate_limit_resource=(entry,))

@@ -96,6 +96,17 @@ class Placement(NamedTuple):
     device_id: int = 0
 
 
+class RatePolicy(NamedTuple):
+    """What one instance needs of the rate limiter (spec I08-I10).
+
+    ``resources`` are ((name, device), count); the device is None for a resource that all devices share. ``priority`` 2
+    gets half the turns of 1; 0 counts as 1.
+    """
+
+    resources: tuple[tuple[tuple[str, int | None], int], ...] = ()
+    priority: int = 1
+
+
 def batch_policy(config: ModelConfig) -> BatchPolicy:
     """The batching of a valid configuration; without ``dynamic_batching`` every request runs alone (spec D01)."""
     ragged = frozenset(row.name for row in config.input if row.allow_ragged_batch)
@@ -159,6 +170,20 @@ def placements(config: ModelConfig) -> tuple[Placement, ...]:
         devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
         places = [device for _ in range(group.count) for device in devices]
         found += [Placement(f"{group.name}_{index}", kind, device) for index, device in enumerate(places)]
+    return tuple(found)
+
+
+def rate_policies(config: ModelConfig) -> tuple[RatePolicy, ...]:
+    """What each of the `placements` of a configuration needs, in their order."""
+    found: list[RatePolicy] = []
+    for group in config.instance_group:
+        if group.passive:
+            continue
+        limits = group.rate_limiter
+        devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
+        for device in [device for _ in range(group.count) for device in devices]:
+            needs = {(row.name, None if getattr(row, "global") else device): row.count for row in limits.resources}
+            found.append(RatePolicy(tuple(needs.items()), limits.priority))
     return tuple(found)
 
 

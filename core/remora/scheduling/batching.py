@@ -19,7 +19,8 @@ DELAY = "delay_expired"
 SHAPE = "shape_mismatch"
 IDLE = "instance_idle"
 SINGLE = "no_batching"
-REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, SINGLE)
+RESOURCES = "waited_for_resources"
+REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, SINGLE, RESOURCES)
 """Why a batch was dispatched with the size it had. `explain` and the metrics show how often each."""
 
 

@@ -15,12 +15,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from remora.backends import Execution, Instance
 from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket
-from remora.scheduling.batching import BatchQueue, Plan
+from remora.scheduling.batching import RESOURCES, BatchQueue, Plan
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, failure_of
 from remora.scheduling.ordering import Ordering
@@ -28,6 +28,9 @@ from remora.scheduling.recorder import Recorder
 from remora.scheduling.streams import Streams
 from remora.signature import Signature
 from remora.system.clock import Clock
+
+if TYPE_CHECKING:
+    from remora.scheduling.rate_limiter import Turn
 
 _log = logging.getLogger("remora.models")
 
@@ -57,6 +60,7 @@ class Scheduler:
         clock: read here and nowhere below.
         threads: False in tests, which turn the crank with `step`.
         ordered: answers leave in the order of their requests (spec D06); not for decoupled models.
+        turns: one for each instance, when they share resources with others (spec I08); none without a rate limiter.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Scheduler:
         may_wait: bool = False,
         decoupled: bool = False,
         ordered: bool = False,
+        turns: Sequence[Turn] = (),
     ) -> None:
         self._queue = queue
         self._slots = [_Slot(instance) for instance in instances]
@@ -79,7 +84,8 @@ class Scheduler:
         self._recorder = recorder
         self._now = clock.monotonic_ns
         self._threads = threads
-        self._quick = all(instance.quick for instance in instances) and not may_wait
+        self._turns = dict(zip(self._slots, turns, strict=True)) if turns else {}
+        self._quick = all(instance.quick for instance in instances) and not may_wait and not turns
         self._decoupled = decoupled
         self._inline_limit_ns = inline_limit_ns
         self._lock = threading.Lock()
@@ -152,7 +158,10 @@ class Scheduler:
         for slot in self._slots:
             if slot.thread is None:
                 slot.thread = threading.Thread(
-                    target=self._serve, args=(slot,), name=f"remora {slot.instance.name}", daemon=True
+                    target=self._serve_in_turn if self._turns else self._serve,
+                    args=(slot,),
+                    name=f"remora {slot.instance.name}",
+                    daemon=True,
                 )
                 slot.thread.start()
                 return
@@ -209,10 +218,42 @@ class Scheduler:
                 wake_ns = plan.wake_ns
             if self._stopping and not len(self._queue):
                 return None
-            timeout = max(wake_ns - self._now(), 0) / 1e9 if wake_ns else None
-            self._idle_threads += 1
-            self._work.wait(timeout)
-            self._idle_threads -= 1
+            self._rest(wake_ns)
+
+    def _rest(self, wake_ns: int = 0) -> None:
+        """Sleep, with the lock held, until something arrives or it is ``wake_ns``; 0 for never."""
+        timeout = max(wake_ns - self._now(), 0) / 1e9 if wake_ns else None
+        self._idle_threads += 1
+        self._work.wait(timeout)
+        self._idle_threads -= 1
+
+    def _serve_in_turn(self, slot: _Slot) -> None:
+        """The life of the thread of an instance that shares resources: it forms its batch when they are its own."""
+        turn = self._turns[slot]
+        while self._await_request():
+            waited = turn.take()
+            with self._lock:
+                plan = self._take(slot)
+                if plan.tickets and len(self._queue):
+                    self._wake_thread()
+                elif not plan.tickets:
+                    turn.give_back(ran=False)
+                    if len(self._queue) and not plan.dropped:
+                        self._rest(plan.wake_ns)
+            try:
+                self._run(slot, plan._replace(reason=RESOURCES) if waited else plan)
+            finally:
+                if plan.tickets:
+                    turn.give_back(ran=True)
+
+    def _await_request(self) -> bool:
+        """Wait until there is something in the queue; False when it is time to end."""
+        with self._lock:
+            while not len(self._queue):
+                if self._stopping:
+                    return False
+                self._rest()
+            return True
 
     def step(self, index: int = 0) -> Plan:
         """Let one instance look at the queue once and run what it finds: the crank that tests turn."""

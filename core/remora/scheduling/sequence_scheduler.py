@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from remora.backends import Execution, Instance
 from remora.config import SequencePolicy
@@ -30,6 +30,9 @@ from remora.scheduling.sequences import Orders, SequenceInfo, SequenceTable
 from remora.signature import Signature
 from remora.system.clock import Clock
 
+if TYPE_CHECKING:
+    from remora.scheduling.rate_limiter import Turn
+
 _log = logging.getLogger("remora.models")
 
 
@@ -44,6 +47,7 @@ class SequenceScheduler:
         clock: read here and in the instances' schedulers.
         decoupled: whether the model answers through streams.
         threads: False in tests, which turn the crank with `step` and `sweep`.
+        turns: as for `Scheduler`.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class SequenceScheduler:
         *,
         decoupled: bool = False,
         threads: bool = True,
+        turns: Sequence[Turn] = (),
     ) -> None:
         self._policy = policy
         self._table = SequenceTable(policy, len(instances), signature.name)
@@ -83,8 +88,9 @@ class SequenceScheduler:
                 may_wait=may_wait,
                 decoupled=decoupled,
                 ordered=policy.batching.preserve_ordering and not decoupled and not policy.iterative,
+                turns=turns[index : index + 1],
             )
-            for instance in instances
+            for index, instance in enumerate(instances)
         ]
         for lane in self._lanes:
             lane.costs = self.costs

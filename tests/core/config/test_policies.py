@@ -10,11 +10,13 @@ from remora.backends import Placement
 from remora.config import (
     BatchPolicy,
     QueuePolicy,
+    RatePolicy,
     batch_policy,
     normalise,
     parse_config,
     parse_version,
     placements,
+    rate_policies,
     select_versions,
 )
 from remora.proto.model_config_pb2 import ModelConfig
@@ -134,3 +136,15 @@ def test_the_latest_versions_are_the_highest_ones(available: list[int], count: i
     policy.latest.num_versions = count
     chosen = select_versions(policy, available)
     assert chosen == sorted(set(available))[max(len(set(available)) - count, 0) :]
+
+
+def test_each_placement_has_the_needs_of_its_group_on_its_own_device() -> None:
+    text = """instance_group { count: 2 gpus: [ 0, 1 ] rate_limiter {
+      resources [ { name: "A" count: 3 }, { name: "B" global: true count: 2 } ] priority: 2 } }
+    instance_group { passive: true rate_limiter { priority: 9 } }
+    instance_group { kind: KIND_CPU }"""
+    config = config_of(text, gpus=2)
+    found = rate_policies(config)
+    assert len(found) == len(placements(config))
+    on_device = [RatePolicy(((("A", device), 3), (("B", None), 2)), 2) for device in (0, 1)]
+    assert found == (*on_device, *on_device, RatePolicy((), 0))

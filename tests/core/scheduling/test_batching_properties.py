@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fakes import ticket_of
+from fakes import MS, START, dynamic, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, QueueFullError
 from remora.messages import Ticket
@@ -30,19 +30,6 @@ from remora.scheduling.batching import (
     ExpiredError,
     Plan,
 )
-
-MS = 1_000_000
-START = 1_000 * MS
-
-
-def dynamic(limit: int = 8, *, preferred: tuple[int, ...] = (), delay_ms: int = 0, max_size: int = 0) -> BatchPolicy:
-    return BatchPolicy(
-        max_batch_size=limit,
-        dynamic=True,
-        preferred=preferred,
-        max_delay_ns=delay_ms * MS,
-        queues=(QueuePolicy(max_size=max_size),),
-    )
 
 
 @dataclass(frozen=True)
