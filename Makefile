@@ -13,9 +13,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 LOCKED := pyproject.toml constraints.txt
 # The generator is old on purpose (docs/decisions/0004): its code runs on every protobuf from 4.25 on.
 PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
+# Real peers of the hosts' tests, each in an environment of its own.
+LAMBDA_PEERS := awslambdaric==4.2.2
+LAMBDA_TOOL := aws-sam-cli==1.170.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle bench proto reference lock wheel clean
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda bench proto reference lock wheel clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,6 +61,9 @@ test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the
 	elif [ ! -f tests/oracle/run.py ]; then echo "SKIPPED test-oracle: no tests/oracle/run.py"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE); fi
 
+test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
+	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
+
 bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
 	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi
 
@@ -75,7 +81,7 @@ wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
 clean:  ## remove all that make made
-	rm -rf .venv .venv-proto dist docs/examples/digits/models docs/examples/digits/requests
+	rm -rf .venv .venv-proto .venv-lambda dist docs/examples/digits/models docs/examples/digits/requests
 	rm -rf docs/examples/sentence-embedding/models
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -94,6 +100,20 @@ $(VENV)/dev.stamp: $(LOCKED) | $(PY)
 	@echo "installing remora and its developer tools into $(VENV) (once)"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/demo.stamp $@
+
+# The emulator and sample events are files of a command line tool of AWS's; of that only they are kept.
+$(VENV)-lambda/stamp: Makefile pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-lambda
+	@$(VENV)-lambda/bin/python -m pip install --quiet --disable-pip-version-check '.[lambda,onnx]' $(LAMBDA_PEERS)
+	@$(VENV)-lambda/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)-lambda $(LAMBDA_TOOL)
+	@cd $(VENV)-lambda && ../$(PY) -c 'import glob, zipfile; \
+	  wheel = zipfile.ZipFile(glob.glob("aws_sam_cli-*.whl")[0]); \
+	  write = lambda path, name, mode: (open(path, "wb").write(wheel.read(name)), __import__("os").chmod(path, mode)); \
+	  __import__("os").makedirs("events", exist_ok=True); \
+	  write("bin/aws-lambda-rie", "samcli/local/rapid/aws-lambda-rie-x86_64", 0o755); \
+	  [write("events/" + name.rpartition("/")[2], name, 0o644) for name in wheel.namelist() if "/events/a" in name]'
+	@rm -f $(VENV)-lambda/aws_sam_cli-*.whl
+	@touch $@
 
 $(VENV)-proto/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-proto

@@ -139,6 +139,8 @@ class ModelLoader:
                 _adopt_labels(config, folder)
             normalise(config, folder.name, gpus=self._gpus)
             validate(config, folder.name, gpus=self._gpus)
+            if not self._options.batching_delay:
+                _wait_for_nobody(config)
             if steps is not None:
                 config.model_transaction_policy.decoupled = bool(steps.decoupled)
             else:
@@ -226,6 +228,15 @@ def _adopt_labels(config: ModelConfig, folder: ModelFolder) -> None:
     """A ``labels.txt`` beside a model whose one output names no label file is meant for that output."""
     if len(config.output) == 1 and not config.output[0].label_filename and (folder.path / "labels.txt").is_file():
         config.output[0].label_filename = "labels.txt"
+
+
+def _wait_for_nobody(config: ModelConfig) -> None:
+    """Take the delays out of a configuration's batchers: what it then shows is what is done."""
+    if config.HasField("dynamic_batching"):
+        config.dynamic_batching.max_queue_delay_microseconds = 0
+    strategy = config.sequence_batching.WhichOneof("strategy_choice") if config.HasField("sequence_batching") else None
+    if strategy is not None:
+        getattr(config.sequence_batching, strategy).max_queue_delay_microseconds = 0
 
 
 def _is_bare(folder: ModelFolder) -> bool:

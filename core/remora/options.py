@@ -61,6 +61,10 @@ class EngineOptions:
         "Run zeros through models without model_warmup before they are ready, where that is cheap and safe.",
         default=False,
     )
+    batching_delay: bool = option(
+        "Let batchers hold requests back for company, as configurations say. Off where requests come one at a time.",
+        default=True,
+    )
     delay_scheduler: int = option(
         "For tests: dynamic batchers send nothing until so many requests wait, then never hold back again.",
         default=0,

@@ -1,0 +1,367 @@
+"""remora on AWS Lambda: models loaded while the function initialises, then one event at a time.
+
+The function's handler is ``remora_adapters.aws_lambda.handler``. Two laws. An event that carries an HTTP request (API
+Gateway, function URL, load balancer) is answered by the app that any ASGI host runs, through mangum. Every other event
+is a V2 request as plain JSON and goes straight to the engine, without an event loop.
+
+    python -m remora_adapters.aws_lambda      runs the function: an image's entry point, with awslambdaric installed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import orjson
+
+from remora.engine import Engine
+from remora.errors import InvalidArgumentError, RemoraError, UnavailableError, UnsupportedError
+from remora.messages import Outcome, Response, Ticket
+from remora.model import ServedModel
+from remora.options import EngineOptions, ServerOptions
+from remora.protocols.http_answer import Refusal
+from remora.protocols.v2_infer import InferCodec
+from remora.server.asgi_bridge import PAGES, AsgiApp, Receive, Scope, Send, V2App
+from remora.server.deadlines import HEADER as DEADLINE_HEADER
+
+_log = logging.getLogger("remora.lambda")
+
+PAYLOAD_LIMIT = 6_291_556
+"""The longest answer that Lambda takes from a function, in bytes of JSON."""
+_WORST_GROWTH = 6
+"""How many bytes of JSON one byte of text can become."""
+_MARGIN_MS = 250
+"""An invocation gives up so long before its end: a function that runs out of time loses its models with it."""
+_TELEMETRY = ("opentelemetry.trace", "opentelemetry.metrics", "opentelemetry._logs")
+_PROVIDERS = ("get_tracer_provider", "get_meter_provider", "get_logger_provider")
+_FLUSH_MS = 2_000
+
+Event = dict[str, Any]
+
+
+class Context(Protocol):
+    """What Lambda tells about an invocation, of which this is used."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        """Milliseconds until the invocation is ended."""
+
+
+class Settings(NamedTuple):
+    """What the function's environment says.
+
+    Attributes:
+        engine: the models are at ``REMORA_MODEL_REPOSITORY``, else in ``models`` beside the function's code or in a
+            layer (``/opt/models``). Python models run in threads: workers would be frozen between events. Batchers wait
+            for nobody, since there is one request at a time.
+        server: the limits of HTTP requests.
+        base_path: ``REMORA_BASE_PATH``, what a custom domain puts before the paths. A stage's name is known from the
+            event and needs no setting.
+    """
+
+    engine: EngineOptions
+    server: ServerOptions
+    base_path: str = ""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Settings:
+        """Raises ValueError when there are no models where they could be."""
+        named = environ.get("REMORA_MODEL_REPOSITORY", "")
+        places = [named] if named else [f"{environ.get('LAMBDA_TASK_ROOT', '/var/task')}/models", "/opt/models"]
+        models = next((Path(place) for place in places if Path(place).exists()), None)
+        if models is None:
+            raise ValueError(
+                f"there are no models in {' or '.join(places)}: put them there, or name their folder in "
+                "REMORA_MODEL_REPOSITORY"
+            )
+        engine = EngineOptions(
+            paths=(models,), batching_delay=False, backend_config=("python,isolation=thread",), exit_timeout_secs=1
+        )
+        base_path = environ.get("REMORA_BASE_PATH", "").strip("/")
+        return cls(engine, ServerOptions(), f"/{base_path}" if base_path else "")
+
+
+class Function:
+    """Answers events. Lambda hands over one at a time.
+
+    Args:
+        engine: started; it lives as long as the function.
+        settings: of the environment.
+        flush: called after each event, before the environment may be frozen.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, flush: Callable[[], None] | None = None) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._flush = flush or flush_telemetry
+        self._codec = InferCodec(settings.server.http_max_input_size)
+        self._http: _Mangum | None = None
+
+    def __call__(self, event: object, context: Context) -> Event:
+        """The answer to an event, as Lambda wants it: an object of JSON.
+
+        An HTTP request's failure is an HTTP answer. A direct invocation's is raised: RemoraError, which Lambda reports
+        as a function error with the error's class and text.
+        """
+        try:
+            if isinstance(event, dict) and "requestContext" in event:
+                return self._answer_http(event, context)
+            return self._answer_direct(event, context)
+        finally:
+            self._flush()
+
+    def close(self) -> None:
+        """Stop the engine. Lambda just ends the process; this is for programs and tests."""
+        if self._http is not None:
+            self._http.close()
+        self._engine.stop()
+
+    # -- HTTP -------------------------------------------------------------------------------------------------------
+
+    def _answer_http(self, event: Event, context: Context) -> Event:
+        if self._http is None:
+            self._http = _Mangum(HttpApp(self._engine, self._settings))
+        answer = self._http(event, context)
+        size = _size(answer, len(answer.get("body") or ""))
+        if size <= PAYLOAD_LIMIT:
+            return answer
+        body = orjson.dumps({"error": _too_long(size)}).decode()
+        kept = {key: value for key, value in answer.items() if key not in ("headers", "multiValueHeaders", "cookies")}
+        headers = {"content-type": "application/json"}
+        if "multiValueHeaders" in answer:
+            kept["multiValueHeaders"] = {name: [value] for name, value in headers.items()}
+        if "headers" in answer:
+            kept["headers"] = headers
+        return {**kept, "statusCode": 413, "body": body, "isBase64Encoded": False}
+
+    # -- direct invocations -----------------------------------------------------------------------------------------
+
+    def _answer_direct(self, event: object, context: Context) -> Event:
+        """A V2 request with ``model_name`` (needless where there is one model) and, if wanted, ``model_version``."""
+        if not isinstance(event, dict) or "inputs" not in event:
+            raise InvalidArgumentError(
+                "this event is neither an HTTP request nor a V2 request: send "
+                '{"model_name": ..., "inputs": [{"name", "shape", "datatype", "data"}]}, or call through API Gateway, '
+                "a function URL or a load balancer"
+            )
+        event = dict(event)
+        model = self._model(event.pop("model_name", ""), event.pop("model_version", ""))
+        try:
+            form, data, reply = self._codec.decode(orjson.dumps(event), None, model=model.name)
+        except Refusal as refusal:
+            raise InvalidArgumentError(refusal.message) from refusal
+        except orjson.JSONEncodeError as error:
+            raise InvalidArgumentError(f"the event is not plain JSON: {error}") from error
+        if reply.default or any(reply.listed.values()):
+            raise UnsupportedError(
+                "a direct invocation is answered in JSON: ask for no binary outputs here, or send the request as HTTP "
+                "through a function URL"
+            )
+        done: Future[Outcome] = Future()
+        ticket = model.submit(form, data, lambda _, outcome: done.set_result(outcome))
+        response = _response_of(_wait(done, ticket, context))
+        answer = self._codec.encode(model.name, model.version_text, form, response, reply)
+        body = b"".join(answer.body)
+        found: Event = json.loads(body.decode("utf-8", "replace"))  # which reads NaN and Infinity as well
+        if answer.status != 200:
+            raise UnsupportedError(str(found["error"]))
+        size = _size(found, len(body))
+        if size > PAYLOAD_LIMIT:
+            raise UnavailableError(_too_long(size))
+        return found
+
+    def _model(self, name: object, version: object) -> ServedModel:
+        if not isinstance(name, str) or not isinstance(version, (str, int)):
+            raise InvalidArgumentError("model_name is text, and model_version a number or its text")
+        names = {model.name for model in self._engine.models()}
+        if not name and len(names) == 1:
+            (name,) = names
+        if not name:
+            raise InvalidArgumentError(f"say which model: model_name is one of {', '.join(sorted(names)) or 'none'}")
+        text = str(version) or "-1"
+        if not text.removeprefix("-").isdecimal() or len(text) > 19:
+            raise InvalidArgumentError(f"model_version '{text[:40]}' is not a number")
+        model = self._engine.resolve(name, int(text))
+        if model.decoupled:
+            raise UnsupportedError(f"model '{name}' gives any number of answers: only generate can return them here")
+        return model
+
+
+def _wait(done: Future[Outcome], ticket: Ticket, context: Context) -> Outcome:
+    """The outcome. Raises UnavailableError shortly before the invocation's end; the request is cancelled."""
+    left_ms = context.get_remaining_time_in_millis() - _MARGIN_MS
+    try:
+        return done.result(max(left_ms, 1) / 1e3)
+    except TimeoutError:
+        ticket.cancel()
+        raise UnavailableError(
+            f"the model did not answer within {left_ms} ms, and the invocation ends in {_MARGIN_MS}: give the function "
+            "a longer timeout or more memory, which also gives it more processors"
+        ) from None
+
+
+def _response_of(outcome: Outcome) -> Response:
+    if isinstance(outcome, RemoraError):
+        raise outcome
+    if not isinstance(outcome, Response):
+        raise UnsupportedError("the model gave more than one answer")
+    return outcome
+
+
+def _size(answer: Event, length: int) -> int:
+    """How many bytes Lambda's runtime makes of an answer whose longest text has that length; an upper bound where that
+    is short enough. The runtime writes JSON in ASCII, except in AWS's newest images."""
+    bound = length * _WORST_GROWTH + 65_536
+    return bound if bound <= PAYLOAD_LIMIT else len(json.dumps(answer))
+
+
+def _too_long(size: int) -> str:
+    return (
+        f"the answer is {size} bytes of JSON, and Lambda takes {PAYLOAD_LIMIT} from a function: ask for fewer rows or "
+        "outputs; binary tensors count four thirds of their size, and numbers in JSON several times theirs"
+    )
+
+
+# -- HTTP events through mangum -------------------------------------------------------------------------------------
+
+
+class HttpApp:
+    """V2 as an ASGI app for mangum: below a stage's or domain's path, and answered before the invocation ends.
+
+    The pages are FastAPI's, which is imported when one is asked for: no start waits for it.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._v2 = V2App(engine, settings.server)
+        self._pages: AsgiApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request of mangum's, whose scope also holds the event and its context."""
+        scope["root_path"] = base_path_of(scope["aws.event"], scope["path"], self._settings.base_path)
+        app = self._pages_app() if scope["path"].removeprefix(scope["root_path"]) in PAGES else self._v2
+        await app(_with_deadline(scope), receive, send)
+
+    def _pages_app(self) -> AsgiApp:
+        if self._pages is None:
+            from remora.server.app import create_app
+
+            self._pages = create_app(self._engine, self._settings.server)
+        return self._pages
+
+
+def base_path_of(event: Event, path: str, configured: str) -> str:
+    """What comes before the app's own paths: the configured path, or the stage of an HTTP API; "" for nothing.
+
+    A REST API's events have paths without the stage; an HTTP API's (payload 1.0 and 2.0) have it, but for $default.
+    """
+    stage = str(event["requestContext"].get("stage") or "")
+    staged = f"/{stage}" if "version" in event and stage not in ("", "$default") else ""
+    for base in (staged + configured, configured, staged):
+        if base and path.startswith(f"{base}/"):
+            return base
+    return ""
+
+
+def _with_deadline(scope: Scope) -> Scope:
+    """The scope with the time that is left as the request's deadline, unless its client has set one."""
+    if any(name.lower() == DEADLINE_HEADER for name, _ in scope["headers"]):
+        return scope
+    left_ms = max(scope["aws.context"].get_remaining_time_in_millis() - _MARGIN_MS, 1)
+    scope["headers"] = [*scope["headers"], (DEADLINE_HEADER, b"%d" % left_ms)]
+    return scope
+
+
+class _Mangum:
+    """mangum around an app, with lifespan off: on, it would start and stop the app for every event."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        try:
+            from mangum import Mangum
+        except ImportError as error:
+            raise UnsupportedError("HTTP events need mangum: pip install 'remora[lambda]'") from error
+        self._runner = asyncio.Runner()
+        self._enter_loop()
+        self._adapter: Callable[[Event, Any], Any] = Mangum(cast(Any, app), lifespan="off")
+
+    def __call__(self, event: Event, context: Context) -> Event:
+        """Raises InvalidArgumentError for an event that is no HTTP request after all; the app itself never raises."""
+        self._enter_loop()
+        try:
+            return dict(self._adapter(event, context))
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"this event has a requestContext, but is no HTTP request of API Gateway, a function URL or a load "
+                f"balancer: {type(error).__name__}: {error}"
+            ) from error
+
+    def _enter_loop(self) -> None:
+        """Make our loop the thread's own: mangum runs a request on that."""
+        asyncio.set_event_loop(self._runner.get_loop())
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+# -- the process ----------------------------------------------------------------------------------------------------
+
+
+def flush_telemetry(modules: Mapping[str, Any] | None = None) -> None:
+    """Send what OpenTelemetry's providers hold back, where it is in use: a frozen environment sends nothing.
+
+    ``modules`` is ``sys.modules`` but for tests. Takes 2 s at most for each provider; never raises.
+    """
+    loaded = sys.modules if modules is None else modules
+    for name, getter in zip(_TELEMETRY, _PROVIDERS, strict=True):
+        if name not in loaded:
+            continue
+        try:
+            flush = getattr(getattr(loaded[name], getter)(), "force_flush", None)
+            if flush is not None:
+                flush(_FLUSH_MS)
+        except Exception as error:
+            _log.warning("telemetry could not be sent: %s", error)
+
+
+def load(environ: MutableMapping[str, str]) -> Function:
+    """The function with its models loaded. Raises ValueError or RemoraError, which Lambda reports as an init error."""
+    from remora.system import tuning
+
+    tuning.apply(tuning.Tuning(), environ)
+    settings = Settings.of(environ)
+    engine = Engine(options=settings.engine).start()
+    tuning.freeze(tuning.Tuning())
+    return Function(engine, settings)
+
+
+def __getattr__(name: str) -> Function:
+    """``handler`` is made when Lambda's runtime asks for it, which is in the init phase; importing does nothing."""
+    if name != "handler":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    function = globals()["handler"] = load(os.environ)
+    return function
+
+
+def main() -> int:
+    """Run the function with AWS's runtime interface client until the environment ends."""
+    if "AWS_LAMBDA_RUNTIME_API" not in os.environ:
+        print("this is an entry point for AWS Lambda: AWS_LAMBDA_RUNTIME_API is not set", file=sys.stderr)
+        return 2
+    try:
+        from awslambdaric.__main__ import main as run
+    except ImportError:
+        print("running a function takes AWS's runtime client: pip install awslambdaric", file=sys.stderr)
+        return 2
+    run([sys.argv[0], "remora_adapters.aws_lambda.handler"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
