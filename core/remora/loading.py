@@ -23,6 +23,7 @@ from remora.config import (
     validate_written,
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.messages import Array
 from remora.model import ServedModel, Steps
 from remora.options import EngineOptions, MetricsSettings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig
@@ -141,6 +142,7 @@ class ModelLoader:
             validate(config, folder.name, gpus=self._gpus)
             if not self._options.batching_delay:
                 _wait_for_nobody(config)
+            states = _initial_states(config, folder)
             if steps is not None:
                 config.model_transaction_policy.decoupled = bool(steps.decoupled)
             else:
@@ -167,6 +169,7 @@ class ModelLoader:
                 self.cache,
                 self._options.delay_scheduler,
                 turns,
+                states,
             )
             if config.model_warmup or self._options.derived_warmup:
                 from remora.warming import warm_up  # only where a model is warmed up
@@ -222,6 +225,14 @@ def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ..
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read label_filename of output '{output.name}': {error}") from error
     return labels
+
+
+def _initial_states(config: ModelConfig, folder: ModelFolder) -> Mapping[str, Array]:
+    if not config.sequence_batching.state:
+        return {}
+    from remora.initial_states import initial_states  # only for models that leave their state to the server
+
+    return initial_states(config, folder.path)
 
 
 def _adopt_labels(config: ModelConfig, folder: ModelFolder) -> None:

@@ -136,10 +136,11 @@ class Request:
     ``inputs`` hold arrays in the *model's* shape (reshape applied, batch dimension first when the model batches).
     ``requested`` names the outputs wanted, never empty. ``rows`` is the batch size, 1 for a model without batching.
     ``shape_key`` is equal for requests that may share a batch (spec D04). ``cancelled`` may turn True at any time.
-    ``held`` are the instances that wait for this request: whoever made it on their behalf (spec L04).
+    ``held`` are the instances that wait for this request: whoever made it on their behalf (spec L04). ``states`` are
+    what the server keeps for the request's sequence, by the names of the model's inputs (spec S13); None for nothing.
     """
 
-    __slots__ = ("_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key")
+    __slots__ = ("_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key", "states")
 
     def __init__(
         self, form: InferForm, inputs: dict[str, Array], requested: tuple[str, ...], rows: int, shape_key: object
@@ -151,6 +152,7 @@ class Request:
         self.shape_key = shape_key
         self.cancelled = False
         self.held: frozenset[object] = _NOBODY
+        self.states: dict[str, Array] | None = None
         self._watchers: list[Callable[[], None]] = []
 
     def cancel(self) -> None:

@@ -10,7 +10,7 @@ from remora.backends import BackendModel, Instance
 from remora.classification import classify
 from remora.config import BatchPolicy, batch_policy, sequence_policy
 from remora.errors import InternalError, RemoraError, UnavailableError
-from remora.messages import Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
+from remora.messages import Array, Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.scheduler import Scheduler
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from remora.scheduling.sequence_scheduler import SequenceScheduler
 
 Reply = Callable[[Ticket, Outcome], None]
+_NO_STATES: Mapping[str, Array] = {}
 
 
 class Steps(NamedTuple):
@@ -50,6 +51,7 @@ class ServedModel:
         cache: shared by all models; used when the configuration turns it on.
         hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
         turns: one for each instance, where there is a rate limiter (spec I08); given up by `close`.
+        initial_states: what the states of a sequence are when it begins (spec S13).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ServedModel:
         cache: ResponseCache | None = None,
         hold: int = 0,
         turns: Sequence[Turn] = (),
+        initial_states: Mapping[str, Array] = _NO_STATES,
     ) -> None:
         self.name = name
         self.version = version
@@ -83,6 +86,7 @@ class ServedModel:
         self._now = clock.monotonic_ns
         self._cache = cache
         self._turns = turns
+        self._initial_states = initial_states
         self._loans = 0
         self._closing = False
         self._returned = threading.Condition()
@@ -118,6 +122,7 @@ class ServedModel:
                 self.signature,
                 recorder,
                 clock,
+                initial_states=self._initial_states,
                 decoupled=self.decoupled,
                 turns=self._turns,
             )

@@ -135,7 +135,7 @@ class ArrayInstance:
         self._clock = clock
         self._batches = config.max_batch_size > 0
         self._inputs = tuple(dict.fromkeys(_input_names(config)))
-        self._outputs = tuple(output.name for output in config.output)
+        self._outputs = output_names(config)
 
     def execute(self, execution: Execution) -> list[Outcome]:
         """Run the requests; see ``Instance.execute``."""
@@ -185,6 +185,12 @@ class ArrayInstance:
             return self._outputs
         names = {name for request in requests for name in request.requested}
         return tuple(name for name in self._outputs if name in names)
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """All that the engine may want of a model: the configuration's outputs, then states that are not among them."""
+    states: Any = config.sequence_batching.state
+    return tuple(dict.fromkeys([*(row.name for row in config.output), *(state.output_name for state in states)]))
 
 
 def _input_names(config: ModelConfig) -> Iterable[str]:

@@ -14,6 +14,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from remora.backends import Execution
+from remora.backends.arrays import output_names
 from remora.backends.calling import executing, opening
 from remora.backends.python_failures import describe
 from remora.backends.python_host import Host, hosted, leave, settle
@@ -59,8 +60,10 @@ class PythonInstance:
         self._host = host
         self._decoupled = config.model_transaction_policy.decoupled
         self._iterative = config.sequence_batching.iterative_sequence
-        self._outputs = frozenset(output.name for output in config.output)
+        states = config.sequence_batching.state
+        self._outputs = frozenset(output_names(config))
         self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
+        self._datatypes |= {state.input_name: DATATYPES[state.data_type] for state in states}
         self._runner: asyncio.Runner | None = None
         self._background: BackgroundLoop | None = None
         self._model: Any = None

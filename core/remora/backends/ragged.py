@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends import Execution
-from remora.backends.arrays import Run, gather, scatter
+from remora.backends.arrays import Run, gather, output_names, scatter
 from remora.config import dtype_name
 from remora.errors import InternalError, RemoraError
 from remora.messages import DTYPES, Array, Outcome, Request, Response, Tensor
@@ -69,7 +69,7 @@ def ragged_plan(config: ModelConfig) -> RaggedPlan | None:
     plain = [row.name for row in config.input if not row.allow_ragged_batch]
     plain += [row.name for row in config.sequence_batching.control_input]
     plain += [row.input_name for row in config.sequence_batching.state]
-    outputs = tuple(row.name for row in config.output)
+    outputs = output_names(config)
     return RaggedPlan(tuple(dict.fromkeys(plain)), ragged, made, cut, outputs, config.max_batch_size > 0)
 
 

@@ -35,8 +35,9 @@ def complete_from_tensors(
 ) -> None:
     """Fill in the inputs, outputs, batch size and batching that ``config`` leaves out, and check what it says.
 
-    Nothing is filled in when both inputs and outputs are declared. A model can batch when the first dimension of all
-    its tensors varies.
+    Nothing is filled in when both inputs and outputs are declared. Controls and states of sequences are between the
+    server and the model, and do not become inputs and outputs of clients. A model can batch when the first dimension of
+    all its tensors varies.
 
     Args:
         config: changed in place; has its name.
@@ -48,11 +49,12 @@ def complete_from_tensors(
         ConfigError: when the configuration contradicts the model.
     """
     if not (_expected_inputs(config) and config.output):
+        fed, kept = _fed_by_sequences(config), {row.output_name for row in config.sequence_batching.state}
         _complete_batching(config, inputs, outputs, default_max_batch)
         if not _expected_inputs(config):
-            _declare(config.input, inputs, config.max_batch_size)
+            _declare(config.input, [row for row in inputs if row.name not in fed], config.max_batch_size)
         if not config.output:
-            _declare(config.output, outputs, config.max_batch_size)
+            _declare(config.output, [row for row in outputs if row.name not in kept], config.max_batch_size)
     _check_inputs(config, inputs)
     _check_outputs(config, outputs)
 
@@ -95,6 +97,12 @@ def _declare(rows: Any, tensors: Sequence[ModelTensor], max_batch_size: int) -> 
             row.reshape.SetInParent()  # the model sees a batch of scalars, clients send rows of one
 
 
+def _fed_by_sequences(config: ModelConfig) -> set[str]:
+    """The inputs that the sequence batcher makes: controls and states."""
+    sequences = config.sequence_batching
+    return {row.name for row in sequences.control_input} | {row.input_name for row in sequences.state}
+
+
 def _check_inputs(config: ModelConfig, inputs: Sequence[ModelTensor]) -> None:
     known = {tensor.name: tensor for tensor in inputs}
     for row in config.input:
@@ -102,10 +110,12 @@ def _check_inputs(config: ModelConfig, inputs: Sequence[ModelTensor]) -> None:
             raise ConfigError(f"unexpected inference input '{row.name}', allowed inputs are: {_listed(known)}")
         if row.name in known:
             _check_row(config, "input", row, known[row.name])
-    sequences = config.sequence_batching
-    fed = {row.name for row in config.input}
-    fed.update(row.name for row in sequences.control_input)
-    fed.update(row.input_name for row in sequences.state)
+    for state in config.sequence_batching.state:
+        if state.input_name not in known:
+            raise ConfigError(f"unexpected state input '{state.input_name}', allowed inputs are: {_listed(known)}")
+        row = ModelInput(name=state.input_name, data_type=state.data_type, dims=state.dims)
+        _check_row(config, "input", row, known[row.name])
+    fed = _fed_by_sequences(config) | {row.name for row in config.input}
     fed.update(name for made in config.batch_input for name in made.target_name)
     missing = [name for name in known if name not in fed]
     if missing:
@@ -121,6 +131,11 @@ def _check_outputs(config: ModelConfig, outputs: Sequence[ModelTensor]) -> None:
         if row.name not in known:
             raise ConfigError(f"unexpected inference output '{row.name}', allowed outputs are: {_listed(known)}")
         _check_row(config, "output", row, known[row.name])
+    for state in config.sequence_batching.state:
+        if state.output_name not in known:
+            raise ConfigError(f"unexpected state output '{state.output_name}', allowed outputs are: {_listed(known)}")
+        state_row = ModelOutput(name=state.output_name, data_type=state.data_type, dims=state.dims)
+        _check_row(config, "output", state_row, known[state_row.name])
 
 
 def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) -> None:

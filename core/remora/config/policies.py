@@ -68,13 +68,25 @@ class SequenceControl(NamedTuple):
     false_true: tuple[float, ...] = ()
 
 
+class SequenceState(NamedTuple):
+    """A state tensor that the server keeps for each sequence (spec S13): what the model reads, and what it writes.
+
+    ``datatype`` is the wire's name. ``dims`` are without a batch dimension; -1 is what varies.
+    """
+
+    input_name: str
+    output_name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
 class SequencePolicy(NamedTuple):
-    """How requests that belong together are kept together (spec S04-S09, S14).
+    """How requests that belong together are kept together (spec S04-S09, S13, S14).
 
     ``slots`` is how many sequences one instance serves at a time. ``oldest`` chooses the strategy. A direct batch
     waits up to ``max_delay_ns`` until ``minimum_utilization`` of an instance's slots have a request; oldest ones are
-    batched by ``batching``. ``idle_ns`` is how long a sequence may be silent. ``keeps_state``: the model leaves its
-    state to the server (spec S13).
+    batched by ``batching``. ``idle_ns`` is how long a sequence may be silent. ``states`` are what the model
+    leaves to the server.
     """
 
     slots: int = 1
@@ -83,7 +95,7 @@ class SequencePolicy(NamedTuple):
     max_delay_ns: int = 0
     minimum_utilization: float = 0.0
     iterative: bool = False
-    keeps_state: bool = False
+    states: tuple[SequenceState, ...] = ()
     controls: tuple[SequenceControl, ...] = ()
     batching: BatchPolicy = BatchPolicy()
 
@@ -151,7 +163,7 @@ def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
         max_delay_ns=delay_us * _NS_PER_US,
         minimum_utilization=0.0 if is_oldest else sequences.direct.minimum_slot_utilization,
         iterative=sequences.iterative_sequence,
-        keeps_state=bool(sequences.state),
+        states=_states(sequences),
         controls=tuple(_control(row.name, control) for row in sequences.control_input for control in row.control),
         batching=batching,
     )
@@ -224,6 +236,15 @@ def _control(name: str, control: ModelSequenceBatching.Control) -> SequenceContr
     if control.fp32_false_true:
         return SequenceControl(name, kind, "FP32", tuple(control.fp32_false_true))
     return SequenceControl(name, kind, "BOOL", tuple(control.bool_false_true))
+
+
+def _states(sequences: ModelSequenceBatching) -> tuple[SequenceState, ...]:
+    """The first state of each input's and each output's name; Triton leaves the others out too."""
+    found: list[SequenceState] = []
+    for row in sequences.state:
+        if all(row.input_name != state.input_name and row.output_name != state.output_name for state in found):
+            found.append(SequenceState(row.input_name, row.output_name, dtype_name(row.data_type), tuple(row.dims)))
+    return tuple(found)
 
 
 def _queue_policy(policy: ModelQueuePolicy) -> QueuePolicy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from remora.config.ensemble_rules import check_ensemble
 from remora.config.inferring import ENSEMBLE, PLATFORMS
 from remora.config.sequence_rules import check_sequences
+from remora.config.state_rules import check_states
 from remora.config.tensor_rules import check_tensors
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import (
@@ -43,6 +44,7 @@ def validate(config: ModelConfig, name: str, *, gpus: int = 0, strict: bool = Fa
     """
     validate_written(config, name)
     check_tensors(config, strict=strict)
+    check_states(config)
     if not config.HasField("ensemble_scheduling"):
         _check_instance_groups(config, gpus)
 

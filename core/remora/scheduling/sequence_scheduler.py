@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from remora.backends import Execution, Instance
 from remora.config import SequencePolicy
-from remora.errors import RemoraError, UnavailableError, UnsupportedError
-from remora.messages import Outcome, Streamed, Ticket
+from remora.errors import RemoraError, UnavailableError
+from remora.messages import Array, Outcome, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver
@@ -26,6 +26,7 @@ from remora.scheduling.direct_batching import DirectQueue
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.scheduler import Scheduler
 from remora.scheduling.sequence_controls import NULL, Controls
+from remora.scheduling.sequence_states import StatefulInstance, States
 from remora.scheduling.sequences import Orders, SequenceInfo, SequenceTable
 from remora.signature import Signature
 from remora.system.clock import Clock
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.models")
 
+_NOTHING: Mapping[str, Array] = {}
+
 
 class SequenceScheduler:
-    """The requests and instances of one model version with sequence batching (spec S01-S12, S14).
+    """The requests and instances of one model version with sequence batching (spec S01-S14).
 
     Args:
         policy: of the model.
@@ -45,6 +48,7 @@ class SequenceScheduler:
         signature: gives outputs their wire shape.
         recorder: is told of every execution and failure; not of what fills empty slots.
         clock: read here and in the instances' schedulers.
+        initial_states: what the states of a sequence are when it begins, by the names of the model's inputs.
         decoupled: whether the model answers through streams.
         threads: False in tests, which turn the crank with `step` and `sweep`.
         turns: as for `Scheduler`.
@@ -58,6 +62,7 @@ class SequenceScheduler:
         recorder: Recorder,
         clock: Clock,
         *,
+        initial_states: Mapping[str, Array] = _NOTHING,
         decoupled: bool = False,
         threads: bool = True,
         turns: Sequence[Turn] = (),
@@ -65,7 +70,11 @@ class SequenceScheduler:
         self._policy = policy
         self._table = SequenceTable(policy, len(instances), signature.name)
         self._controls = Controls(policy.controls, signature.max_batch_size > 0, signature.name)
-        self._signature = signature
+        self._states: States | None = None
+        if policy.states:
+            outputs = [tensor.name for tensor in signature.outputs]
+            self._states = States(policy.states, initial_states, outputs, batches=signature.max_batch_size > 0)
+            instances = [StatefulInstance(instance, self._states) for instance in instances]
         self._recorder = recorder
         self._now = clock.monotonic_ns
         self._threads = threads
@@ -106,13 +115,8 @@ class SequenceScheduler:
         """Take a request of a sequence; its answer comes through its reply. Any thread may call.
 
         Raises InvalidArgumentError when it breaks a rule of sequences (spec S01-S03, S10), UnavailableError when the
-        scheduler is stopping (spec D17), UnsupportedError for implicit state (S13); the ticket is then not answered.
+        scheduler is stopping (spec D17); the ticket is then not answered.
         """
-        if self._policy.keeps_state:
-            raise UnsupportedError(
-                f"model '{self._signature.name}' leaves its state to the server (sequence_batching {{ state }}), which "
-                "is not offered yet: let the model keep it, by its CORRID control"
-            )
         request = ticket.request
         now_ns = self._now()
         ticket.arrival_ns = ticket.arrival_ns or now_ns
@@ -143,8 +147,10 @@ class SequenceScheduler:
             self._recorder.dropped(ticket, error, self._now())
             gone.append((ticket, error))
         deliver(gone)
-        for ticket, place, start, end in orders.steps:
+        for ticket, place, start, end, states in orders.steps:
             self._controls.add(ticket.request, start=start, end=end)
+            if self._states is not None:
+                self._states.give(ticket.request, states)
             try:
                 self._lanes[place.instance].submit(ticket)
             except RemoraError as error:  # it stops, which it is not asked to while anything waits here

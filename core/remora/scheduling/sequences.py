@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from remora.config import SequencePolicy
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
-from remora.messages import Ticket
+from remora.messages import Array, Ticket
 from remora.scheduling.batching import cancelled_in_queue
 
 _NS_PER_US = 1000
@@ -31,12 +31,17 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A request that may go now. ``start`` and ``end`` say where in its sequence it stands."""
+    """A request that may go now. ``start`` and ``end`` say where in its sequence it stands.
+
+    ``states`` is where the sequence's states are kept (spec S13): empty at its start, the caller's to fill, and gone
+    with the sequence.
+    """
 
     ticket: Ticket
     place: Place
     start: bool
     end: bool
+    states: dict[str, Array]
 
 
 class Orders(NamedTuple):
@@ -56,13 +61,14 @@ class SequenceInfo(NamedTuple):
 
 
 class _Sequence:
-    __slots__ = ("doomed", "ended", "expires_ns", "fresh", "id", "place", "running", "waiting")
+    __slots__ = ("doomed", "ended", "expires_ns", "fresh", "id", "place", "running", "states", "waiting")
 
     def __init__(self, sequence_id: int | str) -> None:
         self.id = sequence_id
         self.waiting: deque[Ticket] = deque()
         self.place: Place | None = None
         self.running: Ticket | None = None
+        self.states: dict[str, Array] = {}
         self.ended = False  # its END has arrived: what comes next must begin it anew
         self.doomed = False  # it ends with the request that is under way
         self.fresh = True  # the next request that goes is the first of an iterative one
@@ -249,7 +255,9 @@ class SequenceTable:
         self._under_way[ticket] = sequence
         form = ticket.request.form
         start = sequence.fresh if self._policy.iterative else form.sequence_start
-        orders.steps.append(Step(ticket, sequence.place, start, form.sequence_end))
+        if start:
+            sequence.states = {}
+        orders.steps.append(Step(ticket, sequence.place, start, form.sequence_end, sequence.states))
 
     def _leave(self, sequence: _Sequence) -> None:
         """Give up the slot; requests that begin the sequence anew wait for one like all others."""

@@ -167,3 +167,34 @@ def test_inputs_that_the_batcher_makes_need_no_declaration() -> None:
     assert "COUNT" in completed(text, inputs=(TensorInfo("A", "FP32", (-1,)), counts))
     with pytest.raises(ConfigError, match=r"shape \[-1\] for ragged input 'A', model provides \[-1,4\]"):
         completed(text, inputs=(A, counts))
+
+
+STATEFUL = """sequence_batching { control_input { name: "START" control { kind: CONTROL_SEQUENCE_START
+    int32_false_true: [ 0, 1 ] } } state { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: %s } }"""
+BETWEEN = (A, TensorInfo("START", "INT32", (-1, 1)), TensorInfo("S", "FP32", (-1, 2)))
+AFTER = (Y, TensorInfo("T", "FP32", (-1, 2)))
+
+
+def test_what_passes_between_server_and_model_does_not_become_the_clients() -> None:
+    text = completed(STATEFUL % 2, inputs=BETWEEN, outputs=AFTER)
+    assert text.startswith(
+        'max_batch_size: 4 input { name: "A" data_type: TYPE_FP32 dims: 4 } '
+        'output { name: "Y" data_type: TYPE_INT64 dims: -1 dims: 3 } sequence_batching {'
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "inputs", "outputs", "said"),
+    [
+        (STATEFUL % 3, BETWEEN, AFTER, "tensor 'S': the model expects 2 dimensions"),
+        (STATEFUL % 2, BETWEEN[:2], AFTER, "unexpected state input 'S', allowed inputs are: A, START"),
+        (STATEFUL % 2, BETWEEN, (Y,), "unexpected state output 'T', allowed outputs are: Y"),
+        (STATEFUL % 2, BETWEEN, (Y, TensorInfo("T", "FP64", (-1, 2))), "configuration expects datatype TYPE_FP32"),
+    ],
+)
+def test_a_state_that_the_model_does_not_have_is_refused(
+    state: str, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        completed(state, inputs=inputs, outputs=outputs)
+    assert said in caught.value.message

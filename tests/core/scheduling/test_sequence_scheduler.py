@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
 from remora.backends import Execution
 from remora.config import sequence_policy
-from remora.errors import CancelledError, InvalidArgumentError, UnavailableError, UnsupportedError
+from remora.errors import CancelledError, InvalidArgumentError, UnavailableError
 from remora.messages import InferForm, Response, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import DELAY, FULL, IDLE
@@ -234,10 +234,4 @@ def test_a_stopped_scheduler_takes_nothing_new_and_finishes_with_threads_too() -
     assert bench.scheduler.stop(10)
     assert all(isinstance(bench.replies.only(ticket), Response) for ticket in tickets)
     with pytest.raises(UnavailableError, match="stopping"):
-        bench.ask(1, start=True)
-
-
-def test_a_model_that_leaves_its_state_to_the_server_is_refused_clearly() -> None:
-    bench = Bench('direct { } state { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: 1 }')
-    with pytest.raises(UnsupportedError, match="leaves its state to the server"):
         bench.ask(1, start=True)

@@ -204,7 +204,7 @@ class Sequences(RuleBasedStateMachine):
             number = ticket.request.form.sequence_id
             self.asked[number].remove(ticket)
             self.alive[number] = False
-        for ticket, place, start, end in orders.steps:
+        for ticket, place, start, end, _ in orders.steps:
             form = ticket.request.form
             assert self.asked[form.sequence_id][0] is ticket, "out of order"
             assert place not in self.running.values(), "two requests at one place"
