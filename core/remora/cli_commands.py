@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from remora import cli_hosts
 from remora.cli_output import UsageError, columns, reason_of
 from remora.errors import RemoraError
 
@@ -47,6 +48,8 @@ def add_commands(commands: Any) -> None:
     _add_infer(commands)
     _add_config(commands)
     _add_models(commands)
+    for parser in cli_hosts.add_emulate(commands):
+        _runs(parser, cli_hosts.emulate)
     version = commands.add_parser(
         "version",
         help="print what is installed here",

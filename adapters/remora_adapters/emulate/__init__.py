@@ -1,0 +1,106 @@
+"""Plays a platform's side of its contract against a server, and says what the platform would have minded.
+
+A platform is data: how it starts a container, how it probes it, and a table of checks. A check is a function of the
+`Stage` that raises Failed when the platform would have been let down. Rules: a check says why it is there; it is sure
+of what it says, so what depends on the machine's mood is measured generously; it leaves the server as it found it.
+
+Knows no adapter and needs nothing but the standard library: it is a tool for anybody's container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from remora_adapters.emulate.stage import Stage
+
+PLATFORMS = ("sagemaker",)
+"""What can be played: a module of this package each, with ``_`` for ``-``, that has a ``PLATFORM``."""
+
+
+class Failed(Exception):  # noqa: N818 - it is a finding, not an error of ours
+    """The platform would have been let down; the text says what was seen."""
+
+
+class Skipped(Exception):  # noqa: N818 - it is a finding, not an error of ours
+    """A check that has nothing to look at here; the text says what it would need."""
+
+
+class Check(NamedTuple):
+    """One promise of the contract.
+
+    ``id`` names it for ``--only``; ``what`` must hold; ``why`` says what the platform does when it does not, and where
+    that is written. ``run`` raises Failed or Skipped. ``early`` checks are about the start: they run even when the
+    server never became ready.
+    """
+
+    id: str
+    what: str
+    why: str
+    run: Callable[[Stage], None]
+    early: bool = False
+
+
+class Probe(NamedTuple):
+    """How a platform asks whether a server is ready: it is when ``path`` is answered with ``status``.
+
+    Times are in seconds: for one answer, between two questions, and from the start to the first good answer.
+    """
+
+    path: str
+    timeout_s: float
+    period_s: float
+    within_s: float
+    status: int = 200
+
+
+class Launch(NamedTuple):
+    """How a platform starts a container: arguments after the entrypoint's own, variables, and the port it will call."""
+
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user says: ``command`` starts the server, or ``url`` is one that runs already.
+
+    ``body`` is an inference request that the server must answer well, of type ``content_type``; ``model`` is the folder
+    that the platform would have put in its place. ``given`` holds what a single platform takes besides, by name.
+    """
+
+    command: tuple[str, ...] = ()
+    url: str = ""
+    model: Path | None = None
+    body: bytes = b""
+    content_type: str = "application/json"
+    environ: Mapping[str, str] = field(default_factory=dict)
+    startup_s: float = 0.0
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A platform as data. ``launch`` gets the settings, a free port and an empty folder for what is to be mounted.
+
+    The last checks may end the process: ``grace_s`` is how long the platform waits between SIGTERM and SIGKILL.
+    """
+
+    title: str
+    launch: Callable[[Settings, int, Path], Launch]
+    probe: Probe
+    grace_s: float
+    checks: tuple[Check, ...]
+
+
+def find_platform(name: str) -> Platform:
+    """The platform of that name. Raises ValueError when there is none."""
+    if name not in PLATFORMS:
+        raise ValueError(f"there is no platform '{name}' to play: give one of {', '.join(PLATFORMS)}")
+    found: Platform = import_module(f"{__name__}.{name.replace('-', '_')}").PLATFORM
+    return found

@@ -1,0 +1,114 @@
+"""Runs a platform's checks and prints what came of them; exit status 0 when none failed, 1 otherwise, 2 for misuse."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from remora_adapters.emulate import Failed, Platform, Settings, Skipped, find_platform
+from remora_adapters.emulate.stage import Stage
+
+PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
+
+
+class Verdict(NamedTuple):
+    """What came of one check; ``found`` says what was seen, or why it could not be looked at."""
+
+    id: str
+    what: str
+    why: str
+    outcome: str
+    found: str = ""
+
+
+def play(platform: Platform, settings: Settings, only: Iterable[str] = ()) -> list[Verdict]:
+    """Start the server if there is a command, and run the checks in their order.
+
+    Raises OSError when the command cannot be started, ValueError for an id that no check has.
+    """
+    wanted = set(only)
+    unknown = wanted - {check.id for check in platform.checks}
+    if unknown:
+        raise ValueError(f"{platform.title} has no check {', '.join(sorted(unknown))}: see --list")
+    verdicts = []
+    with Stage(platform, settings) as stage:
+        stage.wait_until_ready()
+        for check in platform.checks:
+            if wanted and check.id not in wanted:
+                continue
+            outcome, found = PASSED, ""
+            try:
+                if not (stage.ready or check.early):
+                    raise Skipped("the server never became ready")
+                check.run(stage)
+            except Failed as failure:
+                outcome, found = FAILED, str(failure)
+            except Skipped as reason:
+                outcome, found = SKIPPED, str(reason)
+            verdicts.append(Verdict(check.id, check.what, check.why, outcome, found))
+    return verdicts
+
+
+def printed(title: str, verdicts: list[Verdict]) -> str:
+    """The report for people: what failed says what was seen and why it matters."""
+    width = max((len(verdict.id) for verdict in verdicts), default=0)
+    lines = []
+    for verdict in verdicts:
+        lines.append(f"{verdict.outcome:7}  {verdict.id:{width}}  {verdict.what}")
+        if verdict.found:
+            lines.append(f"{'':7}  {'':{width}}  {'seen: ' if verdict.outcome == FAILED else ''}{verdict.found}")
+        if verdict.outcome == FAILED:
+            lines.append(f"{'':7}  {'':{width}}  why it matters: {verdict.why}")
+    counts = [sum(verdict.outcome == outcome for verdict in verdicts) for outcome in (PASSED, FAILED, SKIPPED)]
+    return "\n".join([*lines, f"{title}: {counts[0]} passed, {counts[1]} failed, {counts[2]} skipped"])
+
+
+def run(options: argparse.Namespace) -> int:
+    """The command `remora emulate`."""
+    try:
+        platform = find_platform(options.platform)
+        if options.list:
+            for check in platform.checks:
+                print(f"{check.id}: {check.what}\n    {check.why}")
+            return 0
+        verdicts = play(platform, _settings(options), options.only)
+    except (ValueError, OSError) as error:
+        print(f"remora emulate: {error}", file=sys.stderr)
+        return 2
+    if options.format == "json":
+        print(json.dumps([verdict._asdict() for verdict in verdicts], indent=1))
+    else:
+        print(printed(platform.title, verdicts))
+    return 1 if any(verdict.outcome == FAILED for verdict in verdicts) else 0
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Settings from the command line. Raises ValueError for what does not fit together, OSError for a missing file."""
+    target = [word for word in options.target if word != "--"]
+    if not target:
+        raise ValueError("give the server's URL, or the command that starts it after --")
+    is_url = target[0].startswith(("http://", "https://"))
+    if is_url and len(target) > 1:
+        raise ValueError(f"nothing is started for a URL: what are {' '.join(target[1:])} for?")
+    if target[0].startswith("https://"):
+        raise ValueError("platforms reach containers over plain HTTP: give an http:// URL")
+    return Settings(
+        command=() if is_url else tuple(target),
+        url=target[0] if is_url else "",
+        model=options.model.resolve() if options.model else None,
+        body=options.body.read_bytes() if options.body else b"",
+        content_type=options.content_type,
+        environ=_pairs("--env", options.env),
+        startup_s=options.startup_timeout,
+        given=_pairs("--with", options.given),
+    )
+
+
+def _pairs(flag: str, entries: Iterable[str]) -> dict[str, str]:
+    for entry in entries:
+        if "=" not in entry:
+            raise ValueError(f"{flag} {entry}: expected NAME=VALUE")
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}

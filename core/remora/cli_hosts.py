@@ -1,0 +1,63 @@
+"""The commands that are about hosts: `emulate`; the law: what they do is the adapters', found by name when they run."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_EMULATE = """\
+Play a platform's side of its contract against a server: start it as the platform would, probe it, send it what the
+platform sends, stop it, and print what the platform would have minded. TARGET is the URL of a server that runs, or the
+command that starts one, after --:
+
+  remora emulate sagemaker --model models --body request.json -- python -m remora_adapters.sagemaker
+"""
+
+
+def add_emulate(commands: Any) -> list[argparse.ArgumentParser]:
+    """Add `emulate`; returns the parsers of its platforms."""
+    emulate = commands.add_parser(
+        "emulate",
+        help="play a platform's side of its contract against a server",
+        description=_EMULATE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = emulate.add_subparsers(metavar="PLATFORM", dest="platform", required=True)
+    parsers = []
+    for platform in import_module("remora_adapters.emulate").PLATFORMS:
+        parser = kinds.add_parser(platform, description=_EMULATE, formatter_class=argparse.RawDescriptionHelpFormatter)
+        _add_emulate_options(parser)
+        parsers.append(parser)
+    return parsers
+
+
+def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", nargs="*", metavar="TARGET", help="a URL, or -- COMMAND [ARGUMENT ...]")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="the folder that the platform puts in its place")
+    parser.add_argument("--body", type=Path, metavar="FILE", help="an inference request that is answered well")
+    parser.add_argument("--content-type", default="application/json", metavar="TYPE", help="of the body")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for the process; may be repeated"
+    )
+    parser.add_argument(
+        "--with",
+        dest="given",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what a single check needs, as it says when it is skipped; may be repeated",
+    )
+    parser.add_argument(
+        "--startup-timeout", type=float, default=0.0, metavar="S", help="time to get ready; the platform's if not given"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="run this check; may be repeated")
+    parser.add_argument("--list", action="store_true", help="print the checks and why they are there")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the report")
+
+
+def emulate(options: argparse.Namespace) -> int:
+    """Run `emulate`; returns the exit code."""
+    code: int = import_module("remora_adapters.emulate.running").run(options)
+    return code

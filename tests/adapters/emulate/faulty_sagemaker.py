@@ -1,0 +1,132 @@
+"""A SageMaker container in miniature, right in everything but the one fault that the variable FAULT names.
+
+    FAULT=ping-body python faulty_sagemaker.py serve
+
+It doubles the numbers of {"numbers": [...]}, and answers {"stream": true} in pieces.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+FAULT = os.environ.get("FAULT", "")
+state = {"pings": 0, "invocations": 0, "under_way": 0}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.get()
+
+    def get(self) -> None:
+        if self.path == "/ping":
+            state["pings"] += 1
+            if FAULT == "slow-ping" and state["pings"] == 1:
+                time.sleep(2.2)
+            if FAULT == "never-ready" or (FAULT == "ping-while-busy" and state["under_way"]):
+                return self.answer(503)
+            return self.answer(200, b"pong" if FAULT == "ping-body" else b"")
+        if self.path == "/execution-parameters" and FAULT == "execution-parameters":
+            return self.answer(200, b'{"BatchStrategy": "MultiRecord"}')
+        return self.answer(404, b"no such path")
+
+    def do_POST(self) -> None:
+        if FAULT == "large-body" and int(self.headers["Content-Length"]) > 1_000_000:
+            self.close_connection = True
+            return
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        state["invocations"] += 1
+        state["under_way"] += 1
+        try:
+            self.invoke(body)
+        finally:
+            state["under_way"] -= 1
+
+    def invoke(self, body: bytes) -> None:
+        if FAULT == "early-ready" and state["invocations"] == 1:
+            return self.answer(503, b"still loading")
+        if FAULT == "strict-headers" and self.headers["X-Amzn-SageMaker-Unheard-Of"]:
+            return self.answer(400, b"what is X-Amzn-SageMaker-Unheard-Of?")
+        try:
+            asked = json.loads(body)
+            doubled = json.dumps({"numbers": [number * 2 for number in asked.get("numbers", [])]}).encode()
+        except ValueError:
+            return self.answer(500 if FAULT == "bad-body" else 400, b"not JSON")
+        if asked.get("stream"):
+            return self.stream()
+        if FAULT == "attributes" and self.headers["X-Amzn-SageMaker-Custom-Attributes"]:
+            return self.answer(200, doubled, X_Amzn_SageMaker_Custom_Attributes="a" * 1_025)
+        if FAULT == "writes":
+            (Path(os.environ["SAGEMAKER_BASE_DIR"]) / "model" / "scratch").write_text("mine")
+        if FAULT == "gzip":
+            return self.answer(200, gzip.compress(doubled), Content_Encoding="gzip")
+        time.sleep(0.5 if asked.get("slow") else 0.02)
+        self.answer(200, doubled)
+        return None
+
+    def stream(self) -> None:
+        pieces = [b"one ", b"two ", b"three"]
+        if FAULT == "buffers":
+            self.answer(200, b"".join(pieces))
+            return
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for piece in pieces:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.wfile.flush()
+            time.sleep(0.05)
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 128
+
+
+def main() -> int:
+    if sys.argv[1:2] != ["serve"] or FAULT == "no-serve":
+        print("what is", sys.argv[1:], "?")
+        return 2
+    if FAULT == "stray-port":
+        socket.create_server(("0.0.0.0", 0))
+        stray = socket.create_server(("0.0.0.0", 0))
+        assert stray
+    port = 0 if FAULT == "own-port" else int(os.environ["SAGEMAKER_BIND_TO_PORT"])
+    server = Server(("127.0.0.1" if FAULT == "loopback" else "0.0.0.0", port), Handler)
+
+    def stop(number: int, frame: object) -> None:
+        if FAULT == "drops":
+            os._exit(0)
+        if FAULT != "stays":
+            threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, stop)
+    server.serve_forever()
+    server.server_close()
+    return 3 if FAULT == "bad-status" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
