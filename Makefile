@@ -6,6 +6,8 @@ MODELS ?= docs/examples/digits/models
 # Where recorded answers of a real Triton lie, if they are at hand.
 ORACLE ?= ../shared/oracle
 PORT   ?= 8000
+IMAGE  ?= cpu
+ENGINE ?= docker
 
 BIN := $(VENV)/bin
 PY  := $(BIN)/python
@@ -18,7 +20,8 @@ LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda bench proto reference lock wheel clean
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda \
+        test-containers bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -32,7 +35,7 @@ embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compa
 
 venv: $(VENV)/dev.stamp  ## the environment that every other target uses
 
-test: check unit test-oracle  ## all that CI runs
+test: check test-containers unit test-oracle  ## all that CI runs
 
 check: check-format check-lint check-types check-imports  ## formatting, lint, types, import contracts; changes nothing
 
@@ -64,6 +67,10 @@ test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the
 test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
 
+# Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
+test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
+	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_IMAGES=1 $(PY) -m pytest tests/containers
+
 bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
 	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi
 
@@ -80,8 +87,14 @@ lock: $(PY)  ## resolve constraints.txt anew
 wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
+# ENGINE is docker, podman or buildah. The first wheel in dist/ is the one that goes in: one is all there may be.
+image: wheel  ## a container image: make image IMAGE=cpu (gpu, sagemaker, azureml, lambda) ENGINE=docker
+	$(ENGINE) build --file containers/$(IMAGE)/Dockerfile --tag remora:$(IMAGE) \
+	    --build-arg VERSION=$$($(PY) -c 'import remora; print(remora.__version__)') \
+	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(BUILD_ARGS) .
+
 clean:  ## remove all that make made
-	rm -rf .venv .venv-proto .venv-lambda dist docs/examples/digits/models docs/examples/digits/requests
+	rm -rf .venv .venv-proto .venv-lambda .venv-infra .images dist docs/examples/digits/models docs/examples/digits/requests
 	rm -rf docs/examples/sentence-embedding/models
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -118,4 +131,9 @@ $(VENV)-lambda/stamp: Makefile pyproject.toml
 $(VENV)-proto/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-proto
 	@$(VENV)-proto/bin/python -m pip install --quiet --disable-pip-version-check $(PROTO_TOOLS)
+	@touch $@
+
+$(VENV)-infra/stamp: tests/infra/requirements.txt
+	@$(PYTHON) -m venv $(VENV)-infra
+	@$(VENV)-infra/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@

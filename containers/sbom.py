@@ -1,0 +1,80 @@
+"""What an image holds, as a CycloneDX 1.6 document on standard output; the law: the same packages give the same bytes.
+
+Run with the interpreter of the environment to describe. Needs nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib.metadata import Distribution, distributions
+from typing import Any
+
+_SUBJECT = "remora"
+
+
+def main() -> int:
+    """Print the document; 1 when remora is not among what is installed."""
+    found = {_name(each): each for each in distributions()}
+    if _SUBJECT not in found:
+        print(f"sbom.py: {_SUBJECT} is not installed in {sys.prefix}", file=sys.stderr)
+        return 1
+    json.dump(document(found), sys.stdout, indent=1, sort_keys=True)
+    print()
+    return 0
+
+
+def document(found: dict[str, Distribution]) -> dict[str, Any]:
+    """The bill of materials. No time and no serial number: builds of the same packages can be compared."""
+    names = sorted(found)
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": _component(found[_SUBJECT], kind="application")},
+        "components": [_component(found[name]) for name in names if name != _SUBJECT],
+        "dependencies": [
+            {"ref": _purl(found[name]), "dependsOn": [_purl(found[need]) for need in _needs(found[name], found)]}
+            for name in names
+        ],
+    }
+
+
+def _component(package: Distribution, kind: str = "library") -> dict[str, Any]:
+    component: dict[str, Any] = {
+        "type": kind,
+        "bom-ref": _purl(package),
+        "name": _name(package),
+        "version": package.version,
+        "purl": _purl(package),
+    }
+    expression = package.metadata.get("License-Expression")
+    if expression:
+        component["licenses"] = [{"expression": expression}]
+    elif text := (package.metadata.get("License") or "").strip():
+        # Some packages put the whole licence there; its first line is its name.
+        component["licenses"] = [{"license": {"name": text.splitlines()[0][:120]}}]
+    return component
+
+
+def _needs(package: Distribution, found: dict[str, Distribution]) -> list[str]:
+    """Which of the installed packages this one asks for; markers and extras aside, as they are installed."""
+    asked = (re.match(r"[\w.-]+", line) for line in package.requires or ())
+    return sorted({_normal(match[0]) for match in asked if match} & found.keys())
+
+
+def _purl(package: Distribution) -> str:
+    return f"pkg:pypi/{_name(package)}@{package.version}"
+
+
+def _name(package: Distribution) -> str:
+    return _normal(package.metadata["Name"])
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

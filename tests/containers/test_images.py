@@ -1,0 +1,109 @@
+"""The images, built and run: what is inside, who may read it, how fast it starts, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUDGETS = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
+NAMES = ("cpu", "sagemaker", "azureml", "lambda")
+USERS = {"as-root": 0, "as-10001": 10001}
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def models(digits: Any) -> Path:
+    """The digits example where every user may read it."""
+    digits.models.parent.chmod(0o755)
+    for parent in digits.models.parents:
+        if parent.stat().st_uid == 0 and "pytest" in parent.name:
+            parent.chmod(0o755)
+    return Path(digits.models)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_adds_no_more_than_its_budget(name: str, images: Any, figures: list[str]) -> None:
+    files = [path.lstat() for path in (images[name].root / "opt" / "remora").rglob("*")]
+    megabytes = sum(each.st_size for each in files) / 1e6
+    figures.append(f"{name}: {megabytes:.0f} MB beyond the base, of {BUDGETS[name]['megabytes']} MB")
+    assert megabytes <= BUDGETS[name]["megabytes"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_holds_no_installer_and_nothing_of_the_build(name: str, images: Any) -> None:
+    assert not list((images[name].root / "opt" / "remora").glob("lib/*/site-packages/pip"))
+    assert not (images[name].root / "build").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_module_is_compiled(name: str, images: Any) -> None:
+    packages = images[name].root / "opt" / "remora" / "lib"
+    bare = [
+        path
+        for path in packages.rglob("remora*/**/*.py")
+        if not list((path.parent / "__pycache__").glob(f"{path.stem}.cpython-*.pyc"))
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_that_is_installed_may_be_read_by_anyone(name: str, images: Any) -> None:
+    paths = [path for path in (images[name].root / "opt" / "remora").rglob("*") if not path.is_symlink()]
+    closed = [path for path in paths if ~path.stat().st_mode & (0o005 if path.is_dir() else 0o004)]
+    assert not closed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bill_of_materials_lies_in_the_image(name: str, images: Any) -> None:
+    document = json.loads((images[name].root / "opt" / "remora" / "sbom.cdx.json").read_text())
+    names = {each["name"] for each in document["components"]}
+    assert {"numpy", "onnxruntime"} <= names
+    assert ("awslambdaric" in names) == (name == "lambda")
+
+
+@pytest.mark.parametrize("uid", USERS.values(), ids=USERS)
+def test_the_cpu_image_serves_on_a_read_only_root_and_ends_on_sigterm(
+    uid: int, images: Any, models: Path, digits: Any, figures: list[str]
+) -> None:
+    http, grpc, metrics = free_port(), free_port(), free_port()
+    ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
+    command = [*images["cpu"].config.get("Cmd", ()), *ports]
+    with images["cpu"].running(command, uid=uid, mounts={"/mnt/models": models}, environment={}) as container:
+        container.answer(f"http://127.0.0.1:{http}/v2/health/ready")
+        figures.append(f"cpu, uid {uid}: ready {time.monotonic() - container.started_s:.2f} s after the start")
+        body = (digits.requests / "seven.json").read_bytes()
+        answer = json.loads(container.answer(f"http://127.0.0.1:{http}/v2/models/digits/infer", body))
+        assert answer["model_name"] == "digits"
+        assert container.stop() == 0
+
+
+@pytest.mark.parametrize("uid", USERS.values(), ids=USERS)
+def test_the_sagemaker_image_answers_ping_and_invocations(
+    uid: int, images: Any, models: Path, digits: Any, figures: list[str]
+) -> None:
+    if importlib.util.find_spec("remora_adapters.sagemaker") is None:
+        pytest.skip("remora_adapters.sagemaker is not there yet")
+    port = free_port()
+    environment = {"SAGEMAKER_BIND_TO_PORT": str(port)}
+    image = images["sagemaker"]
+    with image.running(["serve"], uid=uid, mounts={"/opt/ml/model": models}, environment=environment) as container:
+        container.answer(f"http://127.0.0.1:{port}/ping")
+        figures.append(f"sagemaker, uid {uid}: /ping {time.monotonic() - container.started_s:.2f} s after the start")
+        body = (digits.requests / "seven.json").read_bytes()
+        assert json.loads(container.answer(f"http://127.0.0.1:{port}/invocations", body))["outputs"]
+        assert container.stop() == 0
