@@ -97,7 +97,7 @@ def _serve(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
-    if options.paths or options.model_repository:  # instead of where the platform has its models
+    if options.paths or getattr(options, "model_repository", None):  # instead of where the platform has its models
         host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
     host = replace(host, engine=read_options(options, host.engine), server=read_options(options, host.server))
     if not host.engine.paths and not host.engine.model_repository:

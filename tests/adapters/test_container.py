@@ -32,6 +32,15 @@ def test_the_first_mounted_folder_is_the_repository(tmp_path: Path, monkeypatch:
     assert container.host({}).engine.model_repository == (mounted,)
 
 
+def test_without_any_flag_it_says_which_models_it_wants(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("REMORA_MODEL_REPOSITORY", raising=False)
+    monkeypatch.setattr(container, "MODEL_DIRECTORIES", ())
+    assert container.main([]) == 2
+    assert "give a model repository" in capsys.readouterr().err
+
+
 def test_tritons_flags_start_it_and_a_given_repository_takes_the_place_of_the_variables(
     digits: Any, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
