@@ -175,10 +175,12 @@ class Engine:
         *,
         mailbox: Mailbox | None = None,
         context: object = None,
+        timeout_ns: int = 0,
     ) -> Ticket:
         """Hand in a request; ``reply(ticket, outcome)`` is called once, by the mailbox or, without one, by whatever
-        thread has the answer. Raises RemoraError when the request is refused; then ``reply`` is never called."""
-        return model.submit(form, data, reply, mailbox=mailbox, context=context)
+        thread has the answer. After ``timeout_ns``, 0 for none, it is not begun any more. Raises RemoraError when the
+        request is refused; then ``reply`` is never called."""
+        return model.submit(form, data, reply, mailbox=mailbox, context=context, timeout_ns=timeout_ns)
 
     def infer(
         self,

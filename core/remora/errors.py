@@ -33,6 +33,8 @@ class RemoraError(Exception):
     """
 
     code: ClassVar[str] = "UNKNOWN"
+    retry_after_s: int = 0
+    """After how many seconds the same request may well succeed; 0 when nobody knows."""
 
     def __init__(self, message: str, *, from_model: bool = False, answered: bool = False) -> None:
         super().__init__(message)
@@ -84,6 +86,10 @@ class UnavailableError(RemoraError):
 
 class QueueFullError(UnavailableError):
     """The model's queue has no room now; the same request may well be taken a moment later (spec D12)."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class UnsupportedError(RemoraError):

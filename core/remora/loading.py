@@ -170,6 +170,7 @@ class ModelLoader:
                 self._options.delay_scheduler,
                 turns,
                 states,
+                refuse_late=self._options.refuse_late,
             )
             if config.model_warmup or self._options.derived_warmup:
                 from remora.warming import warm_up  # only where a model is warmed up

@@ -12,7 +12,8 @@ from remora.config import BatchPolicy, batch_policy, sequence_policy
 from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Array, Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.scheduling.batching import BatchQueue
+from remora.scheduling.batching import BatchQueue, Queue
+from remora.scheduling.costs import CostModel
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 from remora.statistics import ModelStatistics, StatisticsRecorder
@@ -50,6 +51,7 @@ class ServedModel:
         steps: what an ensemble is composed of.
         cache: shared by all models; used when the configuration turns it on.
         hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
+        refuse_late: refuse requests on arrival that would be answered after their deadline.
         turns: one for each instance, where there is a rate limiter (spec I08); given up by `close`.
         initial_states: what the states of a sequence are when it begins (spec S13).
     """
@@ -69,6 +71,8 @@ class ServedModel:
         hold: int = 0,
         turns: Sequence[Turn] = (),
         initial_states: Mapping[str, Array] = _NO_STATES,
+        *,
+        refuse_late: bool = False,
     ) -> None:
         self.name = name
         self.version = version
@@ -87,6 +91,7 @@ class ServedModel:
         self._cache = cache
         self._turns = turns
         self._initial_states = initial_states
+        self._refuse_late = refuse_late
         self._loans = 0
         self._closing = False
         self._returned = threading.Condition()
@@ -127,8 +132,14 @@ class ServedModel:
                 turns=self._turns,
             )
         may_wait = policy.dynamic and (policy.max_delay_ns > 0 or hold > 0)
+        queue: Queue = BatchQueue(policy, hold=hold)
+        costs = CostModel()
+        if self._refuse_late:
+            from remora.scheduling.admission import AdmittingQueue  # only where it is asked for
+
+            queue = AdmittingQueue(queue, policy, costs, len(instances))
         return Scheduler(
-            BatchQueue(policy, hold=hold),
+            queue,
             instances,
             self.signature,
             recorder,
@@ -137,6 +148,7 @@ class ServedModel:
             decoupled=self.decoupled,
             ordered=policy.preserve_ordering and not self.decoupled,
             turns=self._turns,
+            costs=costs,
         )
 
     def submit(
@@ -148,8 +160,10 @@ class ServedModel:
         mailbox: Mailbox | None = None,
         context: object = None,
         held: frozenset[object] = frozenset(),
+        timeout_ns: int = 0,
     ) -> Ticket:
-        """Check a request and queue it. ``held`` are instances that stay busy until it is answered.
+        """Check a request and queue it. ``held`` are instances that stay busy until it is answered; after
+        ``timeout_ns``, 0 for none, it is not begun any more.
 
         Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full or
         the model stops, and InternalError when it could only wait for itself; then ``reply`` is never called.
@@ -161,6 +175,9 @@ class ServedModel:
         if form.outputs and any(output.classes for output in form.outputs):
             reply = self._classifying(reply)
         ticket = Ticket(request, reply, mailbox, context)
+        if timeout_ns:
+            ticket.arrival_ns = self._now()
+            ticket.deadline_ns = ticket.arrival_ns + timeout_ns
         try:
             self.scheduler.submit(ticket)
         except UnavailableError:

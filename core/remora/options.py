@@ -70,6 +70,10 @@ class EngineOptions:
         default=0,
         metavar="N",
     )
+    refuse_late: bool = option(
+        "Refuse a request on arrival when it would be answered after its deadline.",
+        default=False,
+    )
     rate_limit: str = option(
         "execution_count: instances take turns at the resources that their rate_limiter names, by priority. "
         "off: nobody waits.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,19 @@ import pytest
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora import loading
 from remora.engine import Engine, InferResult
-from remora.errors import CancelledError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
+from remora.errors import (
+    CancelledError,
+    InvalidArgumentError,
+    NotFoundError,
+    QueueFullError,
+    RemoraError,
+    UnavailableError,
+)
 from remora.messages import (
     Call,
     IndexEntry,
+    InferForm,
+    InputSpec,
     ModelConfig,
     ModelInfo,
     ModelLoad,
@@ -25,6 +35,7 @@ from remora.messages import (
     ModelStatistics,
     ModelUnload,
     RepositoryIndex,
+    Response,
     ServerLive,
     ServerMetadata,
     ServerReady,
@@ -385,3 +396,34 @@ def test_without_a_limiter_resources_are_ignored(tmp_path: Path, backend: FakeBa
 def test_a_resource_that_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path, entry: str) -> None:
     with pytest.raises(ValueError, match="--rate-limit-resource="):
         Engine(tmp_path, rate_limit="execution_count", rate_limit_resource=(entry,))
+
+
+# -- deadlines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_what_would_be_answered_too_late_is_refused_on_arrival_when_asked_to(
+    tmp_path: Path, backend: FakeBackend, refuses: bool
+) -> None:
+    clock = FakeClock()
+    backend.during = lambda: clock.advance(10_000_000)
+    write_model(tmp_path, "m")
+    with Engine(tmp_path, clock=clock, refuse_late=refuses) as engine:
+        engine.infer("m", {"IN": [[1]]})
+        model = engine.resolve("m")
+        form = InferForm((InputSpec("IN", "INT32", (1, 1)),))
+        answers: SimpleQueue[object] = SimpleQueue()
+
+        def submit(timeout_ns: int) -> None:
+            data = [np.ones((1, 1), np.int32)]
+            engine.submit(model, form, data, lambda _, outcome: answers.put(outcome), timeout_ns=timeout_ns)
+
+        submit(20_000_000)
+        assert isinstance(answers.get(timeout=PATIENCE_S), Response)
+        if refuses:
+            with pytest.raises(QueueFullError, match="refused on arrival"):
+                submit(5_000_000)
+            assert model.statistics.failures["REJECTED"] == 1
+        else:
+            submit(5_000_000)
+            assert isinstance(answers.get(timeout=PATIENCE_S), Response)

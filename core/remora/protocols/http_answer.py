@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from remora.errors import QueueFullError, RemoraError
+from remora.errors import RemoraError
 from remora.messages import Buffer
 from remora.protocols.json_print import quoted
 
@@ -12,9 +12,6 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 PLAIN: tuple[bytes, bytes] = (b"Content-Type", b"text/plain")
 JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
-
-RETRY: Headers = ((b"Retry-After", b"1"),)
-"""With a refusal for want of room: in seconds, and HTTP has no shorter time."""
 
 STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
 """Codes that are not listed are 400."""
@@ -65,7 +62,12 @@ def failure(status: int, message: str, *, plain: bool, headers: Headers = ()) ->
     return HttpAnswer(status, (PLAIN if plain else JSON, *headers), [b'{"error":%b}' % quoted(message)])
 
 
+def retry_after(error: RemoraError) -> Headers:
+    """When to come again, where that is known: whole seconds, HTTP has no shorter time."""
+    return ((b"Retry-After", b"%d" % error.retry_after_s),) if error.retry_after_s else ()
+
+
 def encode_error(error: RemoraError, *, plain: bool) -> HttpAnswer:
     """An engine's error. What came out of the model is text/plain anyway (spec H11)."""
-    headers = RETRY if isinstance(error, QueueFullError) else ()
+    headers = retry_after(error)
     return failure(STATUS_OF.get(error.code, 400), error.message, plain=plain or error.from_model, headers=headers)

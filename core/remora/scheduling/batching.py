@@ -6,7 +6,7 @@ This file knows no threads, no locks and no clock: time comes in as an argument 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from remora.config import BatchPolicy
 from remora.errors import CancelledError, RemoraError, UnavailableError
@@ -41,6 +41,28 @@ class Plan(NamedTuple):
     reason: str = ""
     dropped: list[tuple[Ticket, RemoraError]] = []  # noqa: RUF012 - never mutated: a Plan is built with its own list
     wake_ns: int = 0
+
+
+class Queue(Protocol):
+    """Requests waiting for instances of one model, as a scheduler sees them; its lock guards them."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows the next batch would have at the most."""
+
+    def push(self, ticket: Ticket) -> None:
+        """Queue a ticket. Raises UnavailableError for one that is not taken."""
+
+    def poll(self, now_ns: int) -> Plan:
+        """The batch to run now on an idle instance, if any. What is returned has left the queue."""
+
+    def hasten(self) -> None:
+        """From now on nothing waits for company: for a stop."""
+
+    def drain(self) -> list[Ticket]:
+        """Everything that waits, taken out."""
 
 
 class BatchQueue:
@@ -191,6 +213,8 @@ def cancelled_in_queue(ticket: Ticket) -> CancelledError:
 
 class ExpiredError(UnavailableError):
     """The request's own deadline, or the time that its queue allows, passed before it was answered."""
+
+    retry_after_s = 1
 
 
 def expired_error(ticket: Ticket) -> ExpiredError:

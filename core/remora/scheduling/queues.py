@@ -120,7 +120,7 @@ class Level:
         """Raises QueueFullError (spec D12)."""
         if self._policy.max_size and len(self) >= self._policy.max_size:
             raise queue_full(ticket)
-        timeout_ns = self._timeout_ns(ticket)
+        timeout_ns = timeout_of(self._policy, ticket)
         expiry_ns = ticket.arrival_ns + timeout_ns if timeout_ns else 0
         self._fresh[ticket] = expiry_ns
         if expiry_ns:
@@ -129,12 +129,6 @@ class Level:
             if len(self._expiries) > 2 * len(self._fresh) + _SLACK:
                 self._expiries = [row for row in self._expiries if row[2] in self._fresh]
                 heapq.heapify(self._expiries)
-
-    def _timeout_ns(self, ticket: Ticket) -> int:
-        """A request's own timeout can only shorten the level's (spec D09)."""
-        usual_ns = self._policy.default_timeout_ns
-        own_ns = ticket.request.form.timeout_us * _NS_PER_US
-        return own_ns if self._policy.allow_override and 0 < own_ns < usual_ns else usual_ns
 
     def take(self, count: int) -> list[Ticket]:
         """Take the first ``count`` tickets out, or all there are."""
@@ -192,8 +186,7 @@ class Levels:
         return chain.from_iterable(self._levels)
 
     def push(self, ticket: Ticket) -> None:
-        wanted = ticket.request.form.priority
-        ticket.level = wanted if 0 < wanted <= len(self._levels) else self._default
+        ticket.level = level_of(ticket, len(self._levels), self._default)
         self._levels[ticket.level - 1].push(ticket)
 
     def take(self, count: int) -> list[Ticket]:
@@ -216,6 +209,19 @@ class Levels:
 
     def drain(self) -> list[Ticket]:
         return self.take(len(self))
+
+
+def level_of(ticket: Ticket, levels: int, default: int) -> int:
+    """The priority level of a request: what it asks for, or the default where there is no such level (spec D07)."""
+    wanted = ticket.request.form.priority
+    return wanted if 0 < wanted <= levels else default
+
+
+def timeout_of(policy: QueuePolicy, ticket: Ticket) -> int:
+    """How long a request may wait, in nanoseconds; its own timeout can only shorten the level's (spec D09)."""
+    usual_ns = policy.default_timeout_ns
+    own_ns = ticket.request.form.timeout_us * _NS_PER_US
+    return own_ns if policy.allow_override and 0 < own_ns < usual_ns else usual_ns
 
 
 def queue_full(ticket: Ticket) -> QueueFullError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from remora.backends import Execution, Instance
 from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket
-from remora.scheduling.batching import RESOURCES, BatchQueue, Plan
+from remora.scheduling.batching import RESOURCES, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, failure_of
 from remora.scheduling.ordering import Ordering
@@ -60,12 +60,13 @@ class Scheduler:
         clock: read here and nowhere below.
         threads: False in tests, which turn the crank with `step`.
         ordered: answers leave in the order of their requests (spec D06); not for decoupled models.
+        costs: learns how long batches take; one of its own unless others read it too.
         turns: one for each instance, when they share resources with others (spec I08); none without a rate limiter.
     """
 
     def __init__(
         self,
-        queue: BatchQueue,
+        queue: Queue,
         instances: Sequence[Instance],
         signature: Signature,
         recorder: Recorder,
@@ -77,6 +78,7 @@ class Scheduler:
         decoupled: bool = False,
         ordered: bool = False,
         turns: Sequence[Turn] = (),
+        costs: CostModel | None = None,
     ) -> None:
         self._queue = queue
         self._slots = [_Slot(instance) for instance in instances]
@@ -100,7 +102,7 @@ class Scheduler:
         # What destructors send: they may interrupt any thread at any point, so all they may do is to leave it here.
         self._late: SimpleQueue[tuple[Streams, int, Streamed] | None] = SimpleQueue()
         self._late_thread: threading.Thread | None = None
-        self.costs = CostModel()
+        self.costs = CostModel() if costs is None else costs
 
     # -- taking requests --------------------------------------------------------------------------------------------
 

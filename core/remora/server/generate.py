@@ -13,7 +13,7 @@ from remora.errors import RemoraError
 from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streamed, Ticket
 from remora.model import ServedModel
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, failure
+from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, failure, retry_after
 from remora.protocols.load_report import REQUEST_HEADER, RESPONSE_HEADER, load_report
 from remora.protocols.v2_generate import (
     EVENTS,
@@ -45,19 +45,25 @@ class GenerateRoutes:
         self._mailbox = mailbox
         self._limits = limits
 
-    def handle(self, where: Route, encoding: bytes, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
-        """Answer one request through ``exchange``. The ticket, if any, can be cancelled."""
+    def handle(
+        self, where: Route, encoding: bytes, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0
+    ) -> Ticket | None:
+        """Answer one request through ``exchange``; its client waits for ``timeout_ns``, 0 for any time.
+
+        The ticket, if any, can be cancelled.
+        """
         try:
             model = self._engine.resolve(where.model, where.version)
             check_encoding(encoding)
             form, data = decode_generate(body, model.signature.inputs, self._limits)
             kind = _Events if where.action == "generate_stream" else _Single
             reply = kind(exchange, model, self._load_report(head))
-            return model.submit(form, data, reply.take, mailbox=self._mailbox)
+            return model.submit(form, data, reply.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RemoraError as error:
-            exchange.respond(failure(STATUS_OF.get(error.code, 400), error.message, plain=False))
+            status = STATUS_OF.get(error.code, 400)
+            exchange.respond(failure(status, error.message, plain=False, headers=retry_after(error)))
         return None
 
     def _load_report(self, head: Head) -> Callable[[], Headers]:

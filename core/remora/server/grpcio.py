@@ -68,7 +68,14 @@ class Engine(Protocol):
     def resolve(self, model: str, version: int, /) -> Any: ...
 
     def submit(
-        self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
+        self,
+        served: Any,
+        form: InferForm,
+        data: list[Data],
+        reply: Callable[[Ticket, Outcome], None],
+        /,
+        *,
+        timeout_ns: int = 0,
     ) -> Ticket: ...
 
 
@@ -246,7 +253,14 @@ class GrpcServer:
     def _answer(self, served: Any, form: InferForm, data: list[Data], context: Context) -> Response:
         """Hand the request in and wait for its one answer, the client's deadline or its departure."""
         answers: SimpleQueue[Outcome] = SimpleQueue()
-        ticket = self._engine.submit(served, form, data, lambda _ticket, outcome: answers.put(outcome))
+        left_s = _seconds_left(context)
+        ticket = self._engine.submit(
+            served,
+            form,
+            data,
+            lambda _ticket, outcome: answers.put(outcome),
+            timeout_ns=0 if left_s is None else max(int(left_s * 1e9), 1),
+        )
 
         def leave() -> None:
             # grpcio calls this at the end of every RPC; after the answer it changes nothing.

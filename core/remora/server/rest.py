@@ -193,14 +193,14 @@ class RestService:
         """An inference whose client has said how long it will wait."""
         timed = deadlines.TimedExchange(exchange, plain=plan.generates is None)
         if plan.generates is None:
-            ticket = self._infer(plan, head, body, timed)
+            ticket = self._infer(plan, head, body, timed, plan.timeout_ns)
         else:
-            ticket = self._generate.handle(plan.generates, plan.encoding, head, body, timed)
+            ticket = self._generate.handle(plan.generates, plan.encoding, head, body, timed, plan.timeout_ns)
         if ticket is not None:
             timed.watch(ticket, plan.timeout_ns)
         return ticket
 
-    def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0) -> Ticket | None:
         try:
             model = self._resolve(plan.model, plan.version)
             if model.decoupled:
@@ -218,7 +218,9 @@ class RestService:
                 body, plan.header_length, codec.forwarded(head.headers), model.name
             )
             context = (exchange, model, reply_format, plan.accept)
-            return model.submit(form, data, self._inferred, mailbox=self._mailbox, context=context)
+            return model.submit(
+                form, data, self._inferred, mailbox=self._mailbox, context=context, timeout_ns=timeout_ns
+            )
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RemoraError as error:

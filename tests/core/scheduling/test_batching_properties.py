@@ -318,14 +318,14 @@ MUTANTS = [
     ("dropped = self._drop_dead(now_ns)", "dropped = self._drop_dead(now_ns) and []"),
     # queues
     ("self.extendleft(reversed(kept))", "self.extendleft(kept)"),
-    ("0 < wanted <= len(self._levels)", "0 < wanted < len(self._levels)"),
-    ("else self._default", "else len(self._levels)"),
+    ("0 < wanted <= levels", "0 < wanted < levels"),
+    ("levels else default", "levels else levels"),
     ("return chain.from_iterable(self._levels)", "return chain.from_iterable(reversed(self._levels))"),
     ("return chain(self._fresh, self._late)", "return chain(self._late, self._fresh)"),
     ("return len(self._fresh) + len(self._late)", "return len(self._fresh)"),
     ("len(self) >= self._policy.max_size", "len(self) > self._policy.max_size"),
     ("0 < own_ns < usual_ns", "0 < own_ns"),
-    ("if self._policy.allow_override and", "if"),
+    ("if policy.allow_override and", "if"),
     ("self._expiries[0][0] <= now_ns", "self._expiries[0][0] < now_ns"),
     ("if self._fresh.pop(ticket, None) is None:", "if self._fresh.pop(ticket, 0) is None:"),
     ("if self._policy.reject_on_timeout:", "if not self._policy.reject_on_timeout:"),
@@ -353,7 +353,10 @@ def test_a_planted_mistake_is_noticed(original: str, mutation: str) -> None:
 
 def mutated(original: str, mutation: str) -> type[BatchQueue]:
     """BatchQueue with one piece of its source, or of its queues', replaced."""
-    parts = [(queues, (queues.Line, queues.Level, queues.Levels, queues.waiting_for)), (batching, (BatchQueue,))]
+    parts = [
+        (queues, (queues.Line, queues.Level, queues.Levels, queues.waiting_for, queues.level_of, queues.timeout_of)),
+        (batching, (BatchQueue,)),
+    ]
     found = 0
     scope: dict[str, Any] = {}
     for module, pieces in parts:

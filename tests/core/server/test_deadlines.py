@@ -97,7 +97,7 @@ def test_the_refusal_has_the_content_type_of_its_route(plain: bool, kind: bytes)
     bench = Bench(plain=plain)
     bench.watch()
     bench.timers[0].fire()
-    assert bench.inner.answers[0].headers == ((b"Content-Type", kind),)
+    assert bench.inner.answers[0].headers == ((b"Content-Type", kind), (b"Retry-After", b"1"))
 
 
 def test_a_stream_that_has_begun_ends_with_an_event_that_says_so(bench: Bench) -> None:
