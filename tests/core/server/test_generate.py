@@ -49,6 +49,7 @@ class FakeModel:
         reply: Callable[[Ticket, Outcome], None],
         *,
         mailbox: Mailbox | None = None,
+        timeout_ns: int = 0,
     ) -> Ticket:
         if self.refusal is not None:
             raise self.refusal

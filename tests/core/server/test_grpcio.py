@@ -60,7 +60,14 @@ class FakeEngine:
         return self.served
 
     def submit(
-        self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
+        self,
+        served: Any,
+        form: InferForm,
+        data: list[Data],
+        reply: Callable[[Ticket, Outcome], None],
+        /,
+        *,
+        timeout_ns: int = 0,
     ) -> Ticket:
         if self.refuses is not None:
             raise self.refuses

@@ -59,7 +59,14 @@ class ByHand:
         return Served(model, decoupled=model == "many")
 
     def submit(
-        self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
+        self,
+        served: Any,
+        form: InferForm,
+        data: list[Data],
+        reply: Callable[[Ticket, Outcome], None],
+        /,
+        *,
+        timeout_ns: int = 0,
     ) -> Ticket:
         if form.id == "bad":
             raise InvalidArgumentError("it does not fit")
