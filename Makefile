@@ -21,7 +21,7 @@ LAMBDA_TOOL := aws-sam-cli==1.170.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda \
-        test-containers bench proto reference lock wheel image clean
+        test-containers test-backends bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -71,6 +71,25 @@ test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function unde
 test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_IMAGES=1 $(PY) -m pytest tests/containers
 
+# Each framework has an environment of its own: they bring hundreds of megabytes, and libraries that dislike each other.
+# Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
+FRAMEWORKS := torch
+WHEELS_torch := torch==2.13.0
+TESTS_torch := tests/core/backends/test_pytorch.py
+
+test-backends: $(FRAMEWORKS:%=test-%)  ## the backends' tests beside their frameworks, each in a .venv-NAME of its own
+
+$(FRAMEWORKS:%=test-%): test-%: $(VENV)-%/stamp
+	$(VENV)-$*/bin/python -m pytest tests/core/backends/test_parity.py $(TESTS_$*)
+
+$(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
+	@echo "installing $(WHEELS_$*) into $(VENV)-$* (once)"
+	@test -x $(VENV)-$*/bin/python || $(PYTHON) -m venv $(VENV)-$*
+	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS_$*)
+	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[onnx]' onnx pytest pytest-timeout hypothesis
+	@touch $@
+
 bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
 	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi
 
@@ -94,7 +113,7 @@ image: wheel  ## a container image: make image IMAGE=cpu (gpu, sagemaker, azurem
 	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(BUILD_ARGS) .
 
 clean:  ## remove all that make made
-	rm -rf .venv .venv-proto .venv-lambda .venv-infra .images dist docs/examples/digits/models docs/examples/digits/requests
+	rm -rf .venv .venv-* .images dist docs/examples/digits/models docs/examples/digits/requests
 	rm -rf docs/examples/sentence-embedding/models
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

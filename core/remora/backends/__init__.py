@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
+API_VERSION = "1.0"
+"""The version of these protocols. The first number changes when a backend must be changed, the second when something is
+added that a backend may use. A backend that sets ``api_version`` is refused where the first number differs."""
+
 _NONE: Mapping[str, str] = {}
 _NONE_AGAIN: frozenset[int] = frozenset()
 
@@ -127,4 +131,4 @@ class Backend(Protocol):
         """Open the model. ``config`` may be incomplete. Raises RemoraError (or anything) when it cannot be opened."""
 
 
-__all__ = ["Backend", "BackendModel", "Execution", "Instance", "Placement", "Source"]
+__all__ = ["API_VERSION", "Backend", "BackendModel", "Execution", "Instance", "Placement", "Source"]

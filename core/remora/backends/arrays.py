@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from remora.backends import Execution
+from remora.config import dtype_name
 from remora.errors import InternalError, RemoraError
 from remora.messages import Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
@@ -191,6 +192,28 @@ def output_names(config: ModelConfig) -> tuple[str, ...]:
     """All that the engine may want of a model: the configuration's outputs, then states that are not among them."""
     states: Any = config.sequence_batching.state
     return tuple(dict.fromkeys([*(row.name for row in config.output), *(state.output_name for state in states)]))
+
+
+def input_types(config: ModelConfig) -> dict[str, str]:
+    """The wire's types of all that a backend is given, by name: the configuration's inputs in their order, tensors made
+    of shapes, controls of sequences, states."""
+    types = {row.name: dtype_name(row.data_type) for row in config.input}
+    types.update((name, dtype_name(row.data_type)) for row in config.batch_input for name in row.target_name)
+    sequences: Any = config.sequence_batching
+    for row in sequences.control_input:
+        for control in row.control:
+            flag = "INT32" if control.int32_false_true else "FP32" if control.fp32_false_true else "BOOL"
+            types[row.name] = dtype_name(control.data_type) if control.data_type else flag
+    types.update((state.input_name, dtype_name(state.data_type)) for state in sequences.state)
+    return types
+
+
+def output_types(config: ModelConfig) -> dict[str, str]:
+    """The wire's types of all that the engine may want of a model, by name; see `output_names`."""
+    states: Any = config.sequence_batching.state
+    types = {state.output_name: dtype_name(state.data_type) for state in states}
+    types.update((row.name, dtype_name(row.data_type)) for row in config.output)
+    return {name: types[name] for name in output_names(config)}
 
 
 def _input_names(config: ModelConfig) -> Iterable[str]:

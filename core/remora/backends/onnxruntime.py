@@ -11,11 +11,10 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.arrays import ArrayInstance
 from remora.backends.onnx_plan import (
     CPU_PROVIDER,
     Device,
@@ -27,22 +26,21 @@ from remora.backends.onnx_plan import (
     plan_session,
 )
 from remora.backends.onnx_session import OnnxSession, reason_of, session_options
-from remora.backends.ragged import RaggedInstance, ragged_plan
-from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError
+from remora.backends.opening import default_max_batch, existing, is_lfs_pointer, model_path, shown_path
+from remora.backends.ragged import array_instance
+from remora.errors import ConfigError, InternalError, RemoraError
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_FILE = "model.onnx"
-_DEFAULT_MAX_BATCH = "4"  # spec C13
 _HINTS = (
     # What ONNX Runtime says, and what to do about it.
     (r"opset|IR version", "upgrade onnxruntime (this is {version}) or export the model for an older opset"),
     (r"[Ee]xternal data", "keep the files with the model's weights beside it, under the names they were exported with"),
     (r"not a registered function/op|is not registered", "it needs custom operators or a newer onnxruntime ({version})"),
 )
-_LFS_POINTER = b"version https://git-lfs"
 
 
 class _GpuUnusableError(ConfigError):
@@ -101,12 +99,10 @@ class OnnxModel:
         """
         from remora.config import complete_from_tensors
 
-        default = self._source.settings.get("default-max-batch-size", "") or _DEFAULT_MAX_BATCH
-        if not default.isdecimal():
-            raise ConfigError(f"backend setting default-max-batch-size is '{default}'; it must be a whole number")
+        default = default_max_batch(self._source.settings)
         given = {tensor.name for tensor in config.input}
         outputs = list(self._signature.outputs.values())
-        complete_from_tensors(config, self._inputs_for(given), outputs, default_max_batch=int(default))
+        complete_from_tensors(config, self._inputs_for(given), outputs, default_max_batch=default)
         for tensor in config.input:
             if tensor.name in self._signature.optional and tensor.name not in given:
                 tensor.optional = True
@@ -125,10 +121,7 @@ class OnnxModel:
             device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
         session = self._session(config, device)
         quick = all(provider == CPU_PROVIDER for provider in session.providers)
-        plan = ragged_plan(config)
-        if plan is not None:
-            return RaggedInstance(placement.name, plan, session.run_for(config), quick=quick)
-        return ArrayInstance(placement.name, config, session.run_for(config), quick=quick)
+        return array_instance(placement.name, config, session.run_for(config), quick=quick)
 
     def close(self) -> None:
         """Let the sessions go."""
@@ -208,40 +201,19 @@ class OnnxModel:
             raise InternalError(self._load_failure(error)) from error
 
     def _load_failure(self, error: Exception) -> str:
-        shown = _shown_path(self._path, self._source)
+        shown = shown_path(self._path, self._source)
         reason = reason_of(error).replace(str(self._path), shown).replace(f"{self._path.parent}/", "")
         hints = [hint.format(version=self._runtime.__version__) for mark, hint in _HINTS if re.search(mark, reason)]
-        with self._path.open("rb") as file:
-            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                hints = ["the file is a Git LFS pointer: run git lfs pull"]
+        if is_lfs_pointer(self._path):
+            hints = ["the file is a Git LFS pointer: run git lfs pull"]
         return "; ".join([f"model '{self._source.name}': cannot load '{shown}': {reason}", *hints[:1]])
 
 
 def _find_model(source: Source, config: ModelConfig) -> Path:
     """The file to load (spec C18): the source itself, a file of its directory, or the one inside a directory there."""
-    if source.path.is_file():
-        return source.path
-    filename = config.default_model_filename or _DEFAULT_FILE
-    pure = PurePath(filename)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in filename or "\0" in filename:
-        raise ConfigError(
-            f"model '{source.name}': default_model_filename '{filename}' leaves the version's directory; "
-            "give the name of a file in it"
-        )
-    path = source.path / pure
+    path = model_path(source, config, _DEFAULT_FILE)
     if path.is_dir():  # a model with external data: the graph and its weights in one directory
         inside = path / _DEFAULT_FILE
         graphs = [inside] if inside.is_file() else sorted(path.glob("*.onnx"))
-        if len(graphs) == 1:
-            return graphs[0]
-        path = inside
-    if not path.is_file():
-        others = sorted(each.name for each in source.path.glob("*.onnx"))
-        found = f", there is {', '.join(others)}: rename it or set default_model_filename" if others else ""
-        raise NotFoundError(f"unable to find '{_shown_path(path, source)}' for model '{source.name}'{found}")
-    return path
-
-
-def _shown_path(path: Path, source: Source) -> str:
-    """A path as it may be shown to clients: from the model's directory on."""
-    return str(path.relative_to(source.model_dir)) if path.is_relative_to(source.model_dir) else path.name
+        path = graphs[0] if len(graphs) == 1 else inside
+    return existing(path, source, "*.onnx")

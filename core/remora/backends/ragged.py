@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends import Execution
-from remora.backends.arrays import Run, gather, output_names, scatter
+from remora.backends import Execution, Instance
+from remora.backends.arrays import ArrayInstance, Run, gather, output_names, scatter
 from remora.config import dtype_name
 from remora.errors import InternalError, RemoraError
 from remora.messages import DTYPES, Array, Outcome, Request, Response, Tensor
@@ -167,6 +167,14 @@ def _shapes(requests: Sequence[Request], name: str) -> list[Shape]:
             "batch_input or batch_output, so it must not be optional",
             from_model=True,
         ) from None
+
+
+def array_instance(name: str, config: ModelConfig, run: Run, *, quick: bool = False) -> Instance:
+    """The instance over ``run`` that a complete configuration asks for: with ragged batches or without."""
+    plan = ragged_plan(config)
+    if plan is None:
+        return ArrayInstance(name, config, run, quick=quick)
+    return RaggedInstance(name, plan, run, quick=quick)
 
 
 class RaggedInstance:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from remora.backends import Backend
-from remora.errors import InvalidArgumentError
+from remora.backends import API_VERSION, Backend
+from remora.errors import ConfigError, InvalidArgumentError
 
 _BUILT_IN = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "remora.backends.python:PythonBackend",
+    "pytorch": "remora.backends.pytorch:PyTorchBackend",
     "ensemble": "remora.backends.ensemble:EnsembleBackend",
 }
 _GROUP = "remora.backends"
@@ -50,5 +51,16 @@ def _installed(name: str) -> Backend | None:
     for entry in entry_points(group=_GROUP):
         if entry.name == name:
             made: Backend = entry.load()()
+            _check_version(made, name)
             return made
     return None
+
+
+def _check_version(backend: Backend, name: str) -> None:
+    """Refuse a backend that was written for other protocols. Raises ConfigError."""
+    version = str(getattr(backend, "api_version", API_VERSION))
+    if version.partition(".")[0] != API_VERSION.partition(".")[0]:
+        raise ConfigError(
+            f"backend '{name}' is written for version {version} of the backend API, this engine has {API_VERSION}: "
+            "install a version of the backend made for it"
+        )

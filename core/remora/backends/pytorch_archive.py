@@ -1,0 +1,177 @@
+"""Which archive a ``.pt`` or ``.pt2`` file is, and whether reading it could run code; the law: told without reading it.
+
+PyTorch's reader of exported programs falls back to pickle, looks call targets up by attribute, evaluates expressions of
+sizes, and puts names into Python that it then runs. What an archive may say in those places is listed here, and all
+else is refused before PyTorch sees the file. Compiled packages hold machine code: they are models that can do anything,
+as Python models are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from remora.errors import InternalError
+
+SCRIPT, EXPORTED, COMPILED = "TorchScript", "exported program", "AOTInductor package"
+
+MAX_GRAPH_BYTES = 256 << 20
+"""How long the description of a program's graph may be, in bytes, unpacked."""
+
+_TARGET = re.compile(r"torch\.ops(\.[A-Za-z_]\w*)+|_operator\.(\w+)|math\.\w+|torch\.sym_\w+|torch\._sym_\w+")
+_OPERATORS = re.compile(
+    "add|sub|mul|truediv|floordiv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|invert|not_|abs|lshift|rshift|"
+    "getitem|index"
+)
+_HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(cond|while_loop|map_impl|scan|wrap_with_set_grad_enabled)")
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_DUNDER = re.compile(r"(^|\.)__")
+_EXPRESSION = re.compile(r"[\w\s+\-*/(),<>=!&|~%.]*")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_SYMBOL = re.compile(r"[suzf]{1,2}\d+")
+_FUNCTIONS = re.compile(
+    "FloorDiv|ModularIndexing|Where|PythonMod|Mod|CleanDiv|CeilToInt|FloorToInt|CeilDiv|LShift|RShift|PowByNatural|"
+    "FloatPow|FloatTrueDiv|IntTrueDiv|IsNonOverlappingAndDenseIndicator|TruncToFloat|TruncToInt|RoundToInt|"
+    "RoundDecimal|ToFloat|Identity|Max|Min|Piecewise|And|Or|Not|Eq|Ne|Lt|Le|Gt|Ge|[Tt]rue|[Ff]alse|oo|int_oo|"
+    "Symbol|Integer|Float|Rational|Add|Mul|Pow|ExprCondPair|Equality|Unequality|StrictLessThan|LessThan|"
+    "StrictGreaterThan|GreaterThan|BooleanTrue|BooleanFalse|Tuple|positive|integer|nonnegative|real|precision"
+)
+_QUOTED = re.compile(r"'(?:[suzf]{1,2}\d+|[-+\d.e]+)'")
+
+
+def archive_kind(path: Path) -> str:
+    """`SCRIPT`, `EXPORTED` or `COMPILED`.
+
+    Raises:
+        InternalError: the file is none of them; the text says what it is instead.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise InternalError(f"it is no archive that PyTorch writes ({error})") from error
+    if "archive_format" in names:
+        return COMPILED if any(name.startswith("data/aotinductor/") for name in names) else EXPORTED
+    if "constants.pkl" in names and any(name.startswith("code/") for name in names):
+        return SCRIPT
+    if "data.pkl" in names:
+        raise InternalError(
+            "it was written by torch.save and would have to be unpickled, which can run code and is never done: "
+            "save it with torch.jit.script(model).save(...) or torch.export.save(...)"
+        )
+    raise InternalError("it is a zip archive, but neither TorchScript nor torch.export wrote it")
+
+
+def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> None:
+    """Refuse an exported program that could run code while it is read or run.
+
+    Args:
+        path: the archive.
+        safely_loads: reads a pickle of plain tensors and raises for any other: ``torch.load(weights_only=True)``.
+
+    Raises:
+        InternalError: with what was found.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: info for info in archive.infolist()}
+        if len(members) != len(archive.infolist()):
+            raise InternalError("it has two members of one name: what is checked would not be what is read")
+        if "version" in members:
+            raise InternalError("it is in the format of torch 2.7 or older, whose reader runs code: export it again")
+        pickled: set[str] = set()
+        for name, info in members.items():
+            if name.endswith(".json"):
+                if info.file_size > MAX_GRAPH_BYTES:
+                    raise InternalError(
+                        f"its {name} is {info.file_size} bytes long; at most {MAX_GRAPH_BYTES} are read"
+                    )
+                pickled.update(_check_description(name, archive.read(info)))
+        for name in members:
+            if name.endswith((".pt", ".pkl")) or name.rpartition("/")[2] in pickled:
+                try:
+                    safely_loads(io.BytesIO(archive.read(name)))
+                except Exception as error:  # whatever the reader of plain tensors does not like
+                    raise InternalError(
+                        f"its {name.partition('/')[2]} is a pickle of more than tensors, which is never read: "
+                        "export the program with tensors as example inputs, weights and constants"
+                    ) from error
+
+
+def _check_description(name: str, data: bytes) -> Iterator[str]:
+    """Check one of the archive's JSON files; gives the names of the members that it says are pickled."""
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise InternalError(f"its {name} is not JSON: {error}") from error
+    waiting = [found]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            if value.get("use_pickle"):
+                yield str(value.get("path_name"))
+            waiting += value.values()
+            for key, item in value.items():
+                _check_entry(key, item, waiting)
+
+
+def _check_entry(key: str, item: Any, waiting: list[Any]) -> None:
+    if not isinstance(item, str):
+        if key == "forward_arg_names":
+            waiting += [{"name": each} for each in item or ()]
+        return
+    if key == "target" and not _is_harmless_target(item):
+        raise InternalError(f"its graph calls '{item[:100]}', which is no operator of PyTorch")
+    if key == "expr_str" and not _is_harmless_expression(item):
+        raise InternalError(f"its graph has the size '{item[:100]}', which is more than arithmetic")
+    if key in ("name", "graph_name") and item and (not _NAME.fullmatch(item) or _DUNDER.search(item)):
+        raise InternalError(f"its graph uses the name '{item[:100]}', which is no name")
+    if key in ("in_spec", "out_spec"):
+        waiting.append(_parsed_spec(item))
+
+
+def _parsed_spec(text: str) -> Any:
+    """The names of arguments and keys in a tree specification, as names to be checked."""
+    try:
+        _, spec = json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise InternalError("its graph has a specification of arguments that cannot be read") from error
+    names, waiting = [], [spec]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, dict):
+            raise InternalError("its graph has a specification of arguments that cannot be read")
+        kind, context = node.get("type"), node.get("context")
+        if kind not in (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"):
+            raise InternalError(f"its graph takes or gives a '{kind}'; only tuples, lists and dictionaries are read")
+        if isinstance(context, str) and context not in ("", "null"):
+            keys = json.loads(context)
+            names += [{"name": key} for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
+        waiting += node.get("children_spec") or []
+    return names
+
+
+def _is_harmless_target(target: str) -> bool:
+    match = _TARGET.fullmatch(target)
+    if match is None or _DUNDER.search(target):
+        return False
+    if target.startswith("torch.ops.higher_order."):
+        return _HIGHER_ORDER.fullmatch(target) is not None
+    return match[2] is None or _OPERATORS.fullmatch(match[2]) is not None
+
+
+def _is_harmless_expression(text: str) -> bool:
+    text = _QUOTED.sub("0", text)  # names of symbols and numbers, as SymPy writes them out
+    words = _WORD.findall(text)
+    return (
+        len(text) <= 10_000
+        and _EXPRESSION.fullmatch(text) is not None
+        and re.search(r"\.\s*[A-Za-z_(]", text) is None
+        and all(_SYMBOL.fullmatch(word) or _FUNCTIONS.fullmatch(word) for word in words)
+    )

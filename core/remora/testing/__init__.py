@@ -1,0 +1,1 @@
+"""What authors of extensions test them with; nothing here is imported by a server."""

@@ -1,0 +1,399 @@
+"""The same small models in every format, with the framework's own answers; the law: what a format lacks is said.
+
+A `Format` writes a model's files and gives a function that runs the model in the framework itself, without the engine.
+Frameworks are imported when a format is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.messages import DTYPES, Array
+
+Arrays = Mapping[str, Array]
+Reference = Callable[[Arrays], dict[str, Array]]
+NUMBERS = ("UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BOOL")
+WIDE = (*NUMBERS, "UINT16", "UINT32", "UINT64")
+_RANDOM = np.random.default_rng(7)
+W1 = _RANDOM.standard_normal((16, 32)).astype("f4")
+W2 = _RANDOM.standard_normal((32, 4)).astype("f4")
+KERNELS = (_RANDOM.standard_normal((4, 3, 3, 3)) / 5).astype("f4")
+
+
+class Model(NamedTuple):
+    """One of the models: its configuration without a backend, and a request of three rows."""
+
+    kind: str
+    config: str
+    inputs: dict[str, Array]
+    datatype: str = "FP32"
+
+
+def tensor(name: str, datatype: str, *dims: int) -> str:
+    name_of = "STRING" if datatype == "BYTES" else datatype
+    return f'{{ name: "{name}" data_type: TYPE_{name_of} dims: {list(dims)} }}'
+
+
+def mlp() -> Model:
+    """Two layers: FP32 rows of 16 to rows of 4."""
+    config = f"max_batch_size: 8 input {tensor('x', 'FP32', 16)} output {tensor('y', 'FP32', 4)}"
+    return Model("mlp", config, {"x": np.random.default_rng(1).standard_normal((3, 16)).astype("f4")})
+
+
+def convolution() -> Model:
+    """One convolution over images whose size varies."""
+    config = f"max_batch_size: 8 input {tensor('x', 'FP32', 3, -1, -1)} output {tensor('y', 'FP32', 4, -1, -1)}"
+    return Model("convolution", config, {"x": np.random.default_rng(2).standard_normal((3, 3, 9, 7)).astype("f4")})
+
+
+def two() -> Model:
+    """Two inputs and two outputs: the sum and the difference."""
+    config = (
+        f"max_batch_size: 8 input {tensor('a', 'FP32', 5)} input {tensor('b', 'FP32', 5)} "
+        f"output {tensor('sum', 'FP32', 5)} output {tensor('difference', 'FP32', 5)}"
+    )
+    a, b = np.random.default_rng(3).standard_normal((2, 3, 5)).astype("f4")
+    return Model("two", config, {"a": a, "b": b})
+
+
+def single() -> Model:
+    """A model that does not batch: y = x + 1."""
+    config = f"input {tensor('x', 'FP32', 2, 3)} output {tensor('y', 'FP32', 2, 3)}"
+    return Model("single", config, {"x": np.arange(6, dtype="f4").reshape(2, 3)})
+
+
+def identity(datatype: str, width: int = 4) -> Model:
+    """What came in, of any type and length; ``width`` 0 is a request without elements."""
+    config = f"max_batch_size: 8 input {tensor('x', datatype, -1)} output {tensor('y', datatype, -1)}"
+    return Model("identity", config, {"x": values(datatype, (3, width))}, datatype)
+
+
+def strings() -> Model:
+    """Text in, the same text out, one element a row."""
+    config = f"max_batch_size: 8 input {tensor('x', 'BYTES', 1)} output {tensor('y', 'BYTES', 1)}"
+    rows = np.array([["é".encode()], [b""], [b"a b"]], object)
+    return Model("strings", config, {"x": rows}, "BYTES")
+
+
+def values(datatype: str, shape: tuple[int, ...]) -> Array:
+    size = int(np.prod(shape))
+    if datatype == "BYTES":
+        array = np.empty(size, object)
+        array[:] = [f"é{index}".encode() for index in range(size)]
+        return array.reshape(shape)
+    if datatype == "BOOL":
+        return (np.arange(size) % 3 == 0).reshape(shape)
+    return np.arange(size).astype(DTYPES[datatype]).reshape(shape)
+
+
+class Format:
+    """A framework's file format."""
+
+    name = ""
+    backend = ""
+    needs: tuple[str, ...] = ()
+    install = ""
+    kinds: tuple[str, ...] = ("mlp", "convolution", "two", "single")
+    datatypes: tuple[str, ...] = NUMBERS
+    has_strings = False
+
+    def missing(self) -> str:
+        """Why this format cannot be tested here, "" when it can."""
+        lacking = [module for module in self.needs if importlib.util.find_spec(module) is None]
+        return f"{self.name}: {', '.join(lacking)} is not installed: {self.install}" if lacking else ""
+
+    def models(self) -> list[Model]:
+        makers = {"mlp": mlp, "convolution": convolution, "two": two, "single": single}
+        found = [makers[kind]() for kind in self.kinds]
+        found += [identity(datatype) for datatype in self.datatypes]
+        found += [identity(self.datatypes[0], 0)] if self.datatypes else []
+        return [*found, strings()] if self.has_strings else found
+
+    def write(self, model: Model, directory: Path) -> Reference:
+        """Write the model's directory; gives the model as the framework runs it."""
+        version = directory / "1"
+        version.mkdir(parents=True)
+        text, reference = self.export(model, version)
+        (directory / "config.pbtxt").write_text(f"{text} {model.config}")
+        return reference
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        """Write the model's files; gives what the configuration says besides tensors, and the reference."""
+        raise NotImplementedError
+
+
+class Onnx(Format):
+    name = backend = "onnxruntime"
+    needs = ("onnx", "onnxruntime")
+    install = "pip install 'remora[demo]'"
+    datatypes = (*WIDE, "BYTES")
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        import onnx
+        import onnxruntime
+        from onnx import helper, numpy_helper
+
+        element = {"FP32": "FLOAT", "FP16": "FLOAT16", "FP64": "DOUBLE", "BYTES": "STRING"}.get(
+            model.datatype, model.datatype
+        )
+        kind = onnx.TensorProto.DataType.Value(element)
+        dims: dict[str, list[Any]] = {"mlp": ["n", 16], "convolution": ["n", 3, "h", "w"], "two": ["n", 5]}
+        shape = dims.get(model.kind, [2, 3] if model.kind == "single" else ["n", "w"])
+        out = {"mlp": ["n", 4], "convolution": ["n", 4, "h2", "w2"]}.get(model.kind, shape)
+        node = helper.make_node
+        nodes, names = {
+            "mlp": ([node("MatMul", ["x", "w1"], ["h"]), node("Relu", ["h"], ["r"]),
+                     node("MatMul", ["r", "w2"], ["y"])], ["y"]),
+            "convolution": ([node("Conv", ["x", "k"], ["y"])], ["y"]),
+            "two": ([node("Add", ["a", "b"], ["sum"]), node("Sub", ["a", "b"], ["difference"])], ["sum", "difference"]),
+            "single": ([node("Add", ["x", "one"], ["y"])], ["y"]),
+        }.get(model.kind, ([node("Identity", ["x"], ["y"])], ["y"]))  # fmt: skip
+        weights = {
+            "mlp": {"w1": W1, "w2": W2},
+            "convolution": {"k": KERNELS},
+            "single": {"one": np.ones(1, "f4")},
+        }.get(model.kind, {})
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info(name, kind, shape) for name in model.inputs],
+            [helper.make_tensor_value_info(name, kind, out) for name in names],
+            [numpy_helper.from_array(value, name) for name, value in weights.items()],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        onnx.save(made, version / "model.onnx")
+        session = onnxruntime.InferenceSession(made.SerializeToString())
+
+        def reference(inputs: Arrays) -> dict[str, Array]:
+            texts = {name: decoded(array) if array.dtype == object else array for name, array in inputs.items()}
+            return dict(zip(names, map(encoded, session.run(names, texts)), strict=True))
+
+        return 'backend: "onnxruntime"', reference
+
+
+class Torch(Format):
+    """TorchScript."""
+
+    name, backend = "torchscript", "pytorch"
+    needs = ("torch",)
+    install = "make test-torch"
+    datatypes = (*WIDE, "BF16")
+    has_strings = True
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        import warnings
+
+        import torch
+
+        module = torch_module(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.script(module).save(str(version / "model.pt"))
+        return 'backend: "pytorch"', torch_reference(model, module)
+
+
+class TorchExport(Format):
+    """Programs of torch.export."""
+
+    name, backend = "torch.export", "pytorch"
+    needs = ("torch",)
+    install = "make test-torch"
+    datatypes = (*NUMBERS, "BF16")
+
+    def program(self, model: Model) -> tuple[Any, Any]:
+        import torch
+
+        module = torch_module(model)
+        tensors = {name: torch_tensor(model.datatype, array) for name, array in model.inputs.items()}
+        varies = {"convolution": (0, 2, 3), "single": (), "identity": (0, 1)}.get(model.kind, (0,))
+        shapes = tuple(dict.fromkeys(varies, torch.export.Dim.AUTO) for _ in tensors)
+        return torch.export.export(module, tuple(tensors.values()), dynamic_shapes=shapes), module
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        import torch
+
+        program, module = self.program(model)
+        torch.export.save(program, version / "model.pt2")
+        return 'backend: "pytorch"', torch_reference(model, module)
+
+    def models(self) -> list[Model]:
+        return [model for model in super().models() if model.inputs["x" if "x" in model.inputs else "a"].size]
+
+
+class TorchCompiled(TorchExport):
+    """AOTInductor packages. Compiling is slow, so there are two models, each compiled once."""
+
+    name = "aotinductor"
+    kinds = ("mlp", "two")
+    datatypes = ()
+
+    def __init__(self) -> None:
+        self._packages: dict[str, bytes] = {}
+
+    def missing(self) -> str:
+        import shutil
+
+        return super().missing() or ("" if shutil.which("g++") else "aotinductor: there is no g++ to compile with")
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        import torch
+
+        package = version / "model.pt2"
+        if model.kind in self._packages:
+            package.write_bytes(self._packages[model.kind])
+            return 'platform: "torch_aoti"', torch_reference(model, torch_module(model))
+        program, module = self.program(model)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+        self._packages[model.kind] = package.read_bytes()
+        return 'platform: "torch_aoti"', torch_reference(model, module)
+
+
+def torch_tensor(datatype: str, array: Array) -> Any:
+    import torch
+
+    if datatype == "BF16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def torch_reference(model: Model, module: Any) -> Reference:
+    import torch
+
+    names = ["sum", "difference"] if model.kind == "two" else ["y"]
+
+    def reference(inputs: Arrays) -> dict[str, Array]:
+        if model.kind == "strings":
+            return {"y": encoded(np.array(module([text.decode() for text in inputs["x"].ravel()]), object)[:, None])}
+        with torch.no_grad():
+            result = module(*[torch_tensor(model.datatype, array) for array in inputs.values()])
+        found = result if isinstance(result, tuple) else (result,)
+        arrays = [
+            each.view(torch.int16).numpy().view("u2") if model.datatype == "BF16" else each.numpy() for each in found
+        ]
+        return dict(zip(names, arrays, strict=True))
+
+    return reference
+
+
+def torch_module(model: Model) -> Any:
+    import torch
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Parameter(torch.from_numpy(W1.copy()))
+            self.second = torch.nn.Parameter(torch.from_numpy(W2.copy()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x @ self.first) @ self.second
+
+    class Convolution(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernels = torch.nn.Parameter(torch.from_numpy(KERNELS.copy()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.conv2d(x, self.kernels)
+
+    class Two(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return a + b, a - b
+
+    class Single(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    class Identity(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+    class Strings(torch.nn.Module):
+        def forward(self, x: list[str]) -> list[str]:
+            return x
+
+    kinds = {"mlp": Layers, "convolution": Convolution, "two": Two, "single": Single, "strings": Strings}
+    return kinds.get(model.kind, Identity)().eval()
+
+
+class PythonModel(Format):
+    """Triton's Python models, in a thread."""
+
+    name = backend = "python"
+    datatypes = (*WIDE, "BYTES")
+    has_strings = True
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        (version / "model.py").write_text(PYTHON_MODEL)
+        np.savez(version / "weights.npz", w1=W1, w2=W2, k=KERNELS)
+        parameters = {"ISOLATION": "thread", "kind": model.kind}
+        text = " ".join(
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+        )
+        return f'backend: "python" {text}', lambda inputs: compute(model, inputs)
+
+
+PYTHON_MODEL = """
+import json
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kind = json.loads(args["model_config"])["parameters"]["kind"]["string_value"]
+        weights = np.load(Path(args["model_repository"], args["model_version"], "weights.npz"))
+        self.w1, self.w2, self.k = weights["w1"], weights["w2"], weights["k"]
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in self.run(request).items()])
+                for request in requests]
+
+    def run(self, request):
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if self.kind == "two":
+            return {"sum": inputs["a"] + inputs["b"], "difference": inputs["a"] - inputs["b"]}
+        x = inputs["x"]
+        if self.kind == "mlp":
+            return {"y": np.maximum(x @ self.w1, 0) @ self.w2}
+        if self.kind == "convolution":
+            windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))
+            return {"y": np.einsum("nchwij,ocij->nohw", windows, self.k).astype("f4")}
+        return {"y": x + 1 if self.kind == "single" else x}
+"""
+
+
+def compute(model: Model, inputs: Arrays) -> dict[str, Array]:
+    """The models in numpy."""
+    if model.kind == "two":
+        return {"sum": inputs["a"] + inputs["b"], "difference": inputs["a"] - inputs["b"]}
+    x = inputs["x"]
+    if model.kind == "mlp":
+        return {"y": np.maximum(x @ W1, 0) @ W2}
+    if model.kind == "convolution":
+        windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))
+        return {"y": np.einsum("nchwij,ocij->nohw", windows, KERNELS).astype("f4")}
+    return {"y": x + 1 if model.kind == "single" else x.copy()}
+
+
+def decoded(array: Array) -> Array:
+    flat = np.empty(array.size, object)
+    flat[:] = [element.decode() for element in array.ravel()]
+    return flat.reshape(array.shape)
+
+
+def encoded(array: Array) -> Array:
+    if array.dtype != object:
+        return array
+    flat = np.empty(array.size, object)
+    flat[:] = [text.encode() if isinstance(text, str) else text for text in array.ravel()]
+    return flat.reshape(array.shape)
+
+
+FORMATS: tuple[Format, ...] = (Onnx(), PythonModel(), Torch(), TorchExport(), TorchCompiled())
