@@ -37,6 +37,7 @@ STARTS_THREADS = (
     "core/remora/scheduling/scheduler.py",
     "core/remora/scheduling/sequence_scheduler.py",
     "core/remora/lifecycle.py",
+    "core/remora/model_loads.py",
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python_coroutines.py",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from remora import messages
 from remora._version import __version__
 from remora.answer_stream import AnswerStream
-from remora.errors import InvalidArgumentError, RemoraError, UnsupportedError
+from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnsupportedError
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
 from remora.messages import (
@@ -121,6 +121,7 @@ class Engine:
         loader.calls = self._model_calls
         self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
+        self._table = self._lifecycle.table
         self._exporter: MetricsExporter | None = None
 
     def _model_calls(self) -> ModelCaller:
@@ -164,7 +165,7 @@ class Engine:
 
         Raises NotFoundError or UnavailableError with Triton's texts (spec H09).
         """
-        return self._lifecycle.resolve(model, version)
+        return self._table.resolve(model, version)
 
     def submit(
         self,
@@ -246,7 +247,10 @@ class Engine:
         """
         served, form, data = self._request(model, inputs, outputs, version, id, parameters)
         stream = AnswerStream(lambda response: InferResult(served, response))
-        return stream.follow(self.submit(served, form, data, stream.receiver()))
+        try:
+            return stream.follow(self.submit(served, form, data, stream.receiver()))
+        except RetiredError:
+            return self.infer_stream(model, inputs, outputs=outputs, version=version, id=id, parameters=parameters)
 
     def _start(
         self,
@@ -272,7 +276,10 @@ class Engine:
             elif isinstance(outcome, RemoraError):
                 future.set_exception(outcome)
 
-        return self.submit(served, form, data, reply), future
+        try:
+            return self.submit(served, form, data, reply), future
+        except RetiredError:  # something else serves by now
+            return self._start(model, inputs, outputs, version, id, parameters)
 
     def _request(
         self,

@@ -9,26 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from remora.backends.calling import current_origin
 from remora.composing import circle, compose, freed_by, no_version, not_there, not_valid, step_models
-from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
+from remora.errors import ConfigError, InternalError, RemoraError
 from remora.loading import LoadPlan
 from remora.model import ServedModel, Steps
+from remora.model_loads import LoadFailedError
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger("remora.models")
-
-
-class LoadFailedError(InvalidArgumentError):
-    """A load that failed. ``reason`` is what an ensemble that needs the model tells of it; ``unfit``: the model is an
-    ensemble itself, and what it is composed of is not there or does not fit."""
-
-    def __init__(self, message: str, reason: str = "", *, unfit: bool = False) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.unfit = unfit
 
 
 class PollFailedError(InternalError):
@@ -59,6 +50,20 @@ class Table(Protocol):
     def take_out(self, name: str) -> None:
         """End the service of a model, whatever serves of it."""
 
+    def near(self, name: str, ensemble: str) -> str:
+        """The key of the model that an ensemble means by a name."""
+
+
+class _Namespace(NamedTuple):
+    """The models as an ensemble's requests find them."""
+
+    table: Table
+    ensemble: str
+
+    def borrow(self, name: str, version: int = -1) -> ServedModel:
+        """See ``Table.borrow``."""
+        return self.table.borrow(self.table.near(name, self.ensemble), version)
+
 
 class EnsembleLoader:
     """The ensembles that are to serve. Thread-safe.
@@ -84,7 +89,7 @@ class EnsembleLoader:
     def drop(self, name: str, *, with_models: bool = False) -> list[str]:
         """A model is wanted no longer; it, and ``with_models`` those that were loaded for it alone."""
         with self._lock:
-            composed = {other: step_models(plan.config) for other, plan in self._plans.items()}
+            composed = {other: self._models(other, plan) for other, plan in self._plans.items()}
             names = [name, *(freed_by(name, composed, self._implied) if with_models else ())]
             for each in names:
                 self._plans.pop(each, None)
@@ -107,7 +112,7 @@ class EnsembleLoader:
         """
         try:
             self._load_steps(name, plan, (*chain, name), dict(failures))
-            steps = self._compose(plan)
+            steps = self._compose(name, plan)
         except ConfigError as error:
             _log.error("cannot load '%s': %s", name, error)
             raise LoadFailedError(f"load failed for model '{name}': {error}\n", str(error), unfit=True) from error
@@ -118,15 +123,18 @@ class EnsembleLoader:
 
     def _load_steps(self, name: str, plan: LoadPlan, chain: tuple[str, ...], failures: dict[str, RemoraError]) -> None:
         """Raises ConfigError when one of the models cannot serve."""
-        models = step_models(plan.config)
+        models = self._models(name, plan)
         for model in models:
             if model in chain:
                 raise ConfigError(circle((*chain[chain.index(model) :], model)))
         missing = [model for model in models if model not in failures and not self._table.configs(model)]
-        for model in current_origin().loading.intersection(missing):
+        loading = current_origin().loading
+        for model in loading.intersection(missing):
             raise ConfigError(f"model '{model}' is being loaded and waits for the code that asks for this ensemble")
         ensembles: dict[str, LoadPlan] = {}
-        failures.update(self._table.load_all(missing, ensembles))
+        # What serves may have changed in its repository, and is brought up to date with the ensemble as in Triton.
+        known = [model for model in models if model not in failures and model not in loading]
+        failures.update(self._table.load_all(known, ensembles))
         for model, inner in ensembles.items():
             try:
                 self.load(model, inner, failures, chain)
@@ -144,9 +152,19 @@ class EnsembleLoader:
                 reason = failure.reason if isinstance(failure, LoadFailedError) else failure.message
                 raise ConfigError(no_version(name, model, reason))
 
-    def _compose(self, plan: LoadPlan) -> Steps:
+    def _compose(self, name: str, plan: LoadPlan) -> Steps:
         """What an ensemble is composed of now. Raises ConfigError when it cannot serve with it."""
-        return Steps(self._table, compose(plan.config, self._table.configs, self._table.failure))
+        table = self._table
+        decoupled = compose(
+            plan.config,
+            lambda model: table.configs(table.near(model, name)),
+            lambda model: table.failure(table.near(model, name)),
+        )
+        return Steps(_Namespace(table, name), decoupled)
+
+    def _models(self, name: str, plan: LoadPlan) -> tuple[str, ...]:
+        """The keys of the models that an ensemble is composed of."""
+        return tuple(self._table.near(model, name) for model in step_models(plan.config))
 
     # -- following --------------------------------------------------------------------------------------------------
 
@@ -168,7 +186,7 @@ class EnsembleLoader:
             return False
         serving = self._table.newest(name)
         try:
-            steps = self._compose(plan)
+            steps = self._compose(name, plan)
         except ConfigError as error:
             if serving is not None:
                 _log.warning("ensemble '%s' ends its service: %s", name, error)

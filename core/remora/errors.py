@@ -8,7 +8,8 @@
     ├── InvalidArgumentError    INVALID_ARG     the request does not fit the model
     │   └── ConfigError         INVALID_ARG     a model configuration that cannot be served
     ├── UnavailableError        UNAVAILABLE     not now: queue full, timed out, stopping, loading
-    │   └── QueueFullError      UNAVAILABLE     no room in the model's queue
+    │   ├── QueueFullError      UNAVAILABLE     no room in the model's queue
+    │   └── RetiredError        UNAVAILABLE     another version serves by now: look the model up again
     ├── UnsupportedError        UNSUPPORTED     the feature is not offered here
     ├── AlreadyExistsError      ALREADY_EXISTS  registered twice
     └── CancelledError          CANCELLED       the caller went away
@@ -90,6 +91,10 @@ class QueueFullError(UnavailableError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RetiredError(UnavailableError):
+    """The model version went out of service between its look-up and the request: look it up again, once is enough."""
 
 
 class UnsupportedError(RemoraError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,11 +23,12 @@ from remora.config import (
     validate_written,
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.lifecycle_policy import Revision, revision_of
 from remora.messages import Array
 from remora.model import ServedModel, Steps
 from remora.options import EngineOptions, MetricsSettings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository import ModelFolder
+from remora.repository import Fingerprint, ModelFolder, Repository
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import usable_cpus
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.models")
 
+_NO_FILES: Fingerprint = {}
+
+_UNKNOWN_REVISION = Revision({})
+_STOP_LIMIT_S = 5
+
 
 class PollError(Exception):
     """A model that cannot even be planned: no folder, a config that cannot be read, a name that does not fit.
@@ -48,11 +54,25 @@ class PollError(Exception):
 
 
 class LoadPlan(NamedTuple):
-    """What to load: the folder, its configuration as written, the versions its policy picks (ascending)."""
+    """What to load: the folder, its configuration as written, the versions its policy picks (ascending).
+
+    ``revision`` tells it from what may be loaded already; ``repository`` has the files of versions that are not here
+    yet; ``sent`` says that configuration or files came with the load request, ``files`` how the files were.
+    """
 
     folder: ModelFolder
     config: ModelConfig
     versions: list[int]
+    revision: Revision = _UNKNOWN_REVISION
+    repository: Repository | None = None
+    sent: bool = False
+    files: Fingerprint = _NO_FILES
+
+    def fetched(self, versions: Collection[int]) -> LoadPlan:
+        """The plan with the files of these versions at hand. Raises RemoraError when they cannot be had."""
+        if self.repository is None:
+            return self
+        return self._replace(folder=self.repository.fetch(self.folder.name, versions))
 
 
 class ModelLoader:
@@ -73,8 +93,17 @@ class ModelLoader:
         self._limiter = _make_limiter(options)
         self._samples = SUMMARY_SAMPLES if MetricsSettings.of(options.metrics_config).summary_latencies else 0
 
-    def plan(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> LoadPlan:
-        """Read what is written, without opening the model. Raises PollError."""
+    def plan(
+        self,
+        folder: ModelFolder,
+        parameters: Mapping[str, str | bytes],
+        repository: Repository | None = None,
+        files: Fingerprint = _NO_FILES,
+    ) -> LoadPlan:
+        """Read what is written, without opening the model; ``files`` as they were before it was read.
+
+        Raises PollError.
+        """
         try:
             config = self._written_config(folder, parameters)
             if config.name and config.name != folder.name:
@@ -89,12 +118,13 @@ class ModelLoader:
                 self._check_as_written(config, folder.name)
         except (ConfigError, OSError) as error:
             raise PollError(str(error)) from error
-        return LoadPlan(folder, config, versions)
+        revision = revision_of(folder, config, versions, files)
+        return LoadPlan(folder, config, versions, revision, repository, bool(parameters), files)
 
     def _written_config(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> ModelConfig:
         for key in parameters:
-            if key != "config":
-                raise UnsupportedError(f"load parameter '{key}' is not supported: put the file into the model's folder")
+            if key != "config" and not key.startswith("file:"):
+                raise UnsupportedError(f"load parameter '{key}' is not known: there are 'config' and 'file:PATH'")
         override = parameters.get("config")
         if isinstance(override, str):
             return parse_config(override, path=f"the load request's config of '{folder.name}'", syntax="json")
@@ -120,8 +150,10 @@ class ModelLoader:
         config.CopyFrom(plan.config)
         folder = plan.folder
         opened: BackendModel | None = None
+        served: ServedModel | None = None
         instances: list[Instance] = []
         turns: Sequence[Turn] = ()
+        places: tuple[Placement, ...] = ()
         try:
             backend = self._backend(config)
             source = Source(
@@ -147,8 +179,9 @@ class ModelLoader:
                 config.model_transaction_policy.decoupled = bool(steps.decoupled)
             else:
                 turns = self._limiter.join(rate_policies(config)) if self._limiter is not None else ()
-                for placement in placements(config) or (Placement(folder.name),):
-                    instances.append(opened.instance(config, placement))
+                places = placements(config) or (Placement(folder.name),)
+                for place in places:
+                    instances.append(opened.instance(config, place))
             labels = read_labels(config, folder.path)
             statistics = ModelStatistics(self._samples)
             if config.response_cache.enable and self.cache is None:
@@ -172,17 +205,45 @@ class ModelLoader:
                 states,
                 refuse_late=self._options.refuse_late,
             )
-            if config.model_warmup or self._options.derived_warmup:
+            served.places = places
+            self._warm(folder)(served, instances)
+            return served
+        except RemoraError:
+            _let_go(served, turns, instances, opened)
+            raise
+        except Exception as error:
+            _let_go(served, turns, instances, opened)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+
+    def adjust(self, model: ServedModel, plan: LoadPlan) -> None:
+        """Give a model that serves the instances that a plan asks for, without a pause (spec M13).
+
+        Raises RemoraError; the model then serves as before.
+        """
+        config = ModelConfig()
+        config.CopyFrom(model.config)
+        config.ClearField("instance_group")
+        config.instance_group.MergeFrom(plan.config.instance_group)
+        config.version_policy.CopyFrom(plan.config.version_policy)
+        try:
+            normalise(config, model.name, gpus=self._gpus)
+            validate(config, model.name, gpus=self._gpus)
+            model.adjust(config, placements(config) or (Placement(model.name),), self._warm(plan.folder))
+        except RemoraError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+
+    def _warm(self, folder: ModelFolder) -> Callable[[ServedModel, Sequence[Instance]], None]:
+        """Runs a model's warmup samples on instances, if it has any."""
+
+        def warm(served: ServedModel, instances: Sequence[Instance]) -> None:
+            if served.config.model_warmup or self._options.derived_warmup:
                 from remora.warming import warm_up  # only where a model is warmed up
 
                 warm_up(served, instances, folder.path, self._clock, derive=self._options.derived_warmup)
-            return served
-        except RemoraError:
-            _let_go(turns, instances, opened)
-            raise
-        except Exception as error:
-            _let_go(turns, instances, opened)
-            raise InternalError(f"{type(error).__name__}: {error}") from error
+
+        return warm
 
     def _backend(self, config: ModelConfig) -> Backend:
         directory = self._options.backend_directory
@@ -255,8 +316,12 @@ def _is_bare(folder: ModelFolder) -> bool:
     return any(path.is_file() for path in folder.versions.values())
 
 
-def _let_go(turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None) -> None:
+def _let_go(
+    served: ServedModel | None, turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None
+) -> None:
     """Close what a failed load left open; its own failures must not hide the first one."""
+    if served is not None:
+        served.scheduler.stop(_STOP_LIMIT_S)
     for turn in turns:
         turn.leave()
     for closable in (*instances, opened):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
-from remora.config import BatchPolicy, batch_policy, sequence_policy
-from remora.errors import InternalError, RemoraError, UnavailableError
+from remora.config import BatchPolicy, Placement, batch_policy, sequence_policy
+from remora.errors import InternalError, RemoraError, RetiredError, UnavailableError
 from remora.messages import Array, Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue, Queue
@@ -84,6 +84,8 @@ class ServedModel:
         self.statistics = statistics or ModelStatistics()
         self.steps = steps
         self.load_ns = 0
+        self.places: tuple[Placement, ...] = ()
+        """Where each of the instances lives."""
         self._backend_model = backend_model
         self._instances = instances
         self._labels = labels
@@ -98,6 +100,7 @@ class ServedModel:
         self.caches = cache is not None and config.response_cache.enable and not self.decoupled
         """Whether answers come out of the response cache."""
         scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
+        self._pool = scheduler if isinstance(scheduler, Scheduler) and not (self.decoupled or turns) else None
         self.scheduler = self._cached(scheduler, cache, clock) if cache is not None and self.caches else scheduler
 
     def _cached(
@@ -165,8 +168,9 @@ class ServedModel:
         """Check a request and queue it. ``held`` are instances that stay busy until it is answered; after
         ``timeout_ns``, 0 for none, it is not begun any more.
 
-        Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full or
-        the model stops, and InternalError when it could only wait for itself; then ``reply`` is never called.
+        Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full,
+        RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
+        ``reply`` is never called.
         """
         request = self.signature.request(form, data)
         if held:
@@ -180,7 +184,9 @@ class ServedModel:
             ticket.deadline_ns = ticket.arrival_ns + timeout_ns
         try:
             self.scheduler.submit(ticket)
-        except UnavailableError:
+        except UnavailableError as error:
+            if self._closing:
+                raise RetiredError(error.message) from error
             self.statistics.record_rejection()
             raise
         return ticket
@@ -215,6 +221,49 @@ class ServedModel:
         """Why none of the instances can serve now, though the model is loaded; empty when one can."""
         troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]
         return troubles[0] if troubles and all(troubles) else ""
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether the instances can be changed while they serve."""
+        return self._pool is not None
+
+    def adjust(
+        self,
+        config: ModelConfig,
+        places: Sequence[Placement],
+        warm: Callable[[ServedModel, Sequence[Instance]], None],
+    ) -> None:
+        """Serve with instances at these places from now on; those that are there already stay (spec M13).
+
+        Args:
+            config: as before but for its instance groups.
+            places: at least one.
+            warm: prepares new instances before they serve.
+
+        Raises whatever making or warming up an instance does; then nothing has changed.
+        """
+        assert self._pool is not None  # the policy asks `adjustable` first
+        spare = list(zip(self.places, self._instances, strict=True))
+        instances: list[Instance] = []
+        fresh: list[Instance] = []
+        try:
+            for place in places:
+                match = next((pair for pair in spare if pair[0][1:] == place[1:]), None)
+                if match is not None:
+                    spare.remove(match)
+                    instances.append(match[1])
+                else:
+                    fresh.append(self._backend_model.instance(config, place))
+                    instances.append(fresh[-1])
+            warm(self, fresh)
+        except BaseException:
+            for instance in fresh:
+                instance.close()
+            raise
+        self._instances, self.places, self.config = instances, tuple(places), config
+        self._pool.set_instances(instances)
+        for _, instance in spare:
+            instance.close()
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
         """What clients may know (spec H07)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CONTROL_MODES = ("none", "explicit")
+CONTROL_MODES = ("none", "poll", "explicit")
 RATE_LIMITS = ("off", "execution_count")
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -35,13 +35,22 @@ class EngineOptions:
     )
     id: str = option("The server's name in its metadata.", default="triton", metavar="NAME")
     model_control_mode: str = option(
-        "none: load everything at start. explicit: load what --load-model names, then what clients ask for.",
+        "none: load everything at start. poll: and follow what changes in the repositories. explicit: load what "
+        "--load-model names, then what clients ask for.",
         default="none",
         choices=CONTROL_MODES,
     )
     load_model: tuple[str, ...] = option(
         "A model to load at start in explicit mode; * for all of them. May be given again.", metavar="NAME", many=True
     )
+    repository_poll_secs: int = option(
+        "How often the repositories are looked at in mode poll; 0 for never.", default=15, metavar="S"
+    )
+    model_namespacing: bool = option(
+        "Models of one name in several repositories are different models, each for the ensembles of its repository.",
+        default=False,
+    )
+    model_load_retry_count: int = option("How often a load that fails is tried again.", default=0, metavar="N")
     exit_on_error: bool = option("Stop when a model cannot be loaded at start.", default=True)
     strict_readiness: bool = option("Ready only when every model is ready.", default=True)
     disable_auto_complete_config: bool = option(
@@ -278,9 +287,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "repoagent-directory": "there are no repository agents",
     "host-policy": "there are no host policies yet",
     "model-load-gpu-limit": "there is no limit for device memory yet",
-    "model-load-retry-count": "loads are not retried yet",
-    "model-namespacing": "names are unique yet",
-    "repository-poll-secs": "repositories are not polled yet",
     "grpc-infer-response-compression-level": "responses are not compressed on gRPC yet",
     "trace-config": "there is no tracing yet",
     "trace-file": "there is no tracing yet",

@@ -43,15 +43,11 @@ def warm_up(
     With ``derive``, a model without samples whose instances are all quick runs a few rows of zeros; when these fail,
     the log says so and the model serves.
 
-    Raises RemoraError: a sample cannot be made, or failed. The model's scheduler is stopped then.
+    Raises RemoraError: a sample cannot be made, or failed.
     """
-    try:
-        for sample in samples_of(model.config, lambda name: read_sample(directory / "warmup", name)):
-            for instance in instances:
-                _run(model, instance, sample, clock)
-    except RemoraError:
-        model.scheduler.stop(_STOP_LIMIT_S)
-        raise
+    for sample in samples_of(model.config, lambda name: read_sample(directory / "warmup", name)):
+        for instance in instances:
+            _run(model, instance, sample, clock)
     if derive and instances and not model.config.model_warmup and all(instance.quick for instance in instances):
         derived = derived_sample(model.config)
         if derived is not None:

@@ -256,8 +256,11 @@ def test_statistics_of_what_does_not_serve_are_refused_with_tritons_text(engine:
     assert str(refused.value) == text
 
 
-def test_a_reload_begins_statistics_anew(engine: Engine) -> None:
+def test_a_reload_begins_statistics_anew_unless_nothing_changed(engine: Engine, tmp_path: Path) -> None:
     engine.infer("m", {"IN": [[1]]})
+    engine.load("m")
+    assert [stats.inference_count for stats in engine.perform(ModelStatistics("m"))] == [0, 1]
+    (tmp_path / "m" / "config.pbtxt").write_text(ALL.replace("max_batch_size: 8", "max_batch_size: 4"))
     engine.load("m")
     assert [stats.inference_count for stats in engine.perform(ModelStatistics("m"))] == [0, 0]
 

@@ -271,7 +271,7 @@ def test_a_model_is_closed_when_the_ensembles_requests_have_done_with_it(bench: 
     go_on.set()
     asking.join(PATIENCE_S)
     assert answers == [4]
-    for thread in lifecycle._closing:
+    for thread in lifecycle._loads.closing:
         thread.join(PATIENCE_S)
     assert {model.source.name: model.closed for model in bench.backend.opened} == {"a": 1, "b": 1}
 

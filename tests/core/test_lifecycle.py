@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,18 @@ import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
 from remora import loading
-from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
+from remora.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    RemoraError,
+    RetiredError,
+    UnavailableError,
+)
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
 from remora.messages import IndexEntry, InferForm, InputSpec
+from remora.model import ServedModel
 from remora.options import EngineOptions
 
 ALL = DOUBLER + "version_policy { all { } }"
@@ -54,7 +63,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def settle(lifecycle: Lifecycle) -> None:
     """Wait until what was retired is closed."""
-    for thread in lifecycle._closing:
+    for thread in lifecycle._loads.closing:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
@@ -331,6 +340,250 @@ def test_loads_of_one_model_take_turns_and_nothing_is_left_open(bench: Bench) ->
     assert [model.closed for model in bench.backend.opened] == [1] * len(bench.backend.opened)
 
 
+# -- reloads that change little ---------------------------------------------------------------------------------------
+
+
+def test_a_reload_of_what_did_not_change_does_nothing(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    before = lifecycle.resolve("m")
+    lifecycle.load("m", {})
+    assert lifecycle.resolve("m") is before
+    assert len(bench.backend.opened) == 1
+
+
+def test_a_version_that_comes_leaves_the_others_as_they_are(bench: Bench) -> None:
+    write_model(bench.repository, "m", config=ALL)
+    lifecycle = bench.started(load_model=("m",))
+    first = lifecycle.resolve("m")
+    write_model(bench.repository, "m", versions=("2",), config=ALL)
+    lifecycle.load("m", {})
+    assert versions(lifecycle, "m") == [1, 2]
+    assert lifecycle.resolve("m", 1) is first
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 2)])
+def test_instances_come_and_go_in_place(bench: Bench, before: int, after: int) -> None:
+    folder = write_model(bench.repository, "m", config=DOUBLER + f"instance_group {{ count: {before} }}")
+    lifecycle = bench.started(load_model=("m",))
+    model = lifecycle.resolve("m")
+    (folder / "config.pbtxt").write_text(DOUBLER + f"instance_group {{ count: {after} }}")
+    lifecycle.load("m", {})
+    assert lifecycle.resolve("m") is model
+    assert model.config.instance_group[0].count == after
+    (opened,) = bench.backend.opened
+    assert [instance.closed for instance in opened.instances].count(0) == after
+    assert len(opened.instances) == max(before, after), "what was there already stays"
+    assert answer_of(model) == 14
+
+
+def test_new_instances_that_fail_leave_the_model_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    (folder / "config.pbtxt").write_text(DOUBLER + "instance_group { count: 2 }")
+
+    def instance(*_: object) -> None:
+        raise InternalError("no memory")
+
+    monkeypatch.setattr(bench.backend.opened[0], "instance", instance)
+    with pytest.raises(InvalidArgumentError, match="no memory"):
+        lifecycle.load("m", {})
+    model = lifecycle.resolve("m")
+    assert answer_of(model) == 14
+    assert model.config.instance_group[0].count != 2
+    assert lifecycle.is_ready()
+
+
+def answer_of(model: ServedModel) -> int:
+    """What becomes of 7."""
+    replies, answered = Replies(), threading.Event()
+
+    def reply(*answer: Any) -> None:
+        replies(*answer)
+        answered.set()
+
+    ticket = model.submit(InferForm((InputSpec("IN", "INT32", (1, 1)),)), [b"\x07\x00\x00\x00"], reply)
+    assert answered.wait(PATIENCE_S)
+    return int(replies.only(ticket).outputs[0].data[0, 0])  # type: ignore[union-attr]
+
+
+def test_a_request_that_looked_its_model_up_before_it_was_replaced_is_told_to_look_again(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    stale = lifecycle.resolve("m")
+    write_model(bench.repository, "m", versions=("2",))
+    lifecycle.load("m", {})
+    settle(lifecycle)
+    with pytest.raises(RetiredError):
+        answer_of(stale)
+    assert answer_of(lifecycle.resolve("m")) == 14
+    assert not any(stale.statistics.failures.values())
+
+
+@pytest.mark.parametrize(("retries", "loads"), [(0, False), (1, False), (2, True)])
+def test_a_load_that_fails_is_tried_again_as_often_as_the_option_says(bench: Bench, retries: int, loads: bool) -> None:
+    write_model(bench.repository, "m")
+    failures = [InternalError("the licence server is away")] * 2
+
+    def opening() -> None:
+        if failures:
+            raise failures.pop()
+
+    bench.backend.opening = opening
+    lifecycle = bench.lifecycle("none", model_load_retry_count=retries)
+    assert (lifecycle.start() == {}) is loads
+
+
+# -- what comes with the request --------------------------------------------------------------------------------------
+
+SENT = {"config": '{"backend": "fake"}', "file:7/fake.bin": b"x"}
+
+
+def test_files_in_the_request_are_a_model_of_their_own(bench: Bench) -> None:
+    lifecycle = bench.started()
+    lifecycle.load("sent", SENT)
+    assert versions(lifecycle, "sent") == [7]
+    assert lifecycle.index(ready=False) == [], "no repository has it"
+    home = bench.backend.opened[0].source.path
+    assert (home / "fake.bin").read_bytes() == b"x"
+    lifecycle.load("sent", SENT)
+    assert len(bench.backend.opened) == 1, "the same files again"
+    lifecycle.load("sent", {**SENT, "file:7/fake.bin": b"y"})
+    assert len(bench.backend.opened) == 2
+
+
+def test_a_model_of_the_repository_is_overridden_until_the_next_load_without_files(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    lifecycle.load("m", SENT)
+    assert versions(lifecycle, "m") == [7]
+    lifecycle.load("m", {})
+    assert versions(lifecycle, "m") == [1]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"file:1/fake.bin": b""},
+        {**SENT, "file:../x": b""},
+        {**SENT, "file:/etc/x": b""},
+        {"config": "{", **SENT, "file:1": b""},
+    ],
+    ids=["without-config", "climbs", "absolute", "a-file-and-a-folder"],
+)
+def test_files_that_cannot_be_taken_are_one_text(bench: Bench, parameters: dict[str, str | bytes]) -> None:
+    lifecycle = bench.started()
+    with pytest.raises(InternalError, match=r"^failed to load 'sent', failed to poll from model repository$"):
+        lifecycle.load("sent", {"file:1/x/y": b"", **parameters} if "file:1" in parameters else parameters)
+    assert lifecycle.state("sent") is None
+
+
+# -- polling ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_poll_follows_what_comes_changes_and_goes(bench: Bench) -> None:
+    write_model(bench.repository, "stays")
+    changes = write_model(bench.repository, "changes")
+    goes = write_model(bench.repository, "goes")
+    lifecycle = bench.started("poll", repository_poll_secs=0)
+    stays = lifecycle.resolve("stays")
+    (changes / "1" / "fake.bin").write_bytes(b"other")
+    shutil.rmtree(goes)
+    write_model(bench.repository, "comes")
+    assert lifecycle.poll() == {}
+    assert [model.name for model in lifecycle.ready_models()] == ["changes", "comes", "stays"]
+    assert lifecycle.resolve("stays") is stays
+    assert [model.source.name for model in bench.backend.opened].count("changes") == 2
+    assert lifecycle.is_ready()
+    assert lifecycle.poll() == {}
+    assert len(bench.backend.opened) == 5, "nothing changed"
+
+
+def test_a_poll_serves_the_version_that_was_put_beside(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started("poll", repository_poll_secs=0)
+    write_model(bench.repository, "m", versions=("2",))
+    lifecycle.poll()
+    assert versions(lifecycle, "m") == [2]
+
+
+def test_a_change_that_cannot_be_loaded_leaves_what_serves_and_is_tried_at_each_poll(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started("poll", repository_poll_secs=0)
+    before = lifecycle.resolve("m")
+    bench.break_version("m", "1")
+    for _ in range(2):
+        assert list(lifecycle.poll()) == ["m"]
+        assert lifecycle.resolve("m") is before
+    (bench.repository / "m" / "1" / "broken").unlink()
+    write_model(bench.repository, "m", versions=("2",))
+    assert lifecycle.poll() == {}
+    assert versions(lifecycle, "m") == [2]
+
+
+def test_a_model_that_is_found_twice_goes_until_one_is_left(bench: Bench) -> None:
+    one, two = bench.repository / "one", bench.repository / "two"
+    write_model(one, "m")
+    two.mkdir()
+    lifecycle = bench.started("poll", repository_poll_secs=0, model_repository=(one, two))
+    write_model(two, "m")
+    lifecycle.poll()
+    assert lifecycle.ready_models() == []
+    assert lifecycle.index(ready=False) == [
+        IndexEntry("m", "", "UNAVAILABLE", "model appears in two or more repositories")
+    ]
+    shutil.rmtree(two / "m")
+    lifecycle.poll()
+    assert versions(lifecycle, "m") == [1]
+
+
+def test_a_poll_that_fails_does_not_end_polling(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    polled = threading.Semaphore(0)
+    lifecycle = bench.lifecycle("poll", repository_poll_secs=1e-3)
+    real = lifecycle.poll
+
+    def poll() -> dict[str, RemoraError]:
+        polled.release()
+        real()
+        raise RuntimeError("the disk is away")
+
+    lifecycle.poll = poll  # type: ignore[method-assign]
+    lifecycle.start()
+    for _ in range(3):
+        assert polled.acquire(timeout=PATIENCE_S)
+    assert lifecycle.stop(PATIENCE_S)
+
+
+# -- namespaces -------------------------------------------------------------------------------------------------------
+
+
+def test_with_namespaces_models_of_one_name_stand_beside_each_other(bench: Bench) -> None:
+    one, two = bench.repository / "one", bench.repository / "two"
+    for place in (one, two):
+        write_model(place, "m")
+    write_model(two, "single")
+    lifecycle = bench.started("none", model_repository=(one, two), model_namespacing=True)
+    assert [model.name for model in lifecycle.ready_models()] == ["m", "m", "single"]
+    assert lifecycle.resolve("single").name == "single"
+    with pytest.raises(InvalidArgumentError, match="There are 2 identifiers of model 'm' in global map"):
+        lifecycle.resolve("m")
+    with pytest.raises(InvalidArgumentError, match="Request for unknown model: 'nope' is not found"):
+        lifecycle.resolve("nope")
+    assert [entry.name for entry in lifecycle.index(ready=True)] == ["m", "m", "single"]
+
+
+def test_with_namespaces_a_name_is_loaded_and_unloaded_everywhere(bench: Bench) -> None:
+    one, two = bench.repository / "one", bench.repository / "two"
+    for place in (one, two):
+        write_model(place, "m")
+    lifecycle = bench.started(model_repository=(one, two), model_namespacing=True)
+    lifecycle.load("m", {})
+    assert len(lifecycle.ready_models()) == 2
+    lifecycle.unload("m")
+    assert lifecycle.ready_models() == []
+
+
 # -- index, readiness, end ------------------------------------------------------------------------------------------
 
 
@@ -340,6 +593,7 @@ def test_the_index_names_what_was_never_loaded_and_says_why_the_rest_is_not_read
     bench.break_version("bad", "1")
     lifecycle = bench.started(load_model=("on", "gone"))
     lifecycle.unload("gone")
+    settle(lifecycle)
     with pytest.raises(InvalidArgumentError):
         lifecycle.load("bad", {})
     assert lifecycle.index(ready=False) == [
@@ -395,7 +649,7 @@ def test_stop_closes_every_model_once(bench: Bench) -> None:
     assert lifecycle.stop(PATIENCE_S)
     assert lifecycle.stop(PATIENCE_S)
     assert [model.closed for model in bench.backend.opened] == [1, 1]
-    with pytest.raises(NotFoundError):
+    with pytest.raises(UnavailableError, match="the server is stopping"):
         lifecycle.resolve("a")
 
 

@@ -39,6 +39,7 @@ FILES = (
     "cases/repository",
     "cases/repository_bad",
     "cases/repository_none",
+    "cases/repository_poll",
     "grpc_cases/grpc_health_metadata",
     "grpc_cases/grpc_infer",
     "grpc_cases/grpc_parameters",

@@ -73,7 +73,7 @@ def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFol
     found: dict[str, list[ModelFolder]] = {}
     for entry in sorted(repository.iterdir()):
         if (not name or entry.name == name) and not entry.name.startswith(".") and entry.is_dir():
-            found[entry.name] = [_model_folder(entry, entry.name)]
+            found[entry.name] = [model_folder(entry, entry.name)]
     return found
 
 
@@ -100,7 +100,7 @@ def _scan_one(path: Path) -> dict[str, list[ModelFolder]]:
         raise NotFoundError(f"no such file or directory: '{path}'")
     if _is_model(path):
         name = path.resolve().name
-        return {name: [_model_folder(path, name)]}
+        return {name: [model_folder(path, name)]}
     found = scan_repository(path)
     for entry in sorted(path.iterdir()):
         if entry.is_file() and entry.suffix in _BARE_SUFFIXES:
@@ -126,7 +126,8 @@ def _is_model_of_repository(directory: Path) -> bool:
     )
 
 
-def _model_folder(directory: Path, name: str) -> ModelFolder:
+def model_folder(directory: Path, name: str) -> ModelFolder:
+    """The model that a directory holds, whatever the directory is called."""
     entries = sorted(directory.iterdir())
     versions: dict[int, Path] = {}
     for entry in entries:

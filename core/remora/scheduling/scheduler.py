@@ -41,11 +41,12 @@ INLINE_LIMIT_NS = 250_000
 class _Slot:
     """An instance and who uses it."""
 
-    __slots__ = ("busy", "instance", "thread")
+    __slots__ = ("busy", "instance", "retired", "thread")
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.busy = False
+        self.retired = False
         self.thread: threading.Thread | None = None
 
 
@@ -87,7 +88,8 @@ class Scheduler:
         self._now = clock.monotonic_ns
         self._threads = threads
         self._turns = dict(zip(self._slots, turns, strict=True)) if turns else {}
-        self._quick = all(instance.quick for instance in instances) and not may_wait and not turns
+        self._may_wait = may_wait or bool(turns)
+        self._quick = all(instance.quick for instance in instances) and not self._may_wait
         self._decoupled = decoupled
         self._inline_limit_ns = inline_limit_ns
         self._lock = threading.Lock()
@@ -211,6 +213,10 @@ class Scheduler:
         """Wait, with the lock held, until there is a batch or something dropped; None when it is time to end."""
         while True:
             wake_ns = 0
+            if slot.retired:
+                if len(self._queue):
+                    self._wake_thread()  # what woke this thread was meant for one that goes on
+                return None
             if not slot.busy and len(self._queue) and not self._inline_armed:
                 plan = self._take(slot)
                 if plan.tickets or plan.dropped:
@@ -287,7 +293,7 @@ class Scheduler:
                 with self._lock:
                     slot.busy = False
                     self._running -= len(plan.tickets)
-                    if self._stopping:
+                    if self._stopping or slot.retired:
                         self._work.notify_all()
         if self._ordering is None:
             deliver(deliveries)
@@ -388,6 +394,23 @@ class Scheduler:
         if isinstance(outcome, Response):
             outcome.outputs = self._signature.to_wire(outcome.outputs)
         return outcome
+
+    def set_instances(self, instances: Sequence[Instance]) -> None:
+        """Run on these from now on; returns when those left out have finished what they run. Any thread may call.
+
+        Not for decoupled models, whose instances answer after they ran, nor for instances that share resources.
+        """
+        with self._lock:
+            known = {id(slot.instance): slot for slot in self._slots}
+            self._slots = [known.get(id(instance)) or _Slot(instance) for instance in instances]
+            self._quick = all(instance.quick for instance in instances) and not self._may_wait
+            left_out = [slot for slot in known.values() if slot not in self._slots]
+            for slot in left_out:
+                slot.retired = True
+            self._work.notify_all()
+            if len(self._queue) and not self._inline_armed:
+                self._wake_thread()
+            self._work.wait_for(lambda: not any(slot.busy for slot in left_out))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remora.engine import Engine
-from remora.errors import RemoraError
+from remora.errors import RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streamed, Ticket
 from remora.model import ServedModel
 from remora.protocols.http1 import Head
@@ -61,6 +61,8 @@ class GenerateRoutes:
             return model.submit(form, data, reply.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
         except Refusal as refusal:
             exchange.respond(refusal.answer)
+        except RetiredError:
+            return self.handle(where, encoding, head, body, exchange)
         except RemoraError as error:
             status = STATUS_OF.get(error.code, 400)
             exchange.respond(failure(status, error.message, plain=False, headers=retry_after(error)))

@@ -23,6 +23,7 @@ from remora.errors import (
     ConfigError,
     InternalError,
     RemoraError,
+    RetiredError,
     UnavailableError,
     UnsupportedError,
     error_of,
@@ -247,7 +248,10 @@ class GrpcServer:
             raise UnsupportedError(DECOUPLED_TEXT)
         metadata = forwarded(self._pattern, context.invocation_metadata()) if self._pattern else None
         call = request.decode(metadata)
-        response = self._answer(served, call.form, call.data, context)
+        try:
+            response = self._answer(served, call.form, call.data, context)
+        except RetiredError:
+            return self._infer(message, context)
         return encode_infer(served.name, str(served.version), call.form, response)
 
     def _answer(self, served: Any, form: InferForm, data: list[Data], context: Context) -> Response:

@@ -19,6 +19,7 @@ from remora.errors import (
     InvalidArgumentError,
     MalformedError,
     RemoraError,
+    RetiredError,
     UnavailableError,
     error_of,
 )
@@ -154,7 +155,11 @@ class InferStream:
         entry = Entry(in_line=not served.decoupled)
         self._events.put(_Opened(entry))
         try:
-            self._submit(entry, served, request, len(message))
+            try:
+                self._submit(entry, served, request, len(message))
+            except RetiredError:
+                served = self._engine.resolve(request.model, request.version)
+                self._submit(entry, served, request, len(message))
         except Exception as error:
             self._refuse(entry, encode_refusal(_known(error), request.id), len(message))
         return True

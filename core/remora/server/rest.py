@@ -10,8 +10,8 @@ from collections.abc import Callable, Container
 from typing import Protocol
 
 from remora.engine import Engine
-from remora.errors import RemoraError, UnsupportedError
-from remora.messages import Buffer, Mailbox, Metrics, ModelLoad, Outcome, Response, Ticket
+from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.messages import Buffer, Mailbox, Metrics, ModelLoad, ModelUnload, Outcome, RepositoryIndex, Response, Ticket
 from remora.model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import failure
@@ -53,6 +53,9 @@ class Pages(Protocol):
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
         """Answer through ``exchange``, now or later. Must not block."""
 
+
+_SLOW = (ModelLoad, ModelUnload, RepositoryIndex)
+"""Calls that load models or look at repositories: too long for the event loop."""
 
 Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
 """Runs slow work elsewhere and responds with its answer."""
@@ -223,6 +226,8 @@ class RestService:
             )
         except Refusal as refusal:
             exchange.respond(refusal.answer)
+        except RetiredError:
+            return self._infer(plan, head, body, exchange)
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=error.from_model))
         return None
@@ -267,7 +272,7 @@ class RestService:
             except RemoraError as error:
                 return encode_error(error, plain=where.plain_errors)
 
-        if isinstance(call, ModelLoad):
+        if isinstance(call, _SLOW):
             self._later(answer, exchange)
         else:
             exchange.respond(answer())

@@ -240,18 +240,22 @@ def test_a_model_without_the_cache_always_runs(engine: Engine, backend: FakeBack
     assert runs(backend, "plain") == 2
 
 
-def test_a_reloaded_model_is_asked_again(engine: Engine, backend: FakeBackend) -> None:
+def test_a_reloaded_model_is_asked_again(engine: Engine, backend: FakeBackend, tmp_path: Path) -> None:
     ask(engine, "m")
+    (tmp_path / "m" / "2" / "fake.bin").write_bytes(b"new")
     engine.load("m")
     ask(engine, "m")
     assert runs(backend, "m") == 2
 
 
-def test_an_ensemble_has_the_cache_until_one_of_its_models_changes(engine: Engine, backend: FakeBackend) -> None:
+def test_an_ensemble_has_the_cache_until_one_of_its_models_changes(
+    engine: Engine, backend: FakeBackend, tmp_path: Path
+) -> None:
     for _ in range(2):
         assert ask(engine, "chain") == [[6]]
     assert runs(backend, "plain") == 1
     before = engine.resolve("plain")
+    (tmp_path / "plain" / "1" / "fake.bin").write_bytes(b"new")
     engine.load("plain")
     before.close()  # again, and to its end: the lifecycle closes in a thread
     assert ask(engine, "chain") == [[6]]

@@ -1,0 +1,201 @@
+"""Makes models serve as they are wished: asks the policy what is next for a model, and does it.
+
+Laws: the loads of one model take turns; a load replaces what serves in one step, when all of it is ready, or changes
+nothing (spec M04). What is replaced finishes its requests and is closed by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.lifecycle_policy import Action, Standing, next_action
+from remora.loading import LoadPlan, ModelLoader
+from remora.model import ServedModel, Steps
+from remora.model_table import UNAVAILABLE, ModelTable
+from remora.system.clock import Clock
+
+_log = logging.getLogger("remora.models")
+
+_CODE_WORDS = {
+    "UNKNOWN": "Unknown",
+    "INTERNAL": "Internal",
+    "NOT_FOUND": "Not found",
+    "INVALID_ARG": "Invalid argument",
+    "UNAVAILABLE": "Unavailable",
+    "UNSUPPORTED": "Unsupported",
+    "ALREADY_EXISTS": "Already exists",
+    "CANCELLED": "Cancelled",
+}
+
+
+class LoadFailedError(InvalidArgumentError):
+    """A load that failed. ``reason`` is what an ensemble that needs the model tells of it; ``unfit``: the model is an
+    ensemble itself, and what it is composed of is not there or does not fit."""
+
+    def __init__(self, message: str, reason: str = "", *, unfit: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.unfit = unfit
+
+
+class _Loaded(NamedTuple):
+    """What a model serves with; ``bound`` is what an ensemble is tied to."""
+
+    plan: LoadPlan
+    bound: object
+
+
+class ModelLoads:
+    """The loads and unloads of models. Thread-safe.
+
+    Args:
+        table: holds what serves.
+        loader: opens versions.
+        clock: for load times.
+        retries: how often a version that fails is opened again (spec M18).
+    """
+
+    def __init__(self, table: ModelTable, loader: ModelLoader, clock: Clock, *, retries: int = 0) -> None:
+        self._table = table
+        self._loader = loader
+        self._clock = clock
+        self._retries = retries
+        self._lock = threading.Lock()
+        self._loaded: dict[str, _Loaded] = {}
+        self._locks: dict[str, threading.RLock] = {}
+        self.closing: list[threading.Thread] = []
+
+    def lock_of(self, key: str) -> AbstractContextManager[bool]:
+        """Whoever plans and loads a model holds this."""
+        with self._lock:
+            return self._locks.setdefault(key, threading.RLock())
+
+    def plan_of(self, key: str) -> LoadPlan | None:
+        """What a model serves with; None when it does not serve."""
+        loaded = self._loaded.get(key)
+        return loaded.plan if loaded is not None and self._table.newest(key) is not None else None
+
+    def obey(self, key: str, plan: LoadPlan, steps: Steps | None) -> None:
+        """Do what the policy says, until the model serves as planned; ``steps`` is what an ensemble is composed of.
+
+        Raises LoadFailedError with Triton's text, or UnavailableError when the server is stopping; what served before
+        goes on.
+        """
+        bound = None if steps is None else steps.decoupled
+        with self.lock_of(key):
+            action = next_action(plan.revision._replace(bound=bound), self._standing(key))
+            if action is not None:
+                self._do(key, plan, steps, action)
+            self._loaded[key] = _Loaded(plan, bound)
+
+    def _do(self, key: str, plan: LoadPlan, steps: Steps | None, action: Action) -> None:
+        self._table.begin(key, action.open)
+        loaded, failed = self._open_versions(plan, action, steps)
+        if not failed:
+            failed = self._adjust(key, plan, action)
+        self._publish(key, action, loaded, failed)
+
+    def _standing(self, key: str) -> Standing | None:
+        loaded, serving = self._loaded.get(key), self._table.serving(key)
+        if loaded is None:
+            return None
+        adjustable = all(model.adjustable for model in serving.values())
+        return Standing(loaded.plan.revision._replace(bound=loaded.bound), frozenset(serving), adjustable)
+
+    def _open_versions(
+        self, plan: LoadPlan, action: Action, steps: Steps | None
+    ) -> tuple[dict[int, ServedModel], dict[int, RemoraError]]:
+        begin_ns = self._clock.monotonic_ns()
+        loaded: dict[int, ServedModel] = {}
+        failed: dict[int, RemoraError] = {}
+        for number in action.open:
+            try:
+                plan = plan.fetched(action.open)
+                loaded[number] = self._open_version(plan, number, steps)
+                loaded[number].load_ns = self._clock.monotonic_ns() - begin_ns
+            except RemoraError as error:
+                failed[number] = error
+        return loaded, failed
+
+    def _open_version(self, plan: LoadPlan, number: int, steps: Steps | None) -> ServedModel:
+        """Open one version, again if it fails and may be tried again."""
+        for retries_left in range(self._retries, 0, -1):
+            try:
+                return self._loader.open(plan, number, steps)
+            except RemoraError as error:
+                _log.warning(
+                    "loading '%s' version %d failed, %d more tries: %s", plan.folder.name, number, retries_left, error
+                )
+        return self._loader.open(plan, number, steps)
+
+    def _adjust(self, key: str, plan: LoadPlan, action: Action) -> dict[int, RemoraError]:
+        """Change the instances of versions that go on serving."""
+        serving = self._table.serving(key)
+        failed: dict[int, RemoraError] = {}
+        for number in action.adjust:
+            try:
+                self._loader.adjust(serving[number], plan)
+            except RemoraError as error:
+                failed[number] = error
+        return failed
+
+    def _publish(
+        self, key: str, action: Action, loaded: dict[int, ServedModel], failed: dict[int, RemoraError]
+    ) -> None:
+        """Put a load's result into the table: all of it, or none (spec M04). Raises RemoraError for none."""
+        stays = (*action.adjust, *action.keep)
+        if failed or not (loaded or stays):
+            self._close(key, loaded.values())
+            raise self._load_failed(key, failed)
+        retired = self._table.replace(key, loaded, stays)
+        if retired is None:
+            self._close(key, loaded.values())
+            raise UnavailableError(f"load failed for model '{key}': the server is stopping")
+        self._close(key, retired)
+
+    def _load_failed(self, key: str, failed: dict[int, RemoraError]) -> LoadFailedError:
+        self._table.fail(key, {number: _sentence(error) for number, error in failed.items()})
+        text = f"at least one version must be available under the version policy of model '{key}'\n"
+        if failed:
+            text = "".join(
+                f"version {number} is at {UNAVAILABLE} state: {_sentence(error)};\n" for number, error in failed.items()
+            )
+        for number, error in failed.items():
+            _log.error("cannot load '%s' version %d: %s", key, number, error)
+        return LoadFailedError(f"load failed for model '{key}': {text}", text)
+
+    def take_out(self, key: str) -> None:
+        """End the service of a model, whatever serves of it."""
+        self._loaded.pop(key, None)
+        self._close(key, self._table.retire(key))
+
+    def _close(self, key: str, models: Iterable[ServedModel]) -> None:
+        """Let go of models without making anyone wait."""
+
+        def close(model: ServedModel) -> None:
+            model.close()
+            self._table.closed(key, model.version)
+
+        for model in models:
+            thread = threading.Thread(target=close, args=(model,), name=f"remora close {model.name}", daemon=True)
+            thread.start()
+            with self._lock:
+                self.closing = [other for other in self.closing if other.is_alive()] + [thread]
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until what was let go of is closed; False when that took too long."""
+        end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        with self._lock:
+            closing = list(self.closing)
+        for thread in closing:
+            thread.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
+        return not any(thread.is_alive() for thread in closing)
+
+
+def _sentence(error: RemoraError) -> str:
+    return f"{_CODE_WORDS[error.code]}: {error}"

@@ -1,0 +1,90 @@
+"""A model that came with the load request (spec M11): its files in a folder of their own, gone with the last version.
+
+The law: the names of files are checked before anything is written; none can leave the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from remora.errors import InvalidArgumentError, NotFoundError
+from remora.repository import Fingerprint, ModelFolder
+from remora.repository.local import model_folder
+
+_PREFIX = "file:"
+_MAX_PART_BYTES = 255
+_MAX_PARTS = 16
+
+
+def sent_files(parameters: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    """The files among the parameters of a load request, by their path in the model's folder.
+
+    Raises InvalidArgumentError for a path that is none, or leaves the folder.
+    """
+    files: dict[str, bytes] = {}
+    for key, content in parameters.items():
+        if key.startswith(_PREFIX):
+            path = key.removeprefix(_PREFIX)
+            _check(path)
+            files[path] = content.encode() if isinstance(content, str) else content
+    for path in files:
+        parents = [str(parent) for parent in Path(path).parents]
+        clash = next((parent for parent in parents if parent in files), None)
+        if clash is not None:
+            raise InvalidArgumentError(f"'{_PREFIX}{clash}' is sent as a file, and '{_PREFIX}{path}' lies inside it")
+    return files
+
+
+def _check(path: str) -> None:
+    parts = path.split("/")
+    harmless = len(parts) <= _MAX_PARTS and all(
+        part not in ("", ".", "..")
+        and len(part.encode()) <= _MAX_PART_BYTES
+        and part.isprintable()
+        and "\\" not in part
+        for part in parts
+    )
+    if not harmless:
+        raise InvalidArgumentError(
+            f"'{_PREFIX}{path}' is no path inside a model's folder: expected one such as '{_PREFIX}1/model.onnx'"
+        )
+
+
+class SentModel:
+    """One model in a temporary folder, as a `Repository`. The folder lives as long as this object.
+
+    Args:
+        name: the model's.
+        files: by path in the model's folder, as `sent_files` gives them.
+    """
+
+    location = "the load request"
+
+    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="remora-sent-"))
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        for path, content in files.items():
+            place = directory / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        self._folder = model_folder(directory, name)
+        self._files = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+
+    def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
+        """The one model."""
+        return {self._folder.name: [self._folder]} if name in ("", self._folder.name) else {}
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """A digest of each file: the same files sent again are no change."""
+        return self._files if name == self._folder.name else {}
+
+    def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
+        """The folder. Raises NotFoundError for another model's name."""
+        if name != self._folder.name:
+            raise NotFoundError(f"the load request sent '{self._folder.name}', not '{name}'")
+        return self._folder
