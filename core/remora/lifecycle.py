@@ -25,7 +25,7 @@ from remora.model_loads import ModelLoads
 from remora.model_table import READY, UNAVAILABLE, ModelState, ModelTable
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository import Repository, open_repository
+from remora.repository import CacheSettings, Repository, open_repository
 from remora.repository.offers import Offers, name_of
 from remora.repository.sent import SentModel, sent_files
 from remora.system.clock import Clock
@@ -309,9 +309,10 @@ class Lifecycle:
 
 def open_repositories(options: EngineOptions) -> list[Repository]:
     """Every place that the options name. Raises NotFoundError for a URL that nothing understands."""
+    cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
     return [
-        *(open_repository(place, any_layout=True) for place in options.paths),
-        *(open_repository(place) for place in options.model_repository),
+        *(open_repository(place, any_layout=True, cache=cache) for place in options.paths),
+        *(open_repository(place, cache=cache) for place in options.model_repository),
     ]
 
 

@@ -28,10 +28,25 @@ class EngineOptions:
     """What is served, and how it is loaded."""
 
     model_repository: tuple[str | Path, ...] = option(
-        "A model repository: a directory with one folder per model. May be given again.", metavar="DIR", many=True
+        "A model repository: a directory with one folder per model, or the URL of one: s3://, gs://, as://. May be "
+        "given again.",
+        metavar="DIR",
+        many=True,
     )
     paths: tuple[str | Path, ...] = option(
-        "A repository, one model's directory, or a model file such as model.onnx.", metavar="PATH", many=True
+        "A repository, one model's directory, a model file such as model.onnx, an archive, or the URL of any of them.",
+        metavar="PATH",
+        many=True,
+    )
+    model_cache_directory: str = option(
+        "Where models of clouds and archives are kept for the next start; the user's cache directory when empty.",
+        default="",
+        metavar="DIR",
+    )
+    model_cache_byte_size: int = option(
+        "What that directory may hold; models not used for the longest time go first, those in use stay.",
+        default=50 << 30,
+        metavar="BYTES",
     )
     id: str = option("The server's name in its metadata.", default="triton", metavar="NAME")
     model_control_mode: str = option(

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from remora.archive import unpack
 from remora.backends import Source
-from remora.backends.python_archive import unpack
 from remora.backends.python_environment_cache import EnvironmentCache
 from remora.backends.python_requirements import read_requirements, unmet
 from remora.errors import ConfigError, InternalError
@@ -112,7 +112,9 @@ def interpreter_for(source: Source, config: ModelConfig) -> Path:
         case Folder(path):
             return _checked(_interpreter_in(path, source.name), path, source.name)
         case Archive(path):
-            made = _cache_of(source).folder_for(_hash_of_file(path), lambda folder: unpack(path, folder))
+            made = _cache_of(source).folder_for(
+                _hash_of_file(path), lambda folder: unpack(path, folder, what="environment archive")
+            )
             return _checked(_interpreter_in(made, source.name), path, source.name)
         case Virtual(file, text):
             key = _hash_of(text.encode(), sys.version.encode(), sys.executable.encode(), str(_own_paths()).encode())

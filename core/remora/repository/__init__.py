@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from remora.errors import NotFoundError
+from remora.archive import is_archive
 
 Fingerprint = Mapping[str, Hashable]
 """A model's files as paths relative to its folder (``config.pbtxt``, ``1/model.onnx``), each with a stamp that is
@@ -69,21 +69,41 @@ class Repository(Protocol):
         """
 
 
-def open_repository(location: str | Path, *, any_layout: bool = False) -> Repository:
-    """The repository at a path or URL.
+class CacheSettings(NamedTuple):
+    """Where models are kept that are not simply on disk.
+
+    Attributes:
+        directory: the user's cache directory when empty.
+        limit_bytes: what it may hold; 0 for what is usual.
+    """
+
+    directory: str = ""
+    limit_bytes: int = 0
+
+
+_USUAL = CacheSettings()
+
+
+def open_repository(location: str | Path, *, any_layout: bool = False, cache: CacheSettings = _USUAL) -> Repository:
+    """The repository at a path or URL, or in an archive at either.
 
     Args:
         location: a local path, or a URL whose scheme says which cloud holds it.
         any_layout: the place may also be one model's directory or a model file (spec M01 knows repositories alone).
+        cache: for models of clouds and archives.
 
     Raises:
         NotFoundError: for a scheme that nothing here understands.
+        InvalidArgumentError: for a URL that cannot be read.
     """
-    scheme, colon, _ = str(location).partition("://")
-    if colon:
-        raise NotFoundError(
-            f"cannot open model repository '{location}': there is no storage for '{scheme}://'. Give a local directory"
-        )
+    text = str(location)
+    scheme, colon, rest = text.partition("://")
+    if colon and scheme.lower() == "file":
+        text, colon = rest, ""
+    if colon or is_archive(text):
+        from remora.repository.clouds import open_elsewhere  # storage: where models are not simply on disk
+
+        return open_elsewhere(text, any_layout=any_layout, cache=cache)
     from remora.repository.local import LocalRepository  # it needs the protocol's types
 
-    return LocalRepository(Path(location), any_layout=any_layout)
+    return LocalRepository(Path(text), any_layout=any_layout)

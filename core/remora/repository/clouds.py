@@ -1,0 +1,56 @@
+"""Opens what is not simply a local folder: buckets, and archives here or there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remora.archive import is_archive
+from remora.errors import NotFoundError
+from remora.repository import CacheSettings, Repository
+from remora.repository.packed import PackedRepository
+from remora.repository.remote import RemoteRepository
+from remora.storage.cache import LIMIT_BYTES, ModelCache
+from remora.storage.credentials import settings_for
+from remora.storage.local_file import LocalFile
+from remora.storage.location import SCHEMES, Location, is_url, parse_location
+from remora.storage.objects import ObjectStorage
+from remora.system.surroundings import boot_id, cache_directory, variables
+
+
+def open_elsewhere(place: str, *, any_layout: bool, cache: CacheSettings) -> Repository:
+    """The repository at a URL, or in a local archive. Arguments and errors are those of `open_repository`."""
+    models = open_cache(cache)
+    if "://" not in place:
+        return PackedRepository(LocalFile(Path(place)), models)
+    storage, location = open_storage(place)
+    if is_archive(location.path):
+        return PackedRepository(storage, models)
+    return RemoteRepository(storage, _model_name(location), models, any_layout=any_layout)
+
+
+def open_storage(url: str) -> tuple[ObjectStorage, Location]:
+    """The storage at a URL, with the credentials that the environment has. Raises as `open_repository`."""
+    if not is_url(url):
+        scheme = url.partition("://")[0]
+        raise NotFoundError(
+            f"cannot open model repository '{scheme}://...': there is no storage for '{scheme}://'. Give a local "
+            f"directory, or a URL of {', '.join(f'{known}://' for known in SCHEMES)}"
+        )
+    location = parse_location(url)
+    return ObjectStorage(location, lambda: settings_for(location, variables(), _read_text)), location
+
+
+def open_cache(settings: CacheSettings) -> ModelCache:
+    """The cache of this machine's processes. Raises UnavailableError when there is no place for one."""
+    folder = Path(settings.directory) if settings.directory else cache_directory("models", variables())
+    return ModelCache(folder, settings.limit_bytes or LIMIT_BYTES, boot_id())
+
+
+def _model_name(location: Location) -> str:
+    """What a model without a folder around it is called: as its folder, or the folder of its file."""
+    folder, _, last = location.path.rpartition("/")
+    return (folder.rpartition("/")[2] if last.endswith(".onnx") else last) or location.bucket
+
+
+def _read_text(path: str) -> str:
+    return Path(path).expanduser().read_text(encoding="utf-8")

@@ -1,0 +1,187 @@
+"""Models below a path of a bucket as a `Repository`; one listing is one look, and only what is wanted is brought."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
+from remora.errors import NotFoundError, UnavailableError
+from remora.repository import Fingerprint, ModelFolder
+from remora.storage import ChangedError, Storage, StoredObject
+from remora.storage.cache import Fetched, Layout, ModelCache
+
+_log = logging.getLogger("remora.models")
+
+_BARE_SUFFIXES = (".onnx",)
+_AT_ONCE_BYTES = 4 << 20
+"""Models up to this size come whole with the first request: another round trip costs more than their bytes."""
+_TRIALS = 4
+
+Files = Mapping[str, StoredObject]
+"""A model's objects by their paths in its folder."""
+
+
+class RemoteRepository:
+    """A bucket, or a path of one.
+
+    Args:
+        storage: the place.
+        name: what the model is called when the place is one model's folder.
+        cache: where models are brought.
+        any_layout: the place may also be one model's folder or a model file.
+    """
+
+    def __init__(self, storage: Storage, name: str, cache: ModelCache, *, any_layout: bool = False) -> None:
+        self._storage = storage
+        self._name = name
+        self._cache = cache
+        self._any_layout = any_layout
+        self._lock = threading.Lock()
+        self._seen: dict[str, Files] = {}
+
+    @property
+    def location(self) -> str:
+        """The URL, without secrets."""
+        return self._storage.location
+
+    def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
+        """See `Repository.models`. One LIST for each thousand files, and no GET (users 15)."""
+        if name and not self._any_layout:
+            found = {key: files for key, files in self._look(name).items() if key == name}
+        else:
+            found = self._look()
+        with self._lock:
+            if name:
+                self._seen.pop(name, None)
+                self._seen |= {key: files for key, files in found.items() if key == name}
+            else:
+                self._seen = found
+        return {key: [self._folder(key, files)] for key, files in found.items() if not name or key == name}
+
+    def _look(self, name: str = "") -> dict[str, Files]:
+        objects = self._storage.listing(name)
+        if not objects and not name:
+            raise NotFoundError(
+                f"failed to open model repository '{self.location}': there are no files below it. "
+                "Check the path, and that the credentials may list it"
+            )
+        return group(objects, self._name if self._any_layout else "")
+
+    def _folder(self, name: str, files: Files, path: Path | None = None) -> ModelFolder:
+        """Where a model is, or will be: a path below the cache that is there only when the model is."""
+        path = path or self._cache.folder / "models" / "not-fetched" / name
+        versions = versions_of(files)
+        listed = {number: _filenames(files, folder) for number, folder in versions.items()}
+        return ModelFolder(
+            name, path, path.parent, {number: path / folder for number, folder in versions.items()}, listed
+        )
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """The ETag and size of each file, as the last look saw them: costs nothing."""
+        with self._lock:
+            return {path: (item.etag, item.size) for path, item in self._seen.get(name, {}).items()}
+
+    def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
+        """See `Repository.fetch`. What was replaced since the last look is looked at again."""
+        for _ in range(_TRIALS):
+            with self._lock:
+                files = self._seen.get(name)
+            if files is None:
+                self.models(name)
+                with self._lock:
+                    files = self._seen.get(name)
+            if not files:
+                raise NotFoundError(f"there is no model '{name}' in '{self.location}'")
+            try:
+                return self._folder(name, files, self._fetch(name, files, versions).path)
+            except (ChangedError, NotFoundError) as error:  # replaced or removed since it was listed
+                _log.info("model '%s' of %s changes while it is fetched: %s", name, self.location, error)
+                self.models(name)
+        raise UnavailableError(f"model '{name}' of '{self.location}' changes faster than it can be fetched")
+
+    def _fetch(self, name: str, files: Files, versions: Collection[int] | None) -> Fetched:
+        every = versions_of(files)
+        if versions is None or sum(item.size for item in files.values()) <= _AT_ONCE_BYTES:
+            wanted = dict(files)
+        else:
+            left_out = [folder for number, folder in every.items() if number not in versions and folder != "."]
+            wanted = {path: item for path, item in files.items() if path.partition("/")[0] not in left_out}
+        folders = [path for path in files if _is_marker(path, files[path])]
+        real = {path: item for path, item in wanted.items() if path not in folders}
+        return self._cache.fetch(self._storage, name, real, Layout([path for path in folders if path in wanted]))
+
+
+# -- what paths mean, without a storage -------------------------------------------------------------------------------
+
+
+def group(objects: Iterable[StoredObject], single: str) -> dict[str, Files]:
+    """The models that a listing shows.
+
+    Args:
+        objects: with paths below the repository.
+        single: what to call the model when the place turns out to be one model's folder, or a model file; "" when it
+            can only be a repository.
+    """
+    tree = {item.path: item for item in objects if not _is_passing(item.path)}
+    if single and _is_model(tree):
+        return {single: tree}
+    found: dict[str, dict[str, StoredObject]] = {}
+    for path, item in tree.items():
+        name, slash, inner = path.partition("/")
+        if slash:
+            found.setdefault(name, {})[inner] = item
+        elif single and name.endswith(_BARE_SUFFIXES):
+            found.setdefault(name.rpartition(".")[0], {})[name] = item
+    return dict(sorted(found.items()))
+
+
+def versions_of(files: Files) -> dict[int, str]:
+    """Each version's folder below the model's, or its file; "." when the model's files lie in its own folder."""
+    versions: dict[int, str] = {}
+    for path in sorted(files):
+        first, slash, _ = path.partition("/")
+        number = parse_version(first)
+        if number is not None and (slash or _is_marker(path, files[path])):
+            versions.setdefault(number, first)
+    if not versions:
+        if any(path in MODEL_FILENAMES for path in files):
+            return {1: "."}
+        bare = [path for path in files if path.endswith(_BARE_SUFFIXES) and "/" not in path]
+        if len(bare) == len(files) == 1:
+            return {1: bare[0]}
+    return versions
+
+
+def _is_model(tree: Files) -> bool:
+    """As a local directory is told to be one model's own: a configuration, a model file, or versions."""
+    for path in tree:
+        first, slash, inner = path.partition("/")
+        if not slash and (first in CONFIG_FILENAMES or first in MODEL_FILENAMES):
+            return True
+        if slash and parse_version(first) is not None:
+            # A model of a repository may have a number for its name: then it has a configuration or versions inside.
+            second, deeper, _ = inner.partition("/")
+            if not (second in CONFIG_FILENAMES or (deeper and parse_version(second) is not None)):
+                return True
+    return False
+
+
+def _filenames(files: Files, folder: str) -> tuple[str, ...]:
+    """What the backend is told by (spec C04)."""
+    if folder in files and not _is_marker(folder, files[folder]):
+        return (f"model.{folder.rpartition('.')[2]}",)
+    prefix = "" if folder == "." else f"{folder}/"
+    return tuple(sorted({path.removeprefix(prefix).partition("/")[0] for path in files if path.startswith(prefix)}))
+
+
+def _is_marker(path: str, item: StoredObject) -> bool:
+    """Consoles of clouds make an empty object for a folder: that is how a version without files is kept."""
+    return item.size == 0 and "/" not in path and parse_version(path) is not None
+
+
+def _is_passing(path: str) -> bool:
+    """What is hidden, or Python leaves behind, belongs to no model."""
+    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))

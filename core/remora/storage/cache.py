@@ -1,0 +1,348 @@
+"""Models of clouds on this disk, shared by all processes of the machine; the law: what is seen is whole.
+
+    objects/KEY, KEY.json     files as they came, and what is known of each; KEY is made of place, ETag and size
+    partial/SOURCE/KEY        files under way, with the journals to go on from
+    models/SNAPSHOT/NAME/...  a model's files under their names: hard links, that appear at once
+    models/SNAPSHOT.using     shared by those who use it, until they end
+    locks/SOURCE              held by the one that brings a model
+
+A file is renamed into its place when its bytes are checked. The disk may not have them yet: after a loss of power a
+file is read again and compared with its checksum before anything else sees it (decision 0015).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from remora.errors import UnavailableError
+from remora.storage import Storage, StoredObject
+from remora.storage.downloads import Downloads, Wanted
+from remora.system.locks import holding, take
+
+_log = logging.getLogger("remora.models")
+
+LIMIT_BYTES = 50 << 30
+_TRIALS = 3
+
+
+class Entry(NamedTuple):
+    """One file of the cache."""
+
+    source: str
+    size: int
+    used_ns: int
+    in_use: bool
+
+
+class Layout(NamedTuple):
+    """What a model's folder looks like besides its files.
+
+    Attributes:
+        folders: empty ones that it has.
+        unpack: the files are archives; the folder holds what is in them.
+    """
+
+    folders: Sequence[str] = ()
+    unpack: bool = False
+
+
+_AS_LISTED = Layout()
+
+
+class Fetched(NamedTuple):
+    """A model's folder, and how many bytes had to be brought for it."""
+
+    path: Path
+    fetched_bytes: int
+    total_bytes: int
+
+
+class ModelCache:
+    """A folder of files by what they are.
+
+    Args:
+        folder: made, for its owner alone, when it is not there.
+        limit_bytes: what it may hold; models not used for the longest time go first, those in use stay.
+        boot: which start of the machine this is.
+        downloads: how files are brought.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, boot: str, downloads: Downloads | None = None) -> None:
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+        self._boot = boot
+        self._downloads = downloads or Downloads(boot)
+        self._in_use: dict[str, int] = {}
+        self._objects, self._partial, self._models, self._locks = (
+            folder / name for name in ("objects", "partial", "models", "locks")
+        )
+
+    def fetch(
+        self, storage: Storage, name: str, files: Mapping[str, StoredObject], layout: Layout = _AS_LISTED
+    ) -> Fetched:
+        """A folder ``name`` that holds the objects at the paths of ``files``.
+
+        It stays as it is, and there, while this process lives. Any thread of any process may call; the others wait for
+        the one that downloads.
+
+        Raises UnavailableError when the storage cannot be read, or the folder not be written; ChangedError when the
+        storage has other objects by now; ConfigError for an archive that cannot be unpacked.
+        """
+        keys = {path: _key_of(storage, item) for path, item in files.items()}
+        snapshot = _snapshot_of(name, keys, layout, self._boot)
+        total = sum(item.size for item in files.values())
+        try:
+            for part in (self._objects, self._partial, self._models, self._locks):
+                part.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self._use(snapshot):
+                return Fetched(self._models / snapshot / name, 0, total)
+            source = _digest(storage.identity, name)
+            with holding(self._locks / source):
+                fetched = 0
+                for _ in range(_TRIALS):
+                    fetched += self._bring(storage, source, {keys[path]: item for path, item in files.items()})
+                    if self._use(snapshot) or self._assemble(snapshot, source, name, keys, layout):
+                        return Fetched(self._models / snapshot / name, fetched, total)
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot keep models in '{self.folder}': {error.strerror or error}. Give a directory that can be "
+                "written, with --model-cache-directory=DIR"
+            ) from error
+        raise UnavailableError(f"the cache '{self.folder}' is emptied faster than model '{name}' is brought")
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _bring(self, storage: Storage, source: str, wanted: Mapping[str, StoredObject]) -> int:
+        """Have all objects; how many bytes came. The source's lock is held."""
+        missing = {key: item for key, item in wanted.items() if not self._has(key, item)}
+        if not missing:
+            return 0
+        needed = sum(item.size for item in missing.values())
+        self._make_room(needed, storage, keep=wanted)
+        place = self._partial / source
+        place.mkdir(exist_ok=True, mode=0o700)
+        fetched = 0
+        for arrived in self._downloads.fetch(storage, [Wanted(item, place / key) for key, item in missing.items()]):
+            key, item = arrived.wanted.partial.name, arrived.wanted.item
+            self._describe(key, f"{storage.location}/{item.path}", source, item.size, arrived.md5)
+            arrived.wanted.partial.replace(self._objects / key)
+            fetched += arrived.fetched_bytes
+        return fetched
+
+    def _has(self, key: str, item: StoredObject) -> bool:
+        """Whether an object is here, whole. One from before the machine's last start is read to tell."""
+        known = self._known(key)
+        path = self._objects / key
+        try:
+            if known is None or path.stat().st_size != item.size:
+                return False
+            if known["boot"] != self._boot:
+                if _md5_of(path) != known["md5"]:
+                    _log.warning("%s in the cache is damaged and is brought again", known["source"])
+                    path.unlink()
+                    return False
+                self._describe(key, known["source"], known["lock"], item.size, known["md5"])
+        except OSError:
+            return False
+        return True
+
+    def _known(self, key: str) -> dict[str, str] | None:
+        try:
+            known = json.loads((self._objects / f"{key}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        needed = ("source", "lock", "md5", "boot")
+        return known if isinstance(known, dict) and all(isinstance(known.get(name), str) for name in needed) else None
+
+    def _describe(self, key: str, source: str, lock: str, size: int, md5: str) -> None:
+        text = json.dumps({"source": source, "lock": lock, "size": size, "md5": md5, "boot": self._boot})
+        unfinished = self._objects / f"{key}.json.{os.getpid()}"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self._objects / f"{key}.json")
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def _use(self, snapshot: str) -> bool:
+        """Keep a snapshot from being removed while this process lives; False when it is not there."""
+        if snapshot in self._in_use:
+            return True
+        if not (self._models / snapshot).is_dir():
+            return False
+        using = self._models / f"{snapshot}.using"
+        descriptor = take(using, shared=True)
+        if not (self._models / snapshot).is_dir():
+            os.close(descriptor)
+            return False
+        self._keep(snapshot, descriptor)
+        with suppress(OSError):
+            os.utime(using)  # the time of its last use
+        return True
+
+    def _assemble(self, snapshot: str, source: str, name: str, keys: Mapping[str, str], layout: Layout) -> bool:
+        """Make a snapshot out of objects, and use it; False when one of them is gone again."""
+        unfinished = self._partial / source / "model"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True, mode=0o700)
+        unpacked = 0
+        try:
+            if layout.unpack:
+                unpacked = sum(_unpack(self._objects / key, unfinished / name) for key in keys.values())
+            else:
+                _fill(unfinished / name, {path: self._objects / key for path, key in keys.items()}, layout.folders)
+        except FileNotFoundError:
+            return False
+        descriptor = take(self._models / f"{snapshot}.using", shared=True)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d" % unpacked, 0)
+        unfinished.rename(self._models / snapshot)
+        self._keep(snapshot, descriptor)
+        shutil.rmtree(unfinished.parent, ignore_errors=True)  # with what older contents left
+        return True
+
+    def _keep(self, snapshot: str, descriptor: int) -> None:
+        if self._in_use.setdefault(snapshot, descriptor) != descriptor:
+            os.close(descriptor)  # another thread was quicker
+
+    def release(self, path: Path) -> None:
+        """A folder that `fetch` gave is not used any more."""
+        descriptor = self._in_use.pop(path.parent.name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    # -- room ----------------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """What is there, the longest unused first."""
+        found = []
+        for path, known in self._all():
+            status = path.stat()
+            found.append(Entry(known["source"], status.st_size, status.st_mtime_ns, status.st_nlink > 1))
+        return sorted(found, key=lambda entry: entry.used_ns)
+
+    def clear(self) -> int:
+        """Remove all that nobody uses; how many bytes that gave."""
+        before = self.held_bytes()
+        for snapshot in self._snapshots():
+            self._remove_snapshot(snapshot)
+        self._remove_objects(keep={})
+        with suppress(OSError):
+            for source in os.listdir(self._partial):
+                with suppress(OSError), holding(self._locks / source, wait=False):
+                    shutil.rmtree(self._partial / source, ignore_errors=True)
+        return before - self.held_bytes()
+
+    def held_bytes(self) -> int:
+        """All files, and what was unpacked of archives."""
+        unpacked = 0
+        for using in self._models.glob("*.using"):
+            with suppress(OSError, ValueError):
+                unpacked += int(using.read_text(encoding="ascii"))
+        return unpacked + sum(path.stat().st_size for path, _ in self._all())
+
+    def _make_room(self, needed: int, storage: Storage, keep: Mapping[str, StoredObject]) -> None:
+        """Remove models that nobody uses until so many bytes more fit. Raises UnavailableError for a full disk."""
+        for snapshot in [*self._snapshots(), None]:
+            held = self.held_bytes()
+            free = shutil.disk_usage(self.folder).free
+            if held + needed <= self._limit_bytes and needed <= free:
+                return
+            if snapshot is not None:
+                self._remove_snapshot(snapshot)
+            self._remove_objects(keep)
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise UnavailableError(
+                f"no room for '{storage.location}': {needed} bytes are to come and '{self.folder}' has {free} left. "
+                "Give a larger --model-cache-directory"
+            )
+
+    def _snapshots(self) -> list[str]:
+        """The longest unused first."""
+        with suppress(OSError):
+            used = {path.name.removesuffix(".using"): path for path in self._models.glob("*.using")}
+            names = [path.name for path in self._models.iterdir() if path.is_dir()]
+            return sorted(names, key=lambda name: used[name].stat().st_mtime_ns if name in used else 0)
+        return []
+
+    def _remove_snapshot(self, snapshot: str) -> None:
+        using = self._models / f"{snapshot}.using"
+        with suppress(OSError), holding(using, wait=False):
+            gone = self._partial / f"{snapshot}.gone"
+            (self._models / snapshot).rename(gone)  # at once: nobody sees half of it
+            shutil.rmtree(gone, ignore_errors=True)
+            using.unlink()
+
+    def _remove_objects(self, keep: Mapping[str, StoredObject]) -> None:
+        """Remove the files that no model has."""
+        for path, known in self._all():
+            with suppress(OSError):
+                if path.name in keep or path.stat().st_nlink > 1:
+                    continue
+                with holding(self._locks / known["lock"], wait=False):
+                    path.with_name(f"{path.name}.json").unlink()
+                    path.unlink()
+
+    def _all(self) -> Iterator[tuple[Path, dict[str, str]]]:
+        for description in sorted(self._objects.glob("*.json")):
+            known = self._known(description.stem)
+            path = description.with_suffix("")
+            if known is not None and path.is_file():
+                yield path, known
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def _key_of(storage: Storage, item: StoredObject) -> str:
+    """Not of the ETag alone: some are times, and one who writes to one bucket has no say about another."""
+    return _digest(storage.identity, item.path, item.etag, str(item.size))
+
+
+def _snapshot_of(name: str, keys: Mapping[str, str], layout: Layout, boot: str) -> str:
+    """A model is assembled anew after each start of the machine, when its files are looked at anew as well."""
+    rows = [f"{path}\0{key}" for path, key in sorted(keys.items())]
+    return f"{_digest(name, *rows, str(layout.unpack), *sorted(layout.folders))}-{boot[:8] or 'any'}"
+
+
+def _fill(folder: Path, files: Mapping[str, Path], folders: Sequence[str]) -> None:
+    """Raises FileNotFoundError when a file is gone."""
+    folder.mkdir()
+    for path in folders:
+        folder.joinpath(PurePosixPath(path)).mkdir(parents=True, exist_ok=True)
+    for path, source in files.items():
+        target = folder.joinpath(PurePosixPath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link(source, target)
+
+
+def _unpack(archive: Path, folder: Path) -> int:
+    """How many bytes it takes. Raises FileNotFoundError when the archive is gone, ConfigError for a bad one."""
+    from remora.archive import unpack  # where there are archives
+
+    archive.stat()
+    unpack(archive, folder, what="model archive")
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+        target.chmod(0o444)
+
+
+def _md5_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,241 @@
+"""Which credentials open a location, from the environment and files that are given. Pure; secrets stay wrapped.
+
+Triton's credential file comes first and then alone (spec M22), then Triton's variables (M19-M21), then what the
+platforms hand out: shared AWS profiles here, and the rest (web identity, container and machine roles, Google's
+application default credentials, Azure's managed identities) by obstore, which reads those variables itself.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.storage import Secret
+from remora.storage.location import Location
+
+FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
+
+ReadText = Callable[[str], str]
+"""A file's text. Raises OSError."""
+
+_CREDENTIAL_FILE_KEYS = {"s3": "s3", "gs": "gs", "az": "as"}
+_TRUE = ("1", "true", "yes", "on")
+
+
+class AwsKeys(NamedTuple):
+    """Keys that are known now and do not expire while a server runs."""
+
+    key_id: str
+    secret: Secret
+    token: Secret = Secret("")
+
+
+class Settings(NamedTuple):
+    """What a store is opened with.
+
+    Attributes:
+        config: obstore's settings of the cloud; values that are secret are wrapped.
+        keys: AWS keys; they go past obstore's own reading of the environment, so that none of it mixes in.
+        allow_http: whether the endpoint has no TLS.
+        source: where the credentials come from, in words.
+    """
+
+    config: Mapping[str, str | bool | Secret]
+    keys: AwsKeys | None = None
+    allow_http: bool = False
+    source: str = "the platform"
+
+
+def settings_for(location: Location, environ: Mapping[str, str], read_text: ReadText) -> Settings:
+    """The settings for one location.
+
+    Raises InvalidArgumentError for a credential file or profile that cannot be used, UnsupportedError for a profile
+    that needs a login.
+    """
+    if location.cloud == "http":
+        return Settings({}, None, location.endpoint.startswith("http://"), "nothing")
+    entry = _entry(location, environ, read_text)
+    if location.cloud == "s3":
+        return _aws(location, environ, read_text, entry)
+    if location.cloud == "gs":
+        return _google(environ, entry)
+    return _azure(location, environ, entry)
+
+
+def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) -> Any:
+    """What Triton's credential file has for a location, longest prefix first; None without a file."""
+    path = environ.get(FILE_VARIABLE)
+    if not path:
+        return None
+    kind = _CREDENTIAL_FILE_KEYS[location.cloud]
+    try:
+        document = json.loads(read_text(path))
+        entries = document.get(kind, {})
+        prefixes = [prefix for prefix in entries if location.url.startswith(prefix)]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        # The parser's message may quote what it read.
+        reason = error.strerror if isinstance(error, OSError) else "it is not the JSON that Triton documents"
+        raise InvalidArgumentError(f"cannot read {FILE_VARIABLE} '{path}': {reason}") from None
+    if not prefixes:
+        raise InvalidArgumentError(
+            f"{FILE_VARIABLE} '{path}' has no credentials for '{location.url}': add an entry to its \"{kind}\" "
+            'whose key is a prefix of that, or "" for all'
+        )
+    return entries[max(prefixes, key=len)]
+
+
+# -- S3 ---------------------------------------------------------------------------------------------------------------
+
+
+def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, entry: Any) -> Settings:
+    endpoint = location.endpoint or _aws_endpoint(environ)
+    config: dict[str, str | bool | Secret] = {}
+    if endpoint:
+        config["endpoint"] = endpoint
+    keys, region, source = None, environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"), "the platform"
+    profile = environ.get("AWS_PROFILE", "")
+    if entry is not None:
+        entry = entry if isinstance(entry, dict) else {}
+        region, source, profile = (
+            str(entry.get("region") or region or ""),
+            FILE_VARIABLE,
+            str(entry.get("profile") or ""),
+        )
+        if entry.get("key_id"):
+            secret, token = (Secret(str(entry.get(name) or "")) for name in ("secret_key", "session_token"))
+            keys = AwsKeys(str(entry["key_id"]), secret, token)
+    elif environ.get("AWS_ACCESS_KEY_ID"):
+        secret, token = (Secret(environ.get(name, "")) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
+        keys, source = AwsKeys(environ["AWS_ACCESS_KEY_ID"], secret, token), "the environment"
+    if keys is None:
+        found = _aws_profile(profile, environ, read_text)
+        keys, region = found.keys, region or found.region
+        if keys is not None:
+            source = f"AWS profile '{profile or 'default'}'"
+    handed_out = any(environ.get(name) for name in _HANDED_OUT)
+    if keys is None and not handed_out and _is_true(environ, *_UNSIGNED):
+        # Nothing is left that could hand out keys; asking the machine would cost seconds where there is none to ask.
+        config["skip_signature"], source = True, "nothing: requests are not signed"
+    config["region"] = region or "us-east-1"
+    return Settings(config, keys, endpoint.startswith("http://"), source)
+
+
+_UNSIGNED = ("awsAnonymousCredential", "AWS_EC2_METADATA_DISABLED", "AWS_SKIP_SIGNATURE")
+_HANDED_OUT = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+
+
+def _aws_endpoint(environ: Mapping[str, str]) -> str:
+    """As the AWS tools name it, or KServe."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if environ.get(name):
+            return environ[name].rstrip("/")
+    host = environ.get("S3_ENDPOINT", "").rstrip("/")
+    if not host or "://" in host:
+        return host
+    return f"{'https' if environ.get('S3_USE_HTTPS', '1').lower() in _TRUE else 'http'}://{host}"
+
+
+class _Profile(NamedTuple):
+    keys: AwsKeys | None = None
+    region: str = ""
+
+
+def _aws_profile(name: str, environ: Mapping[str, str], read_text: ReadText) -> _Profile:
+    """A profile of AWS's shared files; an empty one when there is none and none was asked for."""
+    home = environ.get("HOME", "")
+    files = (
+        (environ.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials", name or "default"),
+        (environ.get("AWS_CONFIG_FILE") or f"{home}/.aws/config", f"profile {name}" if name else "default"),
+    )
+    values: dict[str, str] = {}
+    for path, section in files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read_string(read_text(path))
+        except OSError:
+            continue
+        except configparser.Error:
+            raise InvalidArgumentError(f"cannot read the AWS profiles in '{path}': it is no file of profiles") from None
+        if parser.has_section(section):
+            values = {**dict(parser.items(section)), **values}
+    if "aws_access_key_id" in values:
+        secret, token = (Secret(values.get(key, "")) for key in ("aws_secret_access_key", "aws_session_token"))
+        return _Profile(AwsKeys(values["aws_access_key_id"], secret, token), values.get("region", ""))
+    if name and not values:
+        raise InvalidArgumentError(f"there is no AWS profile '{name}' in {' or '.join(path for path, _ in files)}")
+    if name and any(key in values for key in ("sso_session", "sso_start_url", "role_arn", "credential_process")):
+        raise UnsupportedError(
+            f"AWS profile '{name}' has to log in first: export its keys, with "
+            f"'aws configure export-credentials --profile {name} --format env'"
+        )
+    return _Profile(None, values.get("region", ""))
+
+
+# -- Google -----------------------------------------------------------------------------------------------------------
+
+
+def _google(environ: Mapping[str, str], entry: Any) -> Settings:
+    emulator = environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+    if emulator:
+        url = emulator if "://" in emulator else f"http://{emulator}"
+        return Settings({"base_url": url, "skip_signature": True}, None, url.startswith("http://"), "nothing")
+    if entry is not None:
+        if not isinstance(entry, str) or not entry:
+            raise InvalidArgumentError(f'{FILE_VARIABLE}: an entry of "gs" is the path of a key file')
+        return Settings({"application_credentials": entry}, source=FILE_VARIABLE)
+    path = environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if path:
+        return Settings({"application_credentials": path}, source="GOOGLE_APPLICATION_CREDENTIALS")
+    return Settings({})
+
+
+# -- Azure ------------------------------------------------------------------------------------------------------------
+
+
+def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> Settings:
+    if entry is None:
+        given = {
+            "account_str": environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME"),
+            "account_key": environ.get("AZURE_STORAGE_KEY") or environ.get("AZURE_STORAGE_ACCOUNT_KEY"),
+            "auth_type": environ.get("AZURE_STORAGE_AUTH_TYPE"),
+            "client_id": environ.get("AZURE_STORAGE_CLIENT_ID"),
+        }
+        source = "the environment"
+    else:
+        given, source = entry if isinstance(entry, dict) else {}, FILE_VARIABLE
+    account = location.account or str(given.get("account_str") or "")
+    if not account:
+        raise InvalidArgumentError(
+            f"'{location.url}' does not say which Azure account it is in: set AZURE_STORAGE_ACCOUNT, or write "
+            "as://ACCOUNT/CONTAINER/PATH"
+        )
+    endpoint = location.endpoint or environ.get("AZURE_STORAGE_ENDPOINT", "").rstrip("/")
+    config: dict[str, str | bool | Secret] = {"account_name": account}
+    if endpoint:
+        config["endpoint"] = endpoint
+    if given.get("client_id"):
+        config["client_id"] = str(given["client_id"])
+    auth = str(given.get("auth_type") or "")
+    if location.sas:
+        config |= {"sas_key": location.sas, "credential_type": "sas_token"}
+        source = "the URL"
+    elif auth == "managed_identity":
+        config["credential_type"] = auth
+    elif given.get("account_key") and auth in ("", "key"):
+        config |= {"account_key": Secret(str(given["account_key"])), "credential_type": "access_key"}
+    elif auth not in ("", "default", "key"):
+        raise InvalidArgumentError(f"AZURE_STORAGE_AUTH_TYPE is '{auth}': expected key, managed_identity or default")
+    else:
+        source = "the platform"
+    return Settings(config, None, endpoint.startswith("http://"), source)
+
+
+def _is_true(environ: Mapping[str, str], *names: str) -> bool:
+    return any(environ.get(name, "").lower() in _TRUE for name in names)

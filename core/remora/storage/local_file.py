@@ -1,0 +1,51 @@
+"""One local file as a `Storage`: an archive on disk goes the way of one in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remora.errors import NotFoundError, UnavailableError
+from remora.storage import ChangedError, StoredObject
+
+
+class LocalFile:
+    """A file.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def location(self) -> str:
+        """The path."""
+        return str(self._path)
+
+    @property
+    def identity(self) -> str:
+        """See `Storage`."""
+        return str(self._path.resolve())
+
+    def listing(self, prefix: str = "") -> list[StoredObject]:
+        """The file, with its times for an ETag. Raises NotFoundError."""
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise NotFoundError(f"cannot read '{self._path}': {error.strerror}") from None
+        return [StoredObject(self._path.name, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")]
+
+    def read(self, item: StoredObject, start: int, end: int) -> memoryview:
+        """See `Storage`."""
+        if self.listing() != [item]:
+            raise ChangedError(f"'{self._path}' was replaced while it was read")
+        try:
+            with self._path.open("rb") as file:
+                file.seek(start)
+                data = file.read(end - start)
+        except OSError as error:
+            raise UnavailableError(f"cannot read '{self._path}': {error.strerror}") from error
+        if len(data) != end - start:
+            raise ChangedError(f"'{self._path}' was cut short while it was read")
+        return memoryview(data)

@@ -1,0 +1,46 @@
+"""What the process was given to work with: its variables, the folder for what it may keep, the machine's start."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from remora.errors import UnavailableError
+
+
+def variables() -> Mapping[str, str]:
+    """The environment, for those that are given it instead of reading it."""
+    return os.environ
+
+
+def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
+    """A folder of ours that can be written, made if need be: XDG's cache directory, else the temporary one.
+
+    Containers often run with a root that is read-only and a home that is not there; only /tmp can be counted on.
+    Raises UnavailableError when neither can be written.
+    """
+    base = environ.get("XDG_CACHE_HOME") or (environ["HOME"] + "/.cache" if environ.get("HOME") else "")
+    fallback = Path(tempfile.gettempdir()) / f"remora-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
+    for folder in ([Path(base) / "remora" / name] if base.startswith("/") else []) + [fallback / name]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if _is_ours(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise UnavailableError(f"no folder for a cache can be written: neither '{base}' nor '{fallback}'. Name one")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whatever somebody else put into the temporary directory under our name is not used."""
+    return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """Another one after each start of the machine; "" where that cannot be told."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,249 @@
+"""Buckets as repositories: which models a listing shows, what is brought of them, and what a look costs."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from object_store import ObjectStore, object_store
+from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from remora.repository import CacheSettings, Repository, open_repository
+from remora.repository.local import LocalRepository
+from remora.repository.remote import group, versions_of
+from remora.storage import StoredObject
+
+Opened = Callable[..., Repository]
+BIG = bytes(5 << 20)
+
+
+@pytest.fixture
+def clouds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A double that the environment points at."""
+    for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    with object_store() as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AK")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
+        store.buckets["bucket"] = {}
+        yield store
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    return lambda place, **settings: open_repository(place, cache=CacheSettings(str(tmp_path / "cache")), **settings)
+
+
+def put(clouds: ObjectStore, *keys: str, content: bytes = b"x") -> None:
+    for key in keys:
+        clouds.put("bucket", key, content)
+
+
+def listing(*paths: str) -> list[StoredObject]:
+    """Objects; those whose path ends with / are the empty ones that consoles make for folders."""
+    return [StoredObject(path.rstrip("/"), 0 if path.endswith("/") else 1, "e") for path in paths]
+
+
+GROUPS = [
+    ("repository", ["m/config.pbtxt", "m/1/model.onnx", "n/2/model.pt"], "", {"m": {1: "1"}, "n": {2: "2"}}),
+    ("files beside models", ["README.md", "m/1/model.onnx"], "", {"m": {1: "1"}}),
+    ("hidden and Python's own", [".git/x", "m/1/model.py", "m/1/__pycache__/x", "m/.x/y"], "", {"m": {1: "1"}}),
+    ("a version that is only a folder", ["ens/config.pbtxt", "ens/1/"], "", {"ens": {1: "1"}}),
+    ("a model without versions", ["m/config.pbtxt"], "", {"m": {}}),
+    ("a model's own folder", ["config.pbtxt", "1/model.onnx"], "it", {"it": {1: "1"}}),
+    ("versions alone", ["1/model.onnx", "3/model.onnx"], "it", {"it": {1: "1", 3: "3"}}),
+    ("a model file in a folder", ["model.onnx"], "it", {"it": {1: "."}}),
+    ("another model file", ["resnet.onnx"], "it", {"resnet": {1: "resnet.onnx"}}),
+    ("models called by numbers", ["1/config.pbtxt", "1/1/model.onnx"], "it", {"1": {1: "1"}}),
+    ("a repository where anything may be", ["m/1/model.onnx"], "it", {"m": {1: "1"}}),
+]
+
+
+@pytest.mark.parametrize(("paths", "single", "expected"), [row[1:] for row in GROUPS], ids=[row[0] for row in GROUPS])
+def test_a_listing_shows_models(paths: list[str], single: str, expected: dict[str, dict[int, str]]) -> None:
+    found = group(listing(*paths), single)
+    assert {name: versions_of(files) for name, files in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in GROUPS if row[0] not in ("hidden and Python's own",)], ids=lambda row: row[0]
+)
+def test_a_bucket_and_a_disk_with_the_same_files_show_the_same_models(
+    row: tuple[str, list[str], str, object], tmp_path: Path
+) -> None:
+    _, paths, single, expected = row
+    root = tmp_path / (single or "repository")
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).mkdir(parents=True) if path.endswith("/") else (root / path).write_text("x")
+    local = LocalRepository(root, any_layout=bool(single)).models()
+    shown = {
+        name: {number: path.relative_to(folder.path).as_posix() for number, path in folder.versions.items()}
+        for name, (folder,) in local.items()
+    }
+    assert shown == expected
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_model_is_fetched_with_the_versions_that_are_wanted(clouds: ObjectStore, opened: Opened, scheme: str) -> None:
+    put(clouds, "r/m/1/model.onnx", "r/m/2/model.onnx", content=BIG)
+    put(clouds, "r/m/config.pbtxt", "r/m/labels.txt", "r/other/1/model.onnx")
+    repository = opened(f"{scheme}://bucket/r")
+    assert set(repository.models()) == {"m", "other"}
+    bare = repository.fetch("m", ())
+    assert sorted(path.name for path in bare.path.iterdir()) == ["config.pbtxt", "labels.txt"]
+    assert bare.filenames(2) == ("model.onnx",)
+    folder = repository.fetch("m", [2])
+    assert folder.name == folder.path.name == "m"
+    assert (folder.versions[2] / "model.onnx").stat().st_size == len(BIG)
+    assert not folder.versions[1].exists()
+    assert not [seen for seen in clouds.requests if "other" in seen.key and seen.kind == "GET"]
+
+
+def test_a_small_model_comes_whole_at_once(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx", "r/m/config.pbtxt")
+    repository = opened("s3://bucket/r")
+    repository.models()
+    assert repository.fetch("m", ()).path == repository.fetch("m", [1]).path
+    assert (clouds.count("LIST"), clouds.count("GET")) == (1, 2)
+
+
+def test_an_unchanged_look_is_one_list_and_no_get(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx", "r/m/config.pbtxt", "r/n/1/model.onnx")
+    repository = opened("s3://bucket/r")
+    repository.models()
+    before = {name: repository.fingerprint(name) for name in ("m", "n")}
+    repository.fetch("m")
+    clouds.requests.clear()
+    repository.models()
+    assert {name: repository.fingerprint(name) for name in ("m", "n")} == before
+    assert [seen.kind for seen in clouds.requests] == ["LIST"]
+
+
+def test_a_fingerprint_changes_with_content_and_files(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx")
+    repository = opened("s3://bucket/r")
+    stamps = []
+    for change in ({}, {"r/m/1/model.onnx": b"y"}, {"r/m/2/model.onnx": b"z"}):
+        for key, content in change.items():
+            clouds.put("bucket", key, content)
+        repository.models("m")
+        stamps.append(repository.fingerprint("m"))
+    assert len({str(stamp) for stamp in stamps}) == 3
+    assert set(stamps[2]) == {"1/model.onnx", "2/model.onnx"}
+
+
+def test_what_is_replaced_while_it_is_fetched_is_looked_at_again(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx")
+    repository = opened("s3://bucket/r")
+    repository.models()
+    clouds.put("bucket", "r/m/1/model.onnx", b"another")
+    assert (repository.fetch("m").versions[1] / "model.onnx").read_bytes() == b"another"
+
+
+def test_a_folder_that_was_fetched_stays_as_it_is(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx")
+    repository = opened("s3://bucket/r")
+    before = repository.fetch("m").versions[1] / "model.onnx"
+    clouds.put("bucket", "r/m/1/model.onnx", b"another")
+    repository.models()
+    after = repository.fetch("m").versions[1] / "model.onnx"
+    assert (before.read_bytes(), after.read_bytes()) == (b"x", b"another")
+
+
+def test_one_model_is_looked_at_without_the_others(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx", "r/n/1/model.onnx")
+    repository = opened("s3://bucket/r")
+    assert set(repository.models("m")) == {"m"}
+    assert clouds.requests[-1].query["prefix"] == ["r/m/"]
+    assert repository.models("absent") == {}
+    with pytest.raises(NotFoundError, match="no model 'absent'"):
+        repository.fetch("absent")
+
+
+def test_a_model_that_went_is_gone(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/m/1/model.onnx")
+    repository = opened("s3://bucket/r")
+    repository.models()
+    del clouds.buckets["bucket"]["r/m/1/model.onnx"]
+    with pytest.raises(NotFoundError, match=r"no files below it|no model 'm'"):
+        repository.fetch("m")
+
+
+def test_an_empty_place_is_told_from_one_without_rights(clouds: ObjectStore, opened: Opened) -> None:
+    with pytest.raises(NotFoundError, match="no files below it"):
+        opened("s3://bucket/nothing").models()
+    clouds.fail("403", on="LIST", times=2)
+    with pytest.raises(UnavailableError, match="may not be read"):
+        opened("s3://bucket/nothing").models()
+
+
+def test_an_empty_version_is_a_folder(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "r/ens/config.pbtxt")
+    put(clouds, "r/ens/1", content=b"")
+    assert opened("s3://bucket/r").fetch("ens").versions[1].is_dir()
+
+
+def packed(*names: str) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+    return raw.getvalue()
+
+
+ARCHIVES = [
+    ("a repository", ["m/config.pbtxt", "m/1/model.onnx", "n/1/model.onnx"], {"m", "n"}),
+    ("a repository in a folder", ["models/m/1/model.onnx", "models/n/1/model.onnx"], {"m", "n"}),
+    ("one model of a repository", ["m/1/model.onnx"], {"m"}),
+    ("a model", ["config.pbtxt", "1/model.onnx"], {"packed"}),
+    ("a model file", ["model.onnx"], {"packed"}),
+]
+
+
+@pytest.mark.parametrize(("names", "models"), [row[1:] for row in ARCHIVES], ids=[row[0] for row in ARCHIVES])
+@pytest.mark.parametrize("where", ["s3", "http", "disk"])
+def test_an_archive_is_a_repository(
+    clouds: ObjectStore, opened: Opened, tmp_path: Path, names: list[str], models: set[str], where: str
+) -> None:
+    clouds.put("bucket", "a/packed.tar.gz", packed(*names))
+    (tmp_path / "packed.tar.gz").write_bytes(packed(*names))
+    places = {
+        "s3": "s3://bucket/a/packed.tar.gz",
+        "http": f"{clouds.url}/bucket/a/packed.tar.gz",
+        "disk": str(tmp_path / "packed.tar.gz"),
+    }
+    repository = opened(places[where], any_layout=True)
+    assert set(repository.models()) == models
+    for name in models:
+        assert repository.fetch(name).filenames(1) == ("model.onnx",)
+        assert repository.fingerprint(name)
+
+
+def test_an_archive_is_brought_again_only_when_it_changed(clouds: ObjectStore, opened: Opened) -> None:
+    clouds.put("bucket", "a.tgz", packed("m/1/model.onnx"))
+    repository = opened("s3://bucket/a.tgz")
+    repository.models()
+    clouds.requests.clear()
+    assert set(repository.models()) == {"m"}
+    assert [seen.kind for seen in clouds.requests] == ["HEAD"]
+    clouds.put("bucket", "a.tgz", packed("n/1/model.onnx"))
+    assert set(repository.models()) == {"n"}
+
+
+@pytest.mark.parametrize("place", ["hdfs://host/path", "s3://", "as://account"])
+def test_a_place_that_nothing_understands_is_refused(opened: Opened, place: str) -> None:
+    with pytest.raises((NotFoundError, InvalidArgumentError)):
+        opened(place)
+
+
+def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    assert set(open_repository(f"file://{tmp_path}").models()) == {"m"}

@@ -1,0 +1,45 @@
+"""A double of a cloud, and what is opened there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from object_store import ObjectStore, object_store
+from remora.storage.cache import ModelCache
+from remora.storage.credentials import Settings, settings_for
+from remora.storage.downloads import Downloads
+from remora.storage.location import parse_location
+from remora.storage.objects import ObjectStorage
+
+Opened = Callable[[str], ObjectStorage]
+KEYS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "s3cr3t", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@pytest.fixture
+def clouds() -> Iterator[ObjectStore]:
+    """A double with a bucket called ``bucket``."""
+    with object_store() as store:
+        store.buckets["bucket"] = {}
+        yield store
+
+
+@pytest.fixture
+def opened(clouds: ObjectStore) -> Opened:
+    """Opens a URL of the double; requests are repeated twice."""
+
+    def settings(url: str) -> Settings:
+        environ = {**KEYS, "AWS_ENDPOINT_URL": clouds.url, "STORAGE_EMULATOR_HOST": clouds.url}
+        return settings_for(parse_location(url), environ, lambda path: Path(path).read_text())
+
+    return lambda url: ObjectStorage(parse_location(url), lambda: settings(url), retries=2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ModelCache]:
+    """A cache that fetches in ranges of 1,000 bytes."""
+    downloads = Downloads("boot-1", range_bytes=1000)
+    yield ModelCache(tmp_path / "cache", 1 << 30, "boot-1", downloads)
+    downloads.close()

@@ -1,0 +1,193 @@
+"""A double of S3 and of Google's XML API on a loopback port: objects in memory, every request counted, faults on order.
+
+It knows what readers need: listings with pages, HEAD and GET with ranges and If-Match. It checks no signatures, but
+keeps the headers of requests, so that tests can look at them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+MODIFIED = "Sat, 01 Nov 2025 00:00:00 GMT"
+
+
+@dataclass
+class Seen:
+    """One request that came."""
+
+    method: str
+    key: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+
+    @property
+    def kind(self) -> str:
+        """LIST, HEAD or GET."""
+        return "LIST" if self.method == "GET" and "list-type" in self.query else self.method
+
+
+@dataclass
+class ObjectStore:
+    """Buckets by name, each with contents by key."""
+
+    buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    etags: dict[str, str] = field(default_factory=dict)
+    requests: list[Seen] = field(default_factory=list)
+    page: int = 1000
+    port: int = 0
+    before: Callable[[Seen], None] = lambda seen: None
+    """Called before each request is answered; may wait."""
+    bytes_per_s: float = 0.0
+    pause: Callable[[float], object] = threading.Event().wait
+    _faults: list[tuple[str, str, str]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def put(self, bucket: str, key: str, content: bytes, etag: str = "") -> None:
+        with self._lock:
+            self.buckets.setdefault(bucket, {})[key] = content
+            self.etags[f"{bucket}/{key}"] = etag or f'"{hashlib.md5(content).hexdigest()}"'
+
+    def fail(self, kind: str, on: str = "GET", key: str = "", times: int = 1) -> None:
+        """The next ``times`` such requests fail: 503, 403, reset, truncated or damaged."""
+        self._faults += [(kind, on, key)] * times
+
+    def count(self, kind: str) -> int:
+        return sum(seen.kind == kind for seen in self.requests)
+
+    def fault_for(self, seen: Seen) -> str:
+        with self._lock:
+            self.requests.append(seen)
+            for fault in self._faults:
+                if seen.kind == fault[1] and fault[2] in seen.key:
+                    self._faults.remove(fault)
+                    return fault[0]
+        return ""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    store: ObjectStore
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        parts = urlsplit(self.path)
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = parse_qs(parts.query, keep_blank_values=True)
+        seen = Seen(
+            self.command, f"{bucket}/{key}", query, {name.lower(): value for name, value in self.headers.items()}
+        )
+        fault = self.store.fault_for(seen)
+        self.store.before(seen)
+        if fault in ("503", "403"):
+            return self._send(int(fault), b"<Error><Code>Fault</Code><Message>on order</Message></Error>")
+        if bucket not in self.store.buckets:
+            return self._send(404, b"<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>")
+        if "list-type" in query:
+            return self._send(200, self._listing(bucket, query))
+        return self._object(bucket, key, fault, body=body)
+
+    def _listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
+        prefix, token = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+        keys = sorted(key for key in self.store.buckets[bucket] if key.startswith(prefix) and key > token)
+        page, more = keys[: self.store.page], len(keys) > self.store.page
+        rows = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.store.buckets[bucket][key])}</Size>"
+            f"<LastModified>2025-11-01T00:00:00.000Z</LastModified>"
+            f"<ETag>{escape(self.store.etags[f'{bucket}/{key}'])}</ETag></Contents>"
+            for key in page
+        )
+        after = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return (
+            f"<ListBucketResult><Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{after}{rows}</ListBucketResult>"
+        ).encode()
+
+    def _object(self, bucket: str, key: str, fault: str, *, body: bool) -> None:
+        content = self.store.buckets[bucket].get(key)
+        if content is None:
+            return self._send(404, b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>")
+        etag = self.store.etags[f"{bucket}/{key}"]
+        if self.headers.get("If-Match") not in (None, etag):
+            return self._send(412, b"<Error><Code>PreconditionFailed</Code><Message>other</Message></Error>")
+        status, extra, data = 200, {}, content
+        if self.headers.get("Range"):
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            data = content[int(first) : int(last) + 1]
+            end = int(first) + len(data) - 1
+            status, extra = 206, {"Content-Range": f"bytes {first}-{end}/{len(content)}"}
+        if fault == "damaged":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return self._send(status, data, {"ETag": etag, "Last-Modified": MODIFIED, **extra}, fault, body=body)
+
+    def _send(
+        self, status: int, data: bytes, headers: dict[str, str] | None = None, fault: str = "", *, body: bool = True
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if not body or self.command == "HEAD":
+            return
+        if fault in ("reset", "truncated"):
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            if fault == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
+            return
+        view = memoryview(data)
+        piece = 1 << 16 if self.store.bytes_per_s else len(data)
+        for start in range(0, len(data), piece or 1):
+            self.wfile.write(view[start : start + piece])
+            if self.store.bytes_per_s:
+                self.store.pause(piece / self.store.bytes_per_s)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        """Clients that go away in the middle are what some tests are about."""
+
+
+@contextmanager
+def object_store() -> Iterator[ObjectStore]:
+    """A double that listens."""
+    store = ObjectStore()
+    handler = type("Handler", (_Handler,), {"store": store})
+    server = _Server(("127.0.0.1", 0), handler)
+    store.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield store
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
