@@ -123,12 +123,15 @@ class PythonInstance:
         try:
             with hosted(host, executing(execution.requests, self)):
                 result = self._model.execute(list(requests))  # the list is the model's: it may empty it
+                if self._iterative:  # who goes on is known when a coroutine has ended, and the next turn waits for that
+                    result = self._awaited(result)
             if isinstance(result, CoroutineType):
                 with hosted(host, executing(execution.requests)):  # it goes on when the instance is free again
                     self._in_background().start(result, partial(self._streamed, requests, streams))
             else:
                 self._check_streamed(requests, streams, result)
-                execution.again = self._wanting_again(requests)
+                # What has had its final response is done with, whatever the model asks for.
+                execution.again = frozenset(at for at in self._wanting_again(requests) if not streams[at].closed)
                 for index in execution.again:
                     streams[index].close()  # the next execution goes on with it
             return
@@ -251,7 +254,10 @@ class PythonInstance:
             if not self._iterative:
                 raise self._no_rescheduling()
             if answer is not None:
-                raise _ContractError("a request that is to be scheduled again must have None as its response.")
+                raise _ContractError(  # misspelt as Triton does
+                    "Expected a None object in the execute function return list for reschduled request, found type "
+                    f"'{type(answer)}'."
+                )
             return None
         if answer is None:
             answer = request.reply.take() if request.reply is not None else None
