@@ -40,6 +40,7 @@ from remora.messages import (
 from remora.model import Reply, ServedModel
 from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.sequence_report import SequenceReport
 from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -321,6 +322,8 @@ class Engine:
     @overload
     def perform(self, call: messages.ModelStatistics) -> list[ModelStats]: ...
     @overload
+    def perform(self, call: messages.ModelSequences) -> SequenceReport: ...
+    @overload
     def perform(self, call: messages.RepositoryIndex) -> list[messages.IndexEntry]: ...
     @overload
     def perform(self, call: messages.ModelLoad | messages.ModelUnload) -> None: ...
@@ -349,6 +352,8 @@ class Engine:
                 return self.resolve(model, version).config
             case messages.ModelStatistics(model, version):
                 return self._statistics(model, version)
+            case messages.ModelSequences(model, version):
+                return self.resolve(model, version).sequences()
             case messages.RepositoryIndex(ready):
                 return self._lifecycle.index(ready=ready)
             case messages.ModelLoad(model, parameters):

@@ -204,6 +204,7 @@ class ModelLoader:
                 turns,
                 states,
                 refuse_late=self._options.refuse_late,
+                backlog_hold=self._options.backlog_delay_scheduler,
             )
             served.places = places
             self._warm(folder)(served, instances)

@@ -270,6 +270,13 @@ class ModelStatistics(NamedTuple):
     version: int = -1
 
 
+class ModelSequences(NamedTuple):
+    """Which sequences does this version keep together, what did it refuse? -> SequenceReport (``sequence_report``)"""
+
+    model: str
+    version: int = -1
+
+
 class RepositoryIndex(NamedTuple):
     """-> list[IndexEntry]"""
 
@@ -303,6 +310,7 @@ Call = (
     | ModelMetadata
     | ModelConfig
     | ModelStatistics
+    | ModelSequences
     | RepositoryIndex
     | ModelLoad
     | ModelUnload

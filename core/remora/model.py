@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
 from remora.config import BatchPolicy, Placement, batch_policy, sequence_policy
-from remora.errors import InternalError, RemoraError, RetiredError, UnavailableError
-from remora.messages import Array, Data, InferForm, Mailbox, ModelInfo, Outcome, Response, Streamed, Ticket
+from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
+from remora.messages import (
+    Array,
+    Data,
+    InferForm,
+    Mailbox,
+    ModelInfo,
+    Outcome,
+    Response,
+    Streamed,
+    Ticket,
+)
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.scheduler import Scheduler
+from remora.sequence_report import SequenceReport
 from remora.signature import Signature
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
@@ -53,6 +64,8 @@ class ServedModel:
         hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
         refuse_late: refuse requests on arrival that would be answered after their deadline.
         turns: one for each instance, where there is a rate limiter (spec I08); given up by `close`.
+        backlog_hold: with ``hold``, a direct sequence batcher also sends nothing before that many requests wait for a
+            slot (spec S15).
         initial_states: what the states of a sequence are when it begins (spec S13).
     """
 
@@ -73,6 +86,7 @@ class ServedModel:
         initial_states: Mapping[str, Array] = _NO_STATES,
         *,
         refuse_late: bool = False,
+        backlog_hold: int = 0,
     ) -> None:
         self.name = name
         self.version = version
@@ -94,6 +108,7 @@ class ServedModel:
         self._turns = turns
         self._initial_states = initial_states
         self._refuse_late = refuse_late
+        self._backlog_hold = backlog_hold
         self._loans = 0
         self._closing = False
         self._returned = threading.Condition()
@@ -132,6 +147,8 @@ class ServedModel:
                 clock,
                 initial_states=self._initial_states,
                 decoupled=self.decoupled,
+                hold=hold,
+                backlog_hold=self._backlog_hold,
                 turns=self._turns,
             )
         may_wait = policy.dynamic and (policy.max_delay_ns > 0 or hold > 0)
@@ -264,6 +281,16 @@ class ServedModel:
         self._pool.set_instances(instances)
         for _, instance in spare:
             instance.close()
+
+    def sequences(self) -> SequenceReport:
+        """The sequences that its scheduler keeps together. Raises InvalidArgumentError where requests do not belong
+        together."""
+        report: Callable[[], SequenceReport] | None = getattr(self.scheduler, "report", None)
+        if report is None:
+            raise InvalidArgumentError(
+                f"model '{self.name}' keeps no sequences: its configuration has no sequence_batching"
+            )
+        return report()
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
         """What clients may know (spec H07)."""

@@ -90,7 +90,7 @@ class EngineOptions:
         default=True,
     )
     delay_scheduler: int = option(
-        "For tests: dynamic batchers send nothing until so many requests wait, then never hold back again.",
+        "For tests: batchers send nothing until so many requests wait, then never hold back again.",
         default=0,
         metavar="N",
     )
@@ -109,6 +109,11 @@ class EngineOptions:
         "each when none is given. May be given again.",
         metavar="NAME:COUNT[:DEVICE]",
         many=True,
+    )
+    backlog_delay_scheduler: int = option(
+        "For tests, with --delay-scheduler: direct sequence batchers also wait for so many requests without a slot.",
+        default=0,
+        metavar="N",
     )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
     cache_config: tuple[str, ...] = option(

@@ -31,6 +31,7 @@ GROUP_OF_ACTION: Mapping[str, str] = {
     "generate_stream": "inference",
     "model_config": "model-config",
     "model_stats": "statistics",
+    "model_sequences": "statistics",
     "all_stats": "statistics",
     "metrics": "statistics",
     "index": "model-repository",

@@ -20,6 +20,7 @@ from remora.messages import (
     ModelLoad,
     ModelMetadata,
     ModelReady,
+    ModelSequences,
     ModelStatistics,
     ModelStats,
     ModelUnload,
@@ -36,6 +37,7 @@ from remora.protocols.http_answer import JSON, PLAIN, HttpAnswer, failure
 from remora.protocols.json_print import quoted
 from remora.protocols.v2_request import SHARED_MEMORY_OFF
 from remora.protocols.v2_routes import Route
+from remora.sequence_report import SequenceReport
 
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 
@@ -132,6 +134,7 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "model_metadata": lambda route, body: ModelMetadata(route.model, route.version),
     "model_config": lambda route, body: ModelConfig(route.model, route.version),
     "model_stats": lambda route, body: ModelStatistics(route.model, route.version),
+    "model_sequences": lambda route, body: ModelSequences(route.model, route.version),
     "all_stats": lambda route, body: ModelStatistics(),
     "index": _index,
     "load": _load,
@@ -230,6 +233,50 @@ def _model_statistics(stats: ModelStats) -> bytes:
     )
 
 
+def _sequences(result: Any) -> bytes:
+    """Our own page (docs/sequences.md): times in microseconds, places only where there are any."""
+    import json  # nobody waits for this page
+
+    report = cast(SequenceReport, result)
+    shown = {
+        "strategy": report.strategy,
+        "slots": report.slots,
+        "active": report.active,
+        "backlog": report.backlog,
+        "max_sequence_idle_us": report.idle_limit_ns // 1000,
+        "sequences": [
+            {
+                "correlation_id": row.id,
+                "state": row.state,
+                **_place(row.instance, row.slot),
+                "running": row.running,
+                "requests_waiting": row.waiting,
+                "idle_us": row.idle_ns // 1000,
+            }
+            for row in report.live
+        ],
+        "ended": [
+            {"correlation_id": row.id, "why": row.why, **_place(row.instance, row.slot), "ago_us": row.ago_ns // 1000}
+            for row in report.ended
+        ],
+        "refused": [
+            {
+                "correlation_id": row.id,
+                "request_id": row.request_id,
+                "error": row.error,
+                "explanation": row.explanation,
+                "ago_us": row.ago_ns // 1000,
+            }
+            for row in report.refused
+        ],
+    }
+    return json.dumps(shown, separators=(",", ":")).encode()
+
+
+def _place(instance: str, slot: int) -> dict[str, object]:
+    return {"instance": instance, "slot": slot} if instance else {}
+
+
 def _durations(holder: object, names: tuple[str, ...]) -> bytes:
     parts = []
     for name in names:
@@ -247,6 +294,7 @@ _RESULTS: dict[str, Callable[[Any], bytes]] = {
     "model_metadata": _metadata,
     "model_config": _config,
     "model_stats": _statistics,
+    "model_sequences": _sequences,
     "all_stats": _statistics,
     "index": _entries,
 }

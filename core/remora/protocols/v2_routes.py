@@ -24,6 +24,7 @@ _MODEL_ACTIONS = {
     "ready": "model_ready",
     "config": "model_config",
     "stats": "model_stats",
+    "sequences": "model_sequences",  # ours
     "trace/setting": "trace",
 }
 _METHODS = {

@@ -13,6 +13,9 @@ from remora.messages import Ticket
 from remora.scheduling.batching import DELAY, FULL, IDLE, SHAPE, Plan, cancelled_in_queue
 from remora.scheduling.sequence_controls import Controls
 
+HELD_LOOK_NS = 10_000_000
+"""How often a batcher that is held back looks whether it still is; it is asked for by tests alone."""
+
 
 class DirectQueue:
     """The requests that the sequences of one instance have ready, at most one for each slot. Not thread-safe.
@@ -21,12 +24,20 @@ class DirectQueue:
         policy: of the model.
         slot_of: where a ticket's sequence has its place.
         controls: makes what fills the slots below the highest ready one.
+        held: whether nothing should run yet (spec D16, S15).
     """
 
-    def __init__(self, policy: SequencePolicy, slot_of: Callable[[Ticket], int], controls: Controls) -> None:
+    def __init__(
+        self,
+        policy: SequencePolicy,
+        slot_of: Callable[[Ticket], int],
+        controls: Controls,
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._policy = policy
         self._slot_of = slot_of
         self._controls = controls
+        self._held = held
         self._ready: dict[int, Ticket] = {}
         self._delay_ns = policy.max_delay_ns
 
@@ -47,6 +58,8 @@ class DirectQueue:
         dropped = self._drop_cancelled()
         if not self._ready:
             return Plan([], dropped=dropped)
+        if self._held():
+            return Plan([], dropped=dropped, wake_ns=now_ns + HELD_LOOK_NS)
         oldest = min(self._ready.values(), key=lambda ticket: ticket.arrival_ns)
         key = oldest.request.shape_key
         chosen = {slot: ticket for slot, ticket in self._ready.items() if ticket.request.shape_key == key}
@@ -68,6 +81,7 @@ class DirectQueue:
     def hasten(self) -> None:
         """From now on nothing waits for company: for a stop."""
         self._delay_ns = 0
+        self._held = lambda: False
 
     def drain(self) -> list[Ticket]:
         """Everything that waits, taken out."""

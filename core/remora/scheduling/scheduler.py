@@ -282,10 +282,9 @@ class Scheduler:
         return plan
 
     def _run(self, slot: _Slot, plan: Plan) -> None:
-        deliveries: list[tuple[Ticket, Outcome]] = []
+        deliveries: list[tuple[Ticket, Outcome]] = [*plan.dropped]
         for ticket, error in plan.dropped:
             self._recorder.dropped(ticket, error, self._now())
-            deliveries.append((ticket, error))
         if plan.tickets:
             try:
                 deliveries += self._execute(slot.instance, plan)
@@ -295,13 +294,14 @@ class Scheduler:
                     self._running -= len(plan.tickets)
                     if self._stopping or slot.retired:
                         self._work.notify_all()
-        if self._ordering is None:
-            deliver(deliveries)
-        else:
-            self._deliver_in_order(self._ordering, deliveries)
+        self._deliver(deliveries)
 
-    def _deliver_in_order(self, ordering: Ordering, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+    def _deliver(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Deliver what is due. One thread does it at a time, or what was released in order could arrive out of it."""
+        ordering = self._ordering
+        if ordering is None:
+            deliver(deliveries)
+            return
         with self._lock:
             ordering.done(deliveries)
             if self._handing_over:
@@ -337,9 +337,8 @@ class Scheduler:
         self.costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
         answers = list(zip(tickets, outcomes, strict=True))
-        if execution.again:
-            return [answer for index, answer in enumerate(answers) if index not in execution.again]
-        return answers
+        again = execution.again
+        return [answer for index, answer in enumerate(answers) if index not in again] if again else answers
 
     def _execute_decoupled(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
         """Run a batch whose answers come through streams, now or later; what fails here ends all that are open."""
@@ -384,11 +383,10 @@ class Scheduler:
 
     def _send_late(self, late: tuple[Streams, int, Streamed] | None) -> bool:
         """Send what was left to be sent; False when nothing more will be."""
-        if late is None:
-            return False
-        streams, index, streamed = late
-        streams.send(index, streamed)
-        return True
+        if late is not None:
+            streams, index, streamed = late
+            streams.send(index, streamed)
+        return late is not None
 
     def _to_wire(self, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Response):
@@ -413,6 +411,12 @@ class Scheduler:
             self._work.wait_for(lambda: not any(slot.busy for slot in left_out))
 
     # -- the end ----------------------------------------------------------------------------------------------------
+
+    def hasten(self) -> None:
+        """From now on nothing waits for company, while more may still come: for a stop of whoever hands it in."""
+        with self._lock:
+            self._queue.hasten()
+            self._work.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Take nothing new, run what waits at once, end the threads. False when that took too long (None: wait)."""
@@ -443,7 +447,4 @@ class Scheduler:
         with self._lock:
             tickets = self._queue.drain()
             self._work.notify_all()
-        if self._ordering is None:
-            deliver([(ticket, error) for ticket in tickets])
-        else:
-            self._deliver_in_order(self._ordering, [(ticket, error) for ticket in tickets])
+        self._deliver([(ticket, error) for ticket in tickets])

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, cast
 
 from remora.backends import Execution, Instance
 from remora.config import SequencePolicy
-from remora.errors import RemoraError, UnavailableError
-from remora.messages import Array, Outcome, Streamed, Ticket
+from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver
@@ -26,8 +26,10 @@ from remora.scheduling.direct_batching import DirectQueue
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.scheduler import Scheduler
 from remora.scheduling.sequence_controls import NULL, Controls
+from remora.scheduling.sequence_history import SequenceHistory
 from remora.scheduling.sequence_states import StatefulInstance, States
 from remora.scheduling.sequences import Orders, SequenceInfo, SequenceTable
+from remora.sequence_report import LiveSequence, SequenceReport
 from remora.signature import Signature
 from remora.system.clock import Clock
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("remora.models")
 
 _NOTHING: Mapping[str, Array] = {}
+
+SHOWN_LIMIT = 1000
+"""How many live sequences a report lists; it counts them all."""
 
 
 class SequenceScheduler:
@@ -50,6 +55,9 @@ class SequenceScheduler:
         clock: read here and in the instances' schedulers.
         initial_states: what the states of a sequence are when it begins, by the names of the model's inputs.
         decoupled: whether the model answers through streams.
+        hold: nothing runs before that many requests have a slot; with the oldest strategy, before that many of one
+            instance may run (spec D16).
+        backlog_hold: with ``hold`` and the direct strategy, nothing runs before that many wait for a slot (spec S15).
         threads: False in tests, which turn the crank with `step` and `sweep`.
         turns: as for `Scheduler`.
     """
@@ -64,12 +72,19 @@ class SequenceScheduler:
         *,
         initial_states: Mapping[str, Array] = _NOTHING,
         decoupled: bool = False,
+        hold: int = 0,
+        backlog_hold: int = 0,
         threads: bool = True,
         turns: Sequence[Turn] = (),
     ) -> None:
         self._policy = policy
-        self._table = SequenceTable(policy, len(instances), signature.name)
+        self._table = SequenceTable(
+            policy, len(instances), signature.name, hold=0 if policy.oldest else hold, backlog_hold=backlog_hold
+        )
         self._controls = Controls(policy.controls, signature.max_batch_size > 0, signature.name)
+        self._signature = signature
+        self._names = [instance.name for instance in instances]
+        self._history = SequenceHistory(self._names, policy.idle_ns)
         self._states: States | None = None
         if policy.states:
             outputs = [tensor.name for tensor in signature.outputs]
@@ -84,11 +99,11 @@ class SequenceScheduler:
         self._asked = False
         self._sleeps_until_ns = 0
         self.costs = CostModel()
-        may_wait = policy.max_delay_ns > 0
+        may_wait = policy.max_delay_ns > 0 or hold > 0
         told = _Told(self, recorder)
         self._lanes = [
             Scheduler(
-                self._queue(),
+                self._queue(hold),
                 [instance],
                 signature,
                 told,
@@ -104,10 +119,11 @@ class SequenceScheduler:
         for lane in self._lanes:
             lane.costs = self.costs
 
-    def _queue(self) -> BatchQueue:
+    def _queue(self, hold: int) -> BatchQueue:
         if self._policy.oldest:
-            return BatchQueue(self._policy.batching)
-        return cast(BatchQueue, DirectQueue(self._policy, self._table.slot_of, self._controls))
+            return BatchQueue(self._policy.batching, hold=hold)
+        table = self._table
+        return cast(BatchQueue, DirectQueue(self._policy, table.slot_of, self._controls, lambda: table.held))
 
     # -- taking requests --------------------------------------------------------------------------------------------
 
@@ -120,6 +136,7 @@ class SequenceScheduler:
         request = ticket.request
         now_ns = self._now()
         ticket.arrival_ns = ticket.arrival_ns or now_ns
+        refusal: InvalidArgumentError | None = None
         with self._changed:
             if self._stopping:
                 raise UnavailableError(
@@ -127,11 +144,45 @@ class SequenceScheduler:
                 )
             if self._policy.iterative and not request.form.sequence_id:
                 request.form = replace(request.form, sequence_id=self._table.unused_id())
-            self._controls.check(request)
-            orders = self._table.admit(ticket, now_ns)
+            try:
+                orders = self._admit(ticket, now_ns)
+            except InvalidArgumentError as error:
+                refusal, orders = error, self._noted(self._table.sweep(now_ns), now_ns)
+                self._remember(request.form, error, now_ns)
             self._watch_time()
-        request.when_cancelled(self._look_again)
+        if refusal is None:
+            request.when_cancelled(self._look_again)
         self._obey(orders)
+        if self._table.held:
+            with self._changed:
+                self._table.lift()
+        if refusal is not None:
+            raise refusal
+
+    def _admit(self, ticket: Ticket, now_ns: int) -> Orders:
+        """Let a request into its sequence. Raises InvalidArgumentError. The lock is held."""
+        form = ticket.request.form
+        self._controls.check(ticket.request)
+        begun = form.sequence_start and not self._policy.iterative and self._table.goes_on(form.sequence_id, now_ns)
+        orders = self._noted(self._table.admit(ticket, now_ns), now_ns)
+        if begun:
+            _log.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                form.sequence_id,
+                self._signature.name,
+            )
+        return orders
+
+    def _remember(self, form: InferForm, error: InvalidArgumentError, now_ns: int) -> None:
+        """Keep why a request was refused, for those who ask for the report. The lock is held."""
+        explanation = self._history.refuse(form, error, self._table.lives(form.sequence_id), now_ns)
+        _log.debug("model '%s' refused a request: %s; %s", self._signature.name, error, explanation)
+
+    def _noted(self, orders: Orders, now_ns: int) -> Orders:
+        """The same orders, once it is remembered which sequences they end. The lock is held."""
+        self._history.note(orders.ended, now_ns)
+        return orders
 
     def _look_again(self) -> None:
         """A request was cancelled: it may be one that waits, and takes its sequence along."""
@@ -163,7 +214,9 @@ class SequenceScheduler:
         now_ns = self._now()
         found: list[Orders] = []
         with self._changed:
-            found = [self._table.released(ticket, now_ns, again=ticket in again) for ticket in tickets]
+            found = [
+                self._noted(self._table.released(ticket, now_ns, again=ticket in again), now_ns) for ticket in tickets
+            ]
             self._watch_time()
             if self._stopping and not self._table.busy:
                 self._changed.notify_all()
@@ -194,13 +247,14 @@ class SequenceScheduler:
                     self._changed.wait((wake_ns - now_ns) / 1e9 if wake_ns else None)
                     continue
                 self._asked = False
-                orders = self._table.sweep(now_ns)
+                orders = self._noted(self._table.sweep(now_ns), now_ns)
             self._obey(orders)
 
     def sweep(self) -> None:
         """Look at the time and at what was cancelled, as the thread does."""
+        now_ns = self._now()
         with self._changed:
-            orders = self._table.sweep(self._now())
+            orders = self._noted(self._table.sweep(now_ns), now_ns)
         self._obey(orders)
 
     def step(self, index: int = 0) -> Plan:
@@ -224,6 +278,32 @@ class SequenceScheduler:
         with self._changed:
             return self._table.sequences()
 
+    def report(self) -> SequenceReport:
+        """The sequences as operators see them."""
+        with self._changed:
+            now_ns = self._now()
+            rows = self._table.sequences(SHOWN_LIMIT)
+            backlog = self._table.backlog
+            ended, refused = self._history.ended(now_ns), self._history.refused(now_ns)
+            live = self._table.count
+        return SequenceReport(
+            "oldest" if self._policy.oldest else "direct",
+            self._policy.slots * len(self._lanes),
+            live - backlog,
+            backlog,
+            self._policy.idle_ns,
+            tuple(self._shown(row, now_ns) for row in rows),
+            tuple(ended),
+            tuple(refused),
+        )
+
+    def _shown(self, row: SequenceInfo, now_ns: int) -> LiveSequence:
+        state, instance, slot = "backlog", "", -1
+        if row.place is not None:
+            state, instance, slot = "active", self._names[row.place.instance], row.place.slot
+        idle_ns = now_ns - row.quiet_ns if row.quiet_ns else 0
+        return LiveSequence(row.id, state, instance, slot, row.running, row.pending, idle_ns)
+
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float | None = None) -> bool:
@@ -232,8 +312,10 @@ class SequenceScheduler:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            orders = self._table.close(begin_ns)
+            orders = self._noted(self._table.close(begin_ns), begin_ns)
         self._obey(orders)
+        for lane in self._lanes:
+            lane.hasten()
         with self._changed:
             if not self._changed.wait_for(lambda: not self._table.busy, timeout_s):
                 return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from remora.config import SequencePolicy
@@ -21,6 +22,12 @@ from remora.messages import Array, Ticket
 from remora.scheduling.batching import cancelled_in_queue
 
 _NS_PER_US = 1000
+
+DONE = "done"
+IDLE = "idle"
+CANCELLED = "cancelled"
+TIMEOUT = "timeout"
+STOPPED = "stopped"
 
 
 class Place(NamedTuple):
@@ -44,20 +51,33 @@ class Step(NamedTuple):
     states: dict[str, Array]
 
 
+class Ended(NamedTuple):
+    """A sequence that has ended, where, and why: one of this module's constants. ``place`` is None without a slot."""
+
+    id: int | str
+    place: Place | None
+    why: str
+
+
 class Orders(NamedTuple):
-    """What follows from an event: requests that go, and requests that never run, with the answer of each."""
+    """What follows from an event: requests that go, those that never run, with the answer of each, and what ended."""
 
     steps: list[Step]
     dropped: list[tuple[Ticket, RemoraError]]
+    ended: list[Ended]
 
 
 class SequenceInfo(NamedTuple):
-    """A live sequence, for those who look at it. ``place`` is None while it waits for a slot."""
+    """A live sequence, for those who look at it.
+
+    ``place`` is None while it waits for a slot; ``quiet_ns`` since when it has nothing to do, 0 while it has.
+    """
 
     id: int | str
     place: Place | None
     pending: int
     running: bool
+    quiet_ns: int
 
 
 class _Sequence:
@@ -82,9 +102,12 @@ class SequenceTable:
         policy: of the model.
         instances: how many it has.
         model: its name, for error texts.
+        hold: nothing should run before that many requests have a slot, and ``backlog_hold`` wait for one (spec S15).
     """
 
-    def __init__(self, policy: SequencePolicy, instances: int, model: str) -> None:
+    def __init__(
+        self, policy: SequencePolicy, instances: int, model: str, *, hold: int = 0, backlog_hold: int = 0
+    ) -> None:
         self._policy = policy
         self._model = model
         # The lowest slot of all instances first: batches have no more padding than they must.
@@ -98,21 +121,23 @@ class SequenceTable:
         self._count = 0
         self._waiting = 0
         self._closing = False
+        self._hold = (hold, backlog_hold)
+        self.held = hold > 0
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
     def admit(self, ticket: Ticket, now_ns: int) -> Orders:
         """A request has arrived. Raises InvalidArgumentError when it breaks a rule (spec S01-S03)."""
         self._check(ticket)
-        orders = Orders([], [])
         form = ticket.request.form
-        self._reap(now_ns, orders)
-        sequence = self._live.get(form.sequence_id)
-        if not form.sequence_start and not self._policy.iterative and (sequence is None or sequence.ended):
-            raise InvalidArgumentError(
+        if not form.sequence_start and not self._policy.iterative and not self.goes_on(form.sequence_id, now_ns):
+            raise InvalidArgumentError(  # before anything has changed: nobody would hear of what follows from that
                 f"inference request for sequence {form.sequence_id} to model '{self._model}' must specify the START "
                 "flag on the first request of the sequence"
             )
+        orders = Orders([], [], [])
+        self._reap(now_ns, orders)
+        sequence = self._live.get(form.sequence_id)
         if sequence is None:
             sequence = self._live[form.sequence_id] = _Sequence(form.sequence_id)
             self._backlog[sequence] = None
@@ -127,7 +152,7 @@ class SequenceTable:
 
     def released(self, ticket: Ticket, now_ns: int, *, again: bool = False) -> Orders:
         """A request has run, or was dropped where it waited to; ``again`` when it asks for one more turn (S14)."""
-        orders = Orders([], [])
+        orders = Orders([], [], [])
         sequence = self._under_way.pop(ticket, None)
         if sequence is None:
             return orders  # it was forgotten in the meantime
@@ -138,19 +163,19 @@ class SequenceTable:
             if not sequence.doomed:  # else what waits now has come after the end
                 self._cancel(sequence, orders)
             sequence.doomed = False
-            self._leave(sequence)
+            self._leave(sequence, CANCELLED, orders)
         elif again:
             sequence.waiting.appendleft(ticket)
             self._waiting += 1
             sequence.fresh = False
         elif self._policy.iterative or ticket.request.form.sequence_end:
-            self._leave(sequence)
+            self._leave(sequence, DONE, orders)
         self._advance(sequence, now_ns, orders)
         return orders
 
     def sweep(self, now_ns: int) -> Orders:
         """Time has passed, or requests were cancelled."""
-        orders = Orders([], [])
+        orders = Orders([], [], [])
         cancelled = {
             sequence: None
             for sequence in self._live.values()
@@ -165,7 +190,15 @@ class SequenceTable:
     def close(self, now_ns: int) -> Orders:
         """Nothing new will come: sequences that have nothing to do give up their slots from here on."""
         self._closing = True
+        self.held = False
         return self.sweep(now_ns)
+
+    def lift(self) -> None:
+        """End the hold when as much waits as it asks for; it never begins again."""
+        if self.held:
+            behind = sum(len(sequence.waiting) for sequence in self._backlog)
+            before = self._waiting - behind + len(self._under_way)
+            self.held = before < self._hold[0] or behind < self._hold[1]
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
@@ -200,10 +233,34 @@ class SequenceTable:
             self._count += 1
         return self._count
 
-    def sequences(self) -> list[SequenceInfo]:
-        """All live sequences, in the order in which they began."""
+    def goes_on(self, sequence_id: int | str, now_ns: int) -> bool:
+        """Whether a request without START may follow in the sequence of this id."""
+        sequence = self._live.get(sequence_id)
+        if sequence is None or sequence.ended:
+            return False
+        if sequence in self._backlog:
+            return not 0 < sequence.expires_ns <= now_ns
+        return now_ns - self._quiet.get(sequence, now_ns) < self._policy.idle_ns
+
+    def lives(self, sequence_id: int | str) -> bool:
+        """Whether there is a sequence of this id, be it one that only waits for its end."""
+        return sequence_id in self._live
+
+    @property
+    def count(self) -> int:
+        """Live sequences."""
+        return len(self._live)
+
+    @property
+    def backlog(self) -> int:
+        """Sequences that wait for a slot."""
+        return len(self._backlog)
+
+    def sequences(self, most: int | None = None) -> list[SequenceInfo]:
+        """Live sequences, in the order in which they began: all of them, or the first ``most``."""
         return [
-            SequenceInfo(row.id, row.place, len(row.waiting), row.running is not None) for row in self._live.values()
+            SequenceInfo(row.id, row.place, len(row.waiting), row.running is not None, self._quiet.get(row, 0))
+            for row in islice(self._live.values(), most)
         ]
 
     def drain(self) -> list[Ticket]:
@@ -245,7 +302,7 @@ class SequenceTable:
             return
         if not sequence.waiting:
             if self._closing:
-                self._leave(sequence)
+                self._leave(sequence, STOPPED, orders)
             else:
                 self._quiet[sequence] = now_ns
             return
@@ -259,8 +316,9 @@ class SequenceTable:
             sequence.states = {}
         orders.steps.append(Step(ticket, sequence.place, start, form.sequence_end, sequence.states))
 
-    def _leave(self, sequence: _Sequence) -> None:
+    def _leave(self, sequence: _Sequence, why: str, orders: Orders) -> None:
         """Give up the slot; requests that begin the sequence anew wait for one like all others."""
+        orders.ended.append(Ended(sequence.id, sequence.place, why))
         self._quiet.pop(sequence, None)
         sequence.fresh = True
         if sequence.place is not None:
@@ -280,7 +338,7 @@ class SequenceTable:
         """One cancelled request takes all that wait with it (spec S12). What runs already ends by itself."""
         orders.dropped.extend((ticket, cancelled_in_queue(ticket)) for ticket in self._emptied(sequence))
         if sequence.running is None:
-            self._leave(sequence)
+            self._leave(sequence, CANCELLED, orders)
         else:
             sequence.doomed = sequence.ended = True
 
@@ -290,14 +348,14 @@ class SequenceTable:
             sequence, since = next(iter(self._quiet.items()))
             if now_ns - since < self._policy.idle_ns and not self._closing:
                 break
-            self._leave(sequence)
+            self._leave(sequence, STOPPED if self._closing else IDLE, orders)
             self._advance(sequence, now_ns, orders)
         while self._expiring and (self._expiring[0][0] <= now_ns or not self._is_due(self._expiring[0])):
             entry = heapq.heappop(self._expiring)
             if self._is_due(entry):
                 error = UnavailableError("timeout of the corresponding sequence has been expired")
                 orders.dropped.extend((ticket, error) for ticket in self._emptied(entry[2]))
-                self._leave(entry[2])
+                self._leave(entry[2], TIMEOUT, orders)
 
     def _emptied(self, sequence: _Sequence) -> Iterator[Ticket]:
         while sequence.waiting:

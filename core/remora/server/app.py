@@ -213,6 +213,10 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
     for model, path in paths_of(engine):
         for rest, summary in _MODEL_READS:
             paths[path + rest] = {"get": _read(summary, model.name)}
+        if model.config.HasField("sequence_batching"):
+            paths[f"{path}/sequences"] = {
+                "get": _read("The sequences that live, and what became of others", model.name)
+            }
         if not model.decoupled:  # such a model answers as often as it likes, which this route cannot (spec H09)
             paths[f"{path}/infer"] = {"post": _infer(model)}
     return {

@@ -6,11 +6,15 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from remora.engine import Engine
 from remora.options import EngineOptions
 
-_DELAY_SCHEDULER = "TRITONSERVER_DELAY_SCHEDULER"
+_HOOKS = {
+    "TRITONSERVER_DELAY_SCHEDULER": "delay_scheduler",
+    "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "backlog_delay_scheduler",
+}
 
 
 def with_workers(options: EngineOptions) -> EngineOptions:
@@ -19,13 +23,16 @@ def with_workers(options: EngineOptions) -> EngineOptions:
 
 
 def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """With what the variables of Triton's own scheduler tests ask for (spec D16). Raises ValueError."""
-    value = environ.get(_DELAY_SCHEDULER)
-    if value is None:
-        return options
-    if not value.isdecimal():
-        raise ValueError(f"{_DELAY_SCHEDULER} must be a whole number of requests, got '{value}'")
-    return replace(options, delay_scheduler=int(value))
+    """With what the variables of Triton's own scheduler tests ask for (spec D16, S15). Raises ValueError."""
+    asked: dict[str, Any] = {}
+    for variable, option in _HOOKS.items():
+        value = environ.get(variable)
+        if value is None:
+            continue
+        if not value.isdecimal():
+            raise ValueError(f"{variable} must be a whole number of requests, got '{value}'")
+        asked[option] = int(value)
+    return replace(options, **asked)
 
 
 def begin(engine: Engine) -> Future[Engine]:

@@ -21,6 +21,7 @@ from remora.messages import (
     ModelLoad,
     ModelMetadata,
     ModelReady,
+    ModelSequences,
     ModelStatistics,
     ModelStats,
     ModelUnload,
@@ -34,6 +35,7 @@ from remora.messages import (
 )
 from remora.proto import model_config_pb2
 from remora.protocols.v2_rest import Route, decode_call, encode_result, immediate, route
+from remora.sequence_report import LiveSequence, PastSequence, RefusedRequest, SequenceReport
 
 LOAD = Route("load", "m")
 UNLOAD = Route("unload", "m")
@@ -233,3 +235,36 @@ def test_statistics_have_tritons_keys_in_tritons_order() -> None:
         ]
     }
     assert text.decode() == json.dumps(expected, separators=(",", ":"))
+
+
+def test_sequences_are_told_with_their_places_and_times_in_microseconds() -> None:
+    where = route("GET", "/v2/models/m/versions/2/sequences")
+    assert decode_call(where, b"") == ModelSequences("m", 2)
+    live = LiveSequence(2**64 - 1, "active", "m_0_0", 1, running=True, waiting=2, idle_ns=0)
+    behind = LiveSequence('é"', "backlog", "", -1, running=False, waiting=1, idle_ns=0)
+    past = PastSequence(5, "m_0_0", 0, "idle", 1500)
+    refused = RefusedRequest(5, "r", "no", "because", 2500)
+    report = SequenceReport("direct", 4, 1, 1, 1_000_000_000, (live, behind), (past,), (refused,))
+    answer = encode_result(where, report)
+    assert (answer.status, answer.headers) == (200, JSON)
+    assert json.loads(b"".join(answer.body)) == {
+        "strategy": "direct",
+        "slots": 4,
+        "active": 1,
+        "backlog": 1,
+        "max_sequence_idle_us": 1_000_000,
+        "sequences": [
+            {
+                "correlation_id": 2**64 - 1,
+                "state": "active",
+                "instance": "m_0_0",
+                "slot": 1,
+                "running": True,
+                "requests_waiting": 2,
+                "idle_us": 0,
+            },
+            {"correlation_id": 'é"', "state": "backlog", "running": False, "requests_waiting": 1, "idle_us": 0},
+        ],
+        "ended": [{"correlation_id": 5, "why": "idle", "instance": "m_0_0", "slot": 0, "ago_us": 1}],
+        "refused": [{"correlation_id": 5, "request_id": "r", "error": "no", "explanation": "because", "ago_us": 2}],
+    }

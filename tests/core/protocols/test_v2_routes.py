@@ -23,6 +23,8 @@ from remora.protocols.v2_rest import Refusal, Route, route
         ("GET", "/v2/models/m/versions/3/config", Route("model_config", "m", 3)),
         ("GET", "/v2/models/stats", Route("all_stats")),
         ("GET", "/v2/models/stats/stats", Route("model_stats", "stats")),
+        ("GET", "/v2/models/m/sequences", Route("model_sequences", "m")),
+        ("GET", "/v2/models/m/versions/3/sequences", Route("model_sequences", "m", 3)),
         ("POST", "/v2/models/m/infer", Route("infer", "m", plain_errors=True)),
         ("POST", "/v2/models/m/versions/9223372036854775807/infer", Route("infer", "m", 2**63 - 1, plain_errors=True)),
         ("POST", "/v2/models/m/generate", Route("generate", "m")),

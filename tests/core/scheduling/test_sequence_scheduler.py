@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from remora.messages import InferForm, Response, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import DELAY, FULL, IDLE
 from remora.scheduling.sequence_scheduler import SequenceScheduler
+from remora.sequence_report import LiveSequence
 from remora.signature import Signature
 
 MODEL = """
@@ -235,3 +237,124 @@ def test_a_stopped_scheduler_takes_nothing_new_and_finishes_with_threads_too() -
     assert all(isinstance(bench.replies.only(ticket), Response) for ticket in tickets)
     with pytest.raises(UnavailableError, match="stopping"):
         bench.ask(1, start=True)
+
+
+def test_the_report_tells_of_the_living_the_ended_and_the_refused() -> None:
+    bench = Bench("oldest { max_candidate_sequences: 1 }", instances=2)
+    for number in (1, 2, 3):
+        bench.ask(number, start=True)
+    bench.ask(3)
+    bench.scheduler.step()
+    bench.clock.advance(40_000)
+    report = bench.scheduler.report()
+    assert (report.strategy, report.slots, report.active, report.backlog) == ("oldest", 2, 2, 1)
+    assert report.idle_limit_ns == 100_000
+    assert report.live == (
+        LiveSequence(1, "active", "fake_0", 0, running=False, waiting=0, idle_ns=40_000),
+        LiveSequence(2, "active", "fake_1", 0, running=True, waiting=0, idle_ns=0),
+        LiveSequence(3, "backlog", "", -1, running=False, waiting=2, idle_ns=0),
+    )
+    bench.clock.advance(70_000)
+    with pytest.raises(InvalidArgumentError, match="START"):
+        bench.ask(1)
+    report = bench.scheduler.report()
+    assert [row.id for row in report.live] == [2, 3]
+    assert [(row.id, row.instance, row.slot, row.why) for row in report.ended] == [(1, "fake_0", 0, "idle")]
+    assert report.refused[0].id == 1
+    assert report.refused[0].error.endswith("must specify the START flag on the first request of the sequence")
+    assert "silent for longer than max_sequence_idle_microseconds (100)" in report.refused[0].explanation
+
+
+def test_a_refused_request_does_not_keep_a_slot_from_those_that_wait_for_it() -> None:
+    bench = Bench("oldest { max_candidate_sequences: 1 }")
+    bench.ask(1, start=True)
+    bench.scheduler.step()
+    waiting = bench.ask(2, start=True)
+    bench.clock.advance(100_000)
+    with pytest.raises(InvalidArgumentError, match="START"):
+        bench.ask(1)  # its time was over, which frees its slot
+    bench.scheduler.step()
+    assert isinstance(bench.replies.only(waiting), Response)
+
+
+def test_start_in_the_middle_of_a_sequence_is_warned_of_with_tritons_text(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.ask(1, start=True)
+    assert not caplog.records
+    bench.ask(1, start=True, end=True)
+    assert caplog.messages == [
+        "sequence 1 for model 'm' has a conflict. The previous sequence did not end before this sequence start. "
+        "Previous sequence will be terminated early."
+    ]
+    bench.ask(1, start=True)
+    assert len(caplog.records) == 1
+
+
+def held(strategy: str, hold: int, backlog_hold: int = 0) -> Bench:
+    bench = Bench(strategy)
+    config = config_of(MODEL % (strategy, "TYPE_UINT64"))
+    policy = sequence_policy(config)
+    assert policy is not None
+    bench.scheduler = SequenceScheduler(
+        policy,
+        bench.instances,
+        Signature(config, "m"),
+        bench.recorder,
+        bench.clock,
+        hold=hold,
+        backlog_hold=backlog_hold,
+        threads=False,
+    )
+    return bench
+
+
+def test_a_direct_batcher_that_is_held_back_counts_all_requests_with_a_slot() -> None:
+    bench = held("direct { }", 4)
+    for number in (1, 2):
+        bench.ask(number, start=True)
+    bench.ask(1)
+    plan = bench.scheduler.step()
+    assert (plan.tickets, plan.wake_ns > bench.clock.now_ns) == ([], True)
+    bench.ask(3, start=True)
+    assert len(bench.scheduler.step().tickets) == 3
+    assert len(bench.scheduler.step().tickets) == 1  # and it never holds back again
+
+
+def test_it_waits_for_a_backlog_too_when_both_are_asked_for() -> None:
+    bench = held("direct { }", 3, 2)
+    for number in (1, 2, 3, 4):
+        bench.ask(number, start=True)
+        assert bench.scheduler.step().tickets == []
+    bench.ask(4)
+    assert len(bench.scheduler.step().tickets) == 3
+
+
+def test_a_backlog_alone_holds_nothing_back_as_in_triton() -> None:
+    bench = held("direct { }", 0, 9)
+    bench.ask(1, start=True)
+    assert len(bench.scheduler.step().tickets) == 1
+
+
+def test_an_oldest_batcher_that_is_held_back_counts_those_that_may_run() -> None:
+    bench = held("oldest { max_candidate_sequences: 3 }", 2, 9)
+    bench.ask(1, start=True)
+    bench.ask(1)
+    assert bench.scheduler.step().tickets == []
+    bench.ask(2, start=True)
+    assert len(bench.scheduler.step().tickets) == 2
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])
+def test_a_stop_holds_nothing_back(strategy: str) -> None:
+    bench = Bench(strategy)
+    config = config_of(MODEL % (strategy, "TYPE_UINT64"))
+    policy = sequence_policy(config)
+    assert policy is not None
+    bench.scheduler = SequenceScheduler(
+        policy, bench.instances, Signature(config, "m"), bench.recorder, bench.clock, hold=50, backlog_hold=50
+    )
+    ticket = bench.ask(1, start=True)
+    stopping = threading.Thread(target=bench.scheduler.stop, args=(10,))
+    stopping.start()
+    stopping.join(10)
+    assert isinstance(bench.replies.only(ticket), Response)

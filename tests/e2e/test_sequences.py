@@ -1,7 +1,9 @@
-"""State that models leave to the server, end to end: real ONNX and Python models, a real server, tritonclient."""
+"""Sequences and the state that models leave to the server, end to end: ONNX and Python models, tritonclient."""
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -261,3 +263,23 @@ def test_a_client_cannot_send_a_state(server: RunningServer) -> None:
             tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
         with pytest.raises(http.InferenceServerException, match="expected 1 inputs but got 2"):
             client.infer("sum_direct", tensors, sequence_id=4, sequence_start=True)
+
+
+def read(server: RunningServer, path: str) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_the_sequences_page_tells_which_live_and_why_others_were_refused(server: RunningServer, ask: Ask) -> None:
+    ask("words_oldest", 77, "a", "BYTES", start=True)
+    with pytest.raises(Exception, match="must specify the START flag"):
+        ask("words_oldest", 78, "a", "BYTES")
+    found = read(server, "/v2/models/words_oldest/sequences")
+    assert found == read(server, "/v2/models/words_oldest/versions/1/sequences") | {
+        key: found[key] for key in ("sequences", "ended", "refused")
+    }
+    (row,) = [row for row in found["sequences"] if row["correlation_id"] == 77]
+    assert (row["state"], row["instance"], row["running"]) == ("active", "words_oldest_0", False)
+    assert found["refused"][0]["correlation_id"] == 78
+    assert "is not known" in found["refused"][0]["explanation"]
+    assert "/v2/models/words_oldest/sequences" in read(server, "/v2/openapi.json")["paths"]
