@@ -18,10 +18,13 @@ PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
 # Real peers of the hosts' tests, each in an environment of its own.
 LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
+# Emulators of clouds' storages.
+STORAGE_PEERS := 'moto[server]==5.2.5'
+STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda \
-        test-containers test-backends bench proto reference lock wheel image clean
+        test-containers test-backends test-storage bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,6 +69,9 @@ test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the
 
 test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
+
+test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
+	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
 # Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
 test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
@@ -155,4 +161,11 @@ $(VENV)-proto/stamp: Makefile
 $(VENV)-infra/stamp: tests/infra/requirements.txt
 	@$(PYTHON) -m venv $(VENV)-infra
 	@$(VENV)-infra/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+$(VENV)-storage/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-storage
+	@$(VENV)-storage/bin/python -m pip install --quiet --disable-pip-version-check $(STORAGE_PEERS)
+	@if command -v npm >/dev/null; then npm install --silent --prefix $(VENV)-storage $(STORAGE_NODE_PEERS); \
+	else echo "no npm here: the tests of Azure will be skipped"; fi
 	@touch $@

@@ -49,7 +49,7 @@ class ObjectStore:
     """Called before each request is answered; may wait."""
     bytes_per_s: float = 0.0
     pause: Callable[[float], object] = threading.Event().wait
-    _faults: list[tuple[str, str, str]] = field(default_factory=list)
+    faults: list[tuple[str, str, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -63,7 +63,7 @@ class ObjectStore:
 
     def fail(self, kind: str, on: str = "GET", key: str = "", times: int = 1) -> None:
         """The next ``times`` such requests fail: 503, 403, reset, truncated or damaged."""
-        self._faults += [(kind, on, key)] * times
+        self.faults += [(kind, on, key)] * times
 
     def count(self, kind: str) -> int:
         return sum(seen.kind == kind for seen in self.requests)
@@ -71,9 +71,9 @@ class ObjectStore:
     def fault_for(self, seen: Seen) -> str:
         with self._lock:
             self.requests.append(seen)
-            for fault in self._faults:
+            for fault in self.faults:
                 if seen.kind == fault[1] and fault[2] in seen.key:
-                    self._faults.remove(fault)
+                    self.faults.remove(fault)
                     return fault[0]
         return ""
 

@@ -104,7 +104,7 @@ def stopped_in_the_middle(clouds: ObjectStore, storage: ObjectStorage, downloads
     with pytest.raises(UnavailableError):
         list(downloads.fetch(storage, wanted(storage, folder)))
     clouds.before = lambda seen: None
-    clouds._faults.clear()
+    clouds.faults.clear()
     clouds.requests.clear()
 
 

@@ -1,0 +1,175 @@
+"""Models out of real emulators: moto for S3, azurite for Azure. `make test-storage` installs them."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, free_ports
+from remora.repository import CacheSettings, Repository, open_repository
+
+PEERS = ROOT / ".venv-storage"
+MOTO = PEERS / "bin" / "python"
+AZURITE = PEERS / "node_modules" / ".bin" / "azurite-blob"
+# The account that azurite has from the beginning; its key is in its documentation.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+BIG = bytes(range(256)) * (40 << 10)  # 10 MiB: two ranges
+FILES = {"m/config.pbtxt": b'name: "m"', "m/1/model.bin": BIG, "n/1/model.bin": b"small"}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(20)
+
+
+def wait_for(process: subprocess.Popen[bytes], url: str) -> None:
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except urllib.error.HTTPError:
+            return  # it answers
+        except OSError:
+            try:
+                process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+    pytest.fail(f"{process.args} does not answer")
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running moto."""
+    if not MOTO.exists():
+        pytest.skip("moto is not installed: make test-storage")
+    (port,) = free_ports(1)
+    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
+    words = [str(MOTO), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        wait_for(process, f"http://127.0.0.1:{port}/moto-api/")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        end(process)
+        log.close()
+
+
+@pytest.fixture(scope="module")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running azurite's account. It is told not to call home."""
+    if not AZURITE.exists():
+        pytest.skip("azurite is not installed: make test-storage, where npm is")
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("azurite")
+    flags = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder), "--silent"]
+    process = subprocess.Popen([AZURITE, *flags, "--skipApiVersionCheck", "--disableTelemetry"])
+    try:
+        wait_for(process, f"http://127.0.0.1:{port}/")
+        yield f"http://127.0.0.1:{port}/{ACCOUNT}"
+    finally:
+        end(process)
+
+
+def opened(place: str, folder: Path) -> Repository:
+    return open_repository(place, cache=CacheSettings(str(folder)))
+
+
+@pytest.fixture
+def bucket(moto: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts an object into moto's bucket ``models``; Triton's variables say how to read it."""
+    from obstore.store import S3Store
+
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "AK"),
+        ("AWS_SECRET_ACCESS_KEY", "sk"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    urllib.request.urlopen(urllib.request.Request(f"{moto}/models", method="PUT"), timeout=20).close()
+    store: Any = S3Store(
+        "models", endpoint=moto, access_key_id="AK", secret_access_key="sk", client_options={"allow_http": True}
+    )
+    return lambda key, content, **options: store.put(key, content, **options)
+
+
+def check(repository: Repository, put: Callable[..., None], prefix: str) -> None:
+    """Everything that the lifecycle asks of a place."""
+    assert set(repository.models()) == {"m", "n"}
+    before = repository.fingerprint("m")
+    folder = repository.fetch("m")
+    assert (folder.versions[1] / "model.bin").read_bytes() == BIG
+    assert (folder.path / "config.pbtxt").read_bytes() == FILES["m/config.pbtxt"]
+    repository.models()
+    assert repository.fingerprint("m") == before
+    put(f"{prefix}m/1/model.bin", BIG[::-1])
+    repository.models()
+    assert repository.fingerprint("m") != before
+    assert (repository.fetch("m").versions[1] / "model.bin").read_bytes() == BIG[::-1]
+    assert (folder.versions[1] / "model.bin").read_bytes() == BIG
+
+
+def test_moto_is_a_repository(moto: str, bucket: Callable[..., None], tmp_path: Path) -> None:
+    for key, content in FILES.items():
+        bucket(f"repo/{key}", content)
+    check(opened(f"s3://{moto}/models/repo", tmp_path), bucket, "repo/")
+
+
+def test_an_object_that_came_in_parts_is_read_whole(moto: str, bucket: Callable[..., None], tmp_path: Path) -> None:
+    bucket("parts/m/1/model.bin", BIG, use_multipart=True, chunk_size=5 << 20)
+    repository = opened(f"s3://{moto}/models/parts", tmp_path)
+    repository.models()
+    ((etag, size),) = repository.fingerprint("m").values()  # type: ignore[misc]
+    assert (etag.strip('"')[-2:], size) == ("-2", len(BIG)), "its ETag is no checksum"
+    assert (repository.fetch("m").versions[1] / "model.bin").read_bytes() == BIG
+
+
+def test_more_than_a_page_of_files_is_seen(moto: str, bucket: Callable[..., None], tmp_path: Path) -> None:
+    for number in range(1005):
+        bucket(f"many/m{number}/1/model.bin", b"x")
+    assert len(opened(f"s3://{moto}/models/many", tmp_path).models()) == 1005
+
+
+@pytest.mark.parametrize("place", ["as://{account}/models/repo", "az://models/repo"])
+def test_azurite_is_a_repository(azurite: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str) -> None:
+    from obstore.store import AzureStore
+
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azurite)
+    store: Any = AzureStore(
+        "models", account_name=ACCOUNT, account_key=KEY, endpoint=azurite, client_options={"allow_http": True}
+    )
+    make_container(azurite)
+    for key, content in FILES.items():
+        store.put(f"repo/{key}", content)
+    check(opened(place.format(account=ACCOUNT), tmp_path), store.put, "repo/")
+
+
+def make_container(url: str) -> None:
+    """obstore makes none, so the request is signed here (shared key)."""
+    import base64
+    import email.utils
+    import hashlib
+    import hmac
+
+    date, version = email.utils.formatdate(usegmt=True), "2021-12-02"
+    what = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}/{ACCOUNT}/models\nrestype:container"
+    digest = hmac.new(base64.b64decode(KEY), what.encode(), hashlib.sha256).digest()
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": version,
+        "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}",
+        "Content-Length": "0",
+    }
+    request = urllib.request.Request(f"{url}/models?restype=container", None, headers, method="PUT")
+    with suppress(urllib.error.HTTPError):  # it is there from the test before
+        urllib.request.urlopen(request, timeout=20).close()
