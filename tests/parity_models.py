@@ -7,6 +7,8 @@ Frameworks are imported when a format is asked for.
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,8 +238,6 @@ class TorchCompiled(TorchExport):
         self._packages: dict[str, bytes] = {}
 
     def missing(self) -> str:
-        import shutil
-
         return super().missing() or ("" if shutil.which("g++") else "aotinductor: there is no g++ to compile with")
 
     def export(self, model: Model, version: Path) -> tuple[str, Reference]:
@@ -337,6 +337,44 @@ class PythonModel(Format):
         return f'backend: "python" {text}', lambda inputs: compute(model, inputs)
 
 
+class Native(Format):
+    """Shared libraries, compiled from C; "two" is the example of the documentation."""
+
+    name = backend = "native"
+    kinds = ("mlp", "two", "single")
+    datatypes = (*WIDE, "BF16", "BYTES")
+    has_strings = True
+
+    def missing(self) -> str:
+        return "" if shutil.which("cc") else "native: there is no C compiler (cc)"
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        kind = {"mlp": "MLP", "single": "SINGLE", "two": ""}.get(model.kind, "IDENTITY")
+        build_native(version / "model.so", kind)
+        return 'backend: "native"', lambda inputs: compute(model, inputs)
+
+
+def build_native(library: Path, kind: str, *defines: str) -> None:
+    """Compile one of the models in C; without a kind the documentation's example."""
+    from remora.backends.native import INCLUDE
+
+    tests = Path(__file__).resolve().parent
+    example = tests.parent / "docs" / "examples" / "native-backend" / "addsub.c"
+    source = tests / "core" / "backends" / "native_models.c" if kind else example
+    rows = {"W1": W1, "W2": W2} if kind == "MLP" else {}
+    texts = [
+        f"static const float {name}[{array.shape[0]}][{array.shape[1]}] = {{"
+        + ",".join("{" + ",".join(f"{value!r}f" for value in row) + "}" for row in array.tolist())
+        + "};"
+        for name, array in rows.items()
+    ]
+    (library.parent / "weights.h").write_text("\n".join(texts))
+    asked = [f"-DMODEL={kind}", *(["-DWEIGHTS"] if rows else []), *defines] if kind else []
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared"]
+    places = [f"-I{INCLUDE}", f"-I{library.parent}"]
+    subprocess.run(["cc", *flags, *places, *asked, str(source), "-o", str(library)], check=True)
+
+
 PYTHON_MODEL = """
 import json
 from pathlib import Path
@@ -396,4 +434,4 @@ def encoded(array: Array) -> Array:
     return flat.reshape(array.shape)
 
 
-FORMATS: tuple[Format, ...] = (Onnx(), PythonModel(), Torch(), TorchExport(), TorchCompiled())
+FORMATS: tuple[Format, ...] = (Onnx(), PythonModel(), Native(), Torch(), TorchExport(), TorchCompiled())

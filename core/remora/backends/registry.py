@@ -11,6 +11,7 @@ from remora.errors import ConfigError, InvalidArgumentError
 _BUILT_IN = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "remora.backends.python:PythonBackend",
+    "native": "remora.backends.native:NativeBackend",
     "pytorch": "remora.backends.pytorch:PyTorchBackend",
     "ensemble": "remora.backends.ensemble:EnsembleBackend",
 }
@@ -35,14 +36,52 @@ def find_backend(name: str) -> Backend:
 
 
 def backend_in(directory: Path, name: str) -> Backend | None:
-    """The backend that ``<directory>/<name>/model.py`` is (spec Y16): Python code that serves all models which name it.
-    None when there is no such file, or a built-in backend of that name."""
-    file = directory / name / "model.py"
-    if name in _BUILT_IN or name != Path(name).name or not file.is_file():
-        return None
-    from remora.backends.python import PythonBackend
+    """The backend that ``<directory>/<name>`` holds, None when that is none or a built-in backend has the name.
 
-    return PythonBackend(name=name, file=file)
+    ``backend.py`` has a class ``Backend`` (docs/backends.md), ``model.py`` a Python model that serves all models which
+    name the backend (spec Y16), and ``libremora_<name>.so`` is a native library that does.
+
+    Raises:
+        ConfigError: there is only a library for Triton's C API, which this engine does not have, or ``backend.py`` has
+            no class ``Backend`` for this API.
+    """
+    if name in _BUILT_IN or name != Path(name).name:
+        return None
+    folder = directory / name
+    code, file, library = folder / "backend.py", folder / "model.py", folder / f"libremora_{name}.so"
+    if code.is_file():
+        return _backend_of(code, name)
+    if file.is_file():
+        from remora.backends.python import PythonBackend
+
+        return PythonBackend(name=name, file=file)
+    if library.is_file():
+        from remora.backends.native import NativeBackend
+
+        return NativeBackend(name, library)
+    if (folder / f"libtriton_{name}.so").is_file():
+        raise ConfigError(
+            f"backend '{name}' is a library for Triton's C API, which this engine does not have: build it with "
+            f"remora_backend.h as libremora_{name}.so (docs/backends.md)"
+        )
+    return None
+
+
+def _backend_of(code: Path, name: str) -> Backend:
+    """The backend that a file's class ``Backend`` makes. Raises ConfigError when there is none for this API."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location(f"remora_backend_{name}", code)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"backend '{name}' cannot be imported from its backend.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = getattr(module, "Backend", None)
+    if made is None:
+        raise ConfigError(f"backend '{name}': its backend.py has no class Backend")
+    backend: Backend = made()
+    _check_version(backend, name)
+    return backend
 
 
 def _installed(name: str) -> Backend | None:

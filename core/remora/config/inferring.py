@@ -34,6 +34,7 @@ _KINDS = (
     _Kind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
     _Kind("model.pt2", "pytorch", "torch_aoti"),
     _Kind("model.py", "python"),
+    _Kind("model.so", "native"),  # ours
 )
 
 MODEL_FILENAMES = tuple(kind.filename for kind in _KINDS)

@@ -1,0 +1,116 @@
+"""The native backend: models that are shared libraries, written in C, C++ or anything that can export C functions.
+
+The law: a library is told of by ``remora_backend.h`` beside this file, called without the interpreter's lock, and runs
+in the server's process: what it does wrong, it does to the server.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToDict
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.native.calls import NativeLibrary, NativeRun
+from remora.backends.native.elf import why_not_whole
+from remora.backends.onnx_plan import concurrent_instances
+from remora.backends.opening import existing, load_failure, model_path
+from remora.backends.ragged import array_instance
+from remora.config import parse_config
+from remora.errors import ConfigError
+from remora.proto.model_config_pb2 import ModelConfig
+
+INCLUDE = Path(__file__).parent
+"""Where ``remora_backend.h`` is, for a compiler's ``-I``."""
+
+
+class NativeBackend:
+    """Serves ``model.so``; or one library for all models that name its backend, from ``--backend-directory``."""
+
+    def __init__(self, name: str = "native", library: Path | None = None) -> None:
+        self.name = name
+        self._library = library
+
+    def open(self, source: Source, config: ModelConfig) -> NativeModel:
+        """Load the library.
+
+        Raises:
+            NotFoundError: there is none.
+            ConfigError: it was built for another version of the header, or lacks one of its functions.
+            InternalError: it cannot be loaded; the text has the reason.
+        """
+        path = self._library or existing(model_path(source, config, "model.so"), source, "*.so")
+        reason = why_not_whole(path)
+        if reason:
+            raise load_failure(source, path, reason)
+        try:
+            library = NativeLibrary(path)
+        except (OSError, ConfigError) as error:
+            failure = load_failure(source, path, error)
+            raise (ConfigError(str(failure)) if isinstance(error, ConfigError) else failure) from error
+        return NativeModel(source, library)
+
+
+class NativeModel:
+    """An opened library."""
+
+    def __init__(self, source: Source, library: NativeLibrary) -> None:
+        self._source = source
+        self._library = library
+
+    def complete(self, config: ModelConfig) -> None:
+        """Take from ``remora_describe`` what the configuration leaves out. Raises ConfigError when that is none."""
+        text = self._library.describe()
+        if text is None:
+            return
+        described = parse_config(text, path=f"remora_describe of '{self._source.name}'", syntax="json")
+        for field, value in described.ListFields():
+            if field.name in ("name", "backend", "platform"):
+                continue
+            if field.is_repeated:
+                if not getattr(config, field.name):
+                    getattr(config, field.name).MergeFrom(value)
+            elif field.message_type is not None:
+                if not config.HasField(field.name):
+                    getattr(config, field.name).CopyFrom(value)
+            elif not getattr(config, field.name):
+                setattr(config, field.name, value)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance made by ``remora_create``. Raises RemoraError with the library's own reason."""
+        run = NativeRun(
+            self._library,
+            config,
+            placement,
+            version=self._source.version,
+            directory=self._source.path if self._source.path.is_dir() else self._source.path.parent,
+            text=json.dumps(MessageToDict(config, preserving_proto_field_name=True)),
+            threads=max(1, self._source.cpus // concurrent_instances(config)),
+        )
+        return _NativeInstance(array_instance(placement.name, config, run), run)
+
+    def close(self) -> None:
+        """Unload the library."""
+        self._library.close()
+
+
+class _NativeInstance:
+    """An instance over arrays that also ends what the library holds for it."""
+
+    quick = False  # foreign code may take its time
+
+    def __init__(self, inner: Instance, run: NativeRun) -> None:
+        self.name = inner.name
+        self.execute = inner.execute
+        self._run = run
+        self._closing = threading.Lock()
+
+    def close(self) -> None:
+        """Call ``remora_destroy``, once."""
+        with self._closing:
+            self._run.close()
+
+
+__all__ = ["INCLUDE", "NativeBackend", "NativeModel"]
