@@ -48,6 +48,7 @@ def add_commands(commands: Any) -> None:
     _add_infer(commands)
     _add_config(commands)
     _add_models(commands)
+    _add_explain(commands)
     for parser in cli_hosts.add_emulate(commands):
         _runs(parser, cli_hosts.emulate)
     version = commands.add_parser(
@@ -231,6 +232,32 @@ def _models_command(action: str) -> Command:
         return {"list": cli_models.show, "load": cli_models.load, "unload": cli_models.unload}[action](options)
 
     return run
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="say why batches have the size they have, and what would change it",
+        description="Show how the requests of a model were batched lately, and what other settings would do, predicted "
+        "by the scheduler itself on a simulated clock.",
+    )
+    explain.add_argument("model", metavar="MODEL", help="the model's name")
+    explain.add_argument(
+        "--version", type=_count, dest="model_version", metavar="N", help="a version; the newest if not given"
+    )
+    explain.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+    explain.add_argument("--json-out", action="store_true", help="print the explanation as JSON")
+    _add_timeout(explain, 60.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora import cli_explain
+
+        return cli_explain.explain(options)
+
+    _runs(explain, run)
 
 
 # -- version ----------------------------------------------------------------------------------------------------------

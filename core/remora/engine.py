@@ -45,6 +45,7 @@ from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
+    from remora.explaining import Explanation
     from remora.metrics import MetricsExporter
 
 EXTENSIONS = (
@@ -324,6 +325,8 @@ class Engine:
     @overload
     def perform(self, call: messages.ModelSequences) -> SequenceReport: ...
     @overload
+    def perform(self, call: messages.ModelExplain) -> Explanation: ...
+    @overload
     def perform(self, call: messages.RepositoryIndex) -> list[messages.IndexEntry]: ...
     @overload
     def perform(self, call: messages.ModelLoad | messages.ModelUnload) -> None: ...
@@ -354,6 +357,8 @@ class Engine:
                 return self._statistics(model, version)
             case messages.ModelSequences(model, version):
                 return self.resolve(model, version).sequences()
+            case messages.ModelExplain(model, version):
+                return self._explain(model, version)
             case messages.RepositoryIndex(ready):
                 return self._lifecycle.index(ready=ready)
             case messages.ModelLoad(model, parameters):
@@ -371,6 +376,14 @@ class Engine:
 
             self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock, self._cache)
         return self._exporter.render(self.models())
+
+    def _explain(self, name: str, version: int) -> Explanation:
+        from remora.explaining import explain, setup_of  # not needed to start
+
+        model = self.resolve(name, version)
+        now_ns = self._clock.monotonic_ns()
+        costs = model.scheduler.costs.curve()
+        return explain(name, model.version_text, setup_of(model), model.statistics.recent(), costs, now_ns)
 
     def _metadata(self, name: str, version: int) -> ModelInfo:
         model = self.resolve(name, version)

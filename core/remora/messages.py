@@ -277,6 +277,13 @@ class ModelSequences(NamedTuple):
     version: int = -1
 
 
+class ModelExplain(NamedTuple):
+    """Why were batches as they were, and what would change it? -> explaining.Explanation"""
+
+    model: str
+    version: int = -1
+
+
 class RepositoryIndex(NamedTuple):
     """-> list[IndexEntry]"""
 
@@ -311,6 +318,7 @@ Call = (
     | ModelConfig
     | ModelStatistics
     | ModelSequences
+    | ModelExplain
     | RepositoryIndex
     | ModelLoad
     | ModelUnload

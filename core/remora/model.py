@@ -234,6 +234,16 @@ class ServedModel:
         return classify(response, ticket.request.form.outputs, self._labels, batches=batches)
 
     @property
+    def instance_count(self) -> int:
+        """How many batches it can run at the same time."""
+        return len(self._instances)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its instances share resources under the rate limiter."""
+        return any(turn.seat.policy.resources for turn in self._turns)
+
+    @property
     def trouble(self) -> str:
         """Why none of the instances can serve now, though the model is loaded; empty when one can."""
         troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]

@@ -47,6 +47,10 @@ REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 
 
+RECENT_BATCHES = 1024
+"""How many of its last executions each model keeps, for `remora explain`."""
+
+
 class Phases(NamedTuple):
     """When one execution began, had its inputs, had its results, and was done (monotonic nanoseconds)."""
 
@@ -72,6 +76,17 @@ class Sample(NamedTuple):
     compute_input_ns: int
     compute_infer_ns: int
     compute_output_ns: int
+
+
+class RanBatch(NamedTuple):
+    """One execution: its end, the requests it answered, its rows, their waits in all, how long it ran, and why."""
+
+    end_ns: int
+    requests: int
+    rows: int
+    wait_ns: int
+    run_ns: int
+    reason: str
 
 
 class CacheSample(NamedTuple):
@@ -104,6 +119,7 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self._responses: dict[int, dict[str, list[int]]] = {}
         self.dispatches: dict[str, int] = {}
+        self._recent: deque[RanBatch] = deque(maxlen=RECENT_BATCHES)
         self._request_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
         self._queue_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
 
@@ -122,14 +138,15 @@ class ModelStatistics:
             batch[1] += spent[0]
             batch[2] += spent[1]
             batch[3] += spent[2]
-            if done:
-                self._record_done(done, start, end, spent)
+            wait_ns = self._record_done(done, start, end, spent) if done else 0
+            self._recent.append(RanBatch(end, len(done), rows, wait_ns, end - start, reason))
             for ticket in failed:
                 self._fail[0] += 1
                 self._fail[1] += end - ticket.arrival_ns
                 self.failures[BACKEND] += 1
 
-    def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> None:
+    def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> int:
+        """Count requests that were answered; what they waited in all."""
         count = len(done)
         total_ns = queue_ns = rows = 0
         bounds, request_buckets, queue_buckets = LATENCY_BOUNDS_NS, self._request_buckets, self._queue_buckets
@@ -155,6 +172,7 @@ class ModelStatistics:
         ):
             row[0] += count
             row[1] += ns
+        return queue_ns
 
     def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
         """Count one answer of a decoupled model, and its request when it is the final one (spec T03)."""
@@ -242,6 +260,11 @@ class ModelStatistics:
                     for index, rows in (sorted(self._responses.items()) if responses else ())
                 },
             )
+
+    def recent(self) -> list[RanBatch]:
+        """The last executions, the oldest first."""
+        with self._lock:
+            return list(self._recent)
 
     def samples(self, since_ns: int) -> list[Sample]:
         """The requests kept that ended at ``since_ns`` or later."""

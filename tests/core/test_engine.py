@@ -22,12 +22,14 @@ from remora.errors import (
     RemoraError,
     UnavailableError,
 )
+from remora.explaining import ENOUGH_REQUESTS
 from remora.messages import (
     Call,
     IndexEntry,
     InferForm,
     InputSpec,
     ModelConfig,
+    ModelExplain,
     ModelInfo,
     ModelLoad,
     ModelMetadata,
@@ -430,3 +432,23 @@ def test_what_would_be_answered_too_late_is_refused_on_arrival_when_asked_to(
         else:
             submit(5_000_000)
             assert isinstance(answers.get(timeout=PATIENCE_S), Response)
+
+
+# -- explanations -----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_explained_from_its_own_runs(tmp_path: Path, backend: FakeBackend) -> None:
+    clock = FakeClock()
+    backend.during = lambda: clock.advance(1_000_000)
+    write_model(tmp_path, "m")
+    with Engine(tmp_path, clock=clock) as engine:
+        assert engine.perform(ModelExplain("m")).predicted == ()
+        for _ in range(ENOUGH_REQUESTS + 1):
+            engine.infer("m", {"IN": [[1]]})
+            clock.advance(9_000_000)
+        found = engine.perform(ModelExplain("m"))
+        assert found.measured is not None
+        assert found.measured.arrivals_per_s == pytest.approx(100)
+        assert found.predicted[0].throughput_per_s == pytest.approx(1000, rel=0.01)
+        with pytest.raises(NotFoundError):
+            engine.perform(ModelExplain("nobody"))

@@ -33,6 +33,7 @@ GROUP_OF_ACTION: Mapping[str, str] = {
     "model_stats": "statistics",
     "model_sequences": "statistics",
     "all_stats": "statistics",
+    "model_explain": "statistics",
     "metrics": "statistics",
     "index": "model-repository",
     "load": "model-repository",

@@ -16,6 +16,7 @@ from remora.messages import (
     Duration,
     IndexEntry,
     ModelConfig,
+    ModelExplain,
     ModelInfo,
     ModelLoad,
     ModelMetadata,
@@ -136,6 +137,7 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "model_stats": lambda route, body: ModelStatistics(route.model, route.version),
     "model_sequences": lambda route, body: ModelSequences(route.model, route.version),
     "all_stats": lambda route, body: ModelStatistics(),
+    "model_explain": lambda route, body: ModelExplain(route.model, route.version),
     "index": _index,
     "load": _load,
     "unload": _unload,
@@ -285,6 +287,12 @@ def _durations(holder: object, names: tuple[str, ...]) -> bytes:
     return b",".join(parts)
 
 
+def _explanation(result: Any) -> bytes:
+    import orjson  # a page of ours: no client compares it byte by byte
+
+    return orjson.dumps(result.document())
+
+
 def _list(items: list[bytes]) -> bytes:
     return b"[%b]" % b",".join(items)
 
@@ -296,5 +304,6 @@ _RESULTS: dict[str, Callable[[Any], bytes]] = {
     "model_stats": _statistics,
     "model_sequences": _sequences,
     "all_stats": _statistics,
+    "model_explain": _explanation,
     "index": _entries,
 }

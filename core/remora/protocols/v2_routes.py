@@ -25,6 +25,7 @@ _MODEL_ACTIONS = {
     "config": "model_config",
     "stats": "model_stats",
     "sequences": "model_sequences",  # ours
+    "explain": "model_explain",  # ours
     "trace/setting": "trace",
 }
 _METHODS = {

@@ -33,14 +33,15 @@ class Queue(Protocol):
 class Simulated:
     """What became of a stream. Lists have one item for each request that ran, in the order of their batches.
 
-    ``waits_ns`` is from arrival to the start of its batch, ``answers_ns`` from arrival to the end of it; ``batches``
-    are the rows of each batch; ``reasons`` counts why they went. ``dropped`` never ran, ``refused`` were not taken,
-    ``late`` ran and were answered after their deadline. ``end_ns`` is when the last batch ended.
+    ``waits_ns`` is from arrival to the start of its batch, ``answers_ns`` from arrival to the end of it. ``batches``
+    are the rows of each batch, ``ends_ns`` when each ended; ``reasons`` counts why they went. ``dropped`` never ran,
+    ``refused`` were not taken, ``late`` were answered after their deadline. ``end_ns`` is when the last batch ended.
     """
 
     waits_ns: list[int] = field(default_factory=list)
     answers_ns: list[int] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    ends_ns: list[int] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
     refused: int = 0
@@ -130,6 +131,7 @@ class _Run:
             heapq.heappush(self._ends, end_ns)
             self._idle -= 1
             found.batches.append(plan.rows)
+            found.ends_ns.append(end_ns)
             found.reasons[plan.reason] = found.reasons.get(plan.reason, 0) + 1
             for ticket in plan.tickets:
                 found.waits_ns.append(now_ns - ticket.arrival_ns)

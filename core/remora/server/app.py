@@ -19,11 +19,13 @@ from fastapi import FastAPI, Request, Response
 
 from remora._version import __version__
 from remora.engine import Engine
+from remora.explaining import Explanation
 from remora.messages import DTYPES, IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
 from remora.model import ServedModel
 from remora.options import ServerOptions
 from remora.server.asgi_bridge import V2App
 from remora.server.rest import METRICS_PATH
+from remora.server.schemas import schema_of
 
 _DEFAULTS = ServerOptions()
 
@@ -183,6 +185,7 @@ _FAILURES: Json = {
         "content": {"application/json": _ERROR_BODY, "text/plain": _ERROR_BODY},
     }
 }
+_EXPLANATION: Json = {"application/json": {"schema": {"$ref": "#/components/schemas/Explanation"}}}
 _SERVER_READS = (
     ("/v2", "The server's name, version and extensions"),
     ("/v2/health/live", "Whether the server answers"),
@@ -195,6 +198,7 @@ _MODEL_READS = (
     ("/ready", "Whether the model is ready"),
     ("/config", "The whole configuration"),
     ("/stats", "Statistics"),
+    ("/explain", "Why batches had the size they had, and what would change it"),
 )
 
 
@@ -217,6 +221,7 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
             paths[f"{path}/sequences"] = {
                 "get": _read("The sequences that live, and what became of others", model.name)
             }
+        paths[f"{path}/explain"]["get"]["responses"]["200"]["content"] = _EXPLANATION
         if not model.decoupled:  # such a model answers as often as it likes, which this route cannot (spec H09)
             paths[f"{path}/infer"] = {"post": _infer(model)}
     return {
@@ -224,7 +229,7 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
         "info": {"title": info.name, "version": info.version, "summary": f"Models served by remora {__version__}"},
         "servers": [{"url": root_path or "/"}],
         "paths": paths,
-        "components": {"schemas": {"Error": _ERROR}},
+        "components": {"schemas": {"Error": _ERROR, "Explanation": schema_of(Explanation)}},
     }
 
 

@@ -11,7 +11,18 @@ from typing import Protocol
 
 from remora.engine import Engine
 from remora.errors import RemoraError, RetiredError, UnsupportedError
-from remora.messages import Buffer, Mailbox, Metrics, ModelLoad, ModelUnload, Outcome, RepositoryIndex, Response, Ticket
+from remora.messages import (
+    Buffer,
+    Mailbox,
+    Metrics,
+    ModelExplain,
+    ModelLoad,
+    ModelUnload,
+    Outcome,
+    RepositoryIndex,
+    Response,
+    Ticket,
+)
 from remora.model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import failure
@@ -54,8 +65,8 @@ class Pages(Protocol):
         """Answer through ``exchange``, now or later. Must not block."""
 
 
-_SLOW = (ModelLoad, ModelUnload, RepositoryIndex)
-"""Calls that load models or look at repositories: too long for the event loop."""
+_SLOW = (ModelLoad, ModelUnload, RepositoryIndex, ModelExplain)
+"""Calls that load models, look at repositories or simulate: too long for the event loop."""
 
 Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
 """Runs slow work elsewhere and responds with its answer."""
