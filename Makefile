@@ -18,12 +18,13 @@ PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
 # Real peers of the hosts' tests, each in an environment of its own.
 LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
+AZUREML_PEERS := azureml-inference-server-http==1.5.1 inference-schema[numpy-support]==1.8
 # Emulators of clouds' storages.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda \
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda test-azureml \
         test-containers test-backends test-storage bench proto reference lock wheel image clean
 
 help:  ## this list
@@ -69,6 +70,9 @@ test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the
 
 test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
+
+test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## scoring scripts on Azure's own server and on ours: the same answers
+	$(PY) -m pytest tests/adapters/test_azureml.py -rP $(T)
 
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
@@ -151,6 +155,12 @@ $(VENV)-lambda/stamp: Makefile pyproject.toml
 	  write("bin/aws-lambda-rie", "samcli/local/rapid/aws-lambda-rie-x86_64", 0o755); \
 	  [write("events/" + name.rpartition("/")[2], name, 0o644) for name in wheel.namelist() if "/events/a" in name]'
 	@rm -f $(VENV)-lambda/aws_sam_cli-*.whl
+	@touch $@
+
+# Azure's server pins what the rest of the project has newer (docs/decisions/0002), so it never meets our own environment.
+$(VENV)-azureml/stamp: Makefile pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-azureml
+	@$(VENV)-azureml/bin/python -m pip install --quiet --disable-pip-version-check '.[onnx]' $(AZUREML_PEERS)
 	@touch $@
 
 $(VENV)-proto/stamp: Makefile

@@ -48,6 +48,11 @@ class EngineOptions:
         default=50 << 30,
         metavar="BYTES",
     )
+    model_name: str = option(
+        "What a model is called whose files lie directly at PATH, instead of that folder's or file's name.",
+        default="",
+        metavar="NAME",
+    )
     id: str = option("The server's name in its metadata.", default="triton", metavar="NAME")
     model_control_mode: str = option(
         "none: load everything at start. poll: and follow what changes in the repositories. explicit: load what "

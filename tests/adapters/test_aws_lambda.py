@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host_models import write_scale, write_words
+from hosting import write_scale, write_words
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from remora_adapters.aws_lambda import PAYLOAD_LIMIT, Function, Settings, base_path_of, flush_telemetry, load

@@ -84,12 +84,15 @@ class CacheSettings(NamedTuple):
 _USUAL = CacheSettings()
 
 
-def open_repository(location: str | Path, *, any_layout: bool = False, cache: CacheSettings = _USUAL) -> Repository:
+def open_repository(
+    location: str | Path, *, any_layout: bool = False, bare_name: str = "", cache: CacheSettings = _USUAL
+) -> Repository:
     """The repository at a path or URL, or in an archive at either.
 
     Args:
         location: a local path, or a URL whose scheme says which cloud holds it.
         any_layout: the place may also be one model's directory or a model file (spec M01 knows repositories alone).
+        bare_name: what a model is called then; its directory's or file's name when empty. For local paths.
         cache: for models of clouds and archives.
 
     Raises:
@@ -106,4 +109,4 @@ def open_repository(location: str | Path, *, any_layout: bool = False, cache: Ca
         return open_elsewhere(text, any_layout=any_layout, cache=cache)
     from remora.repository.local import LocalRepository  # it needs the protocol's types
 
-    return LocalRepository(Path(text), any_layout=any_layout)
+    return LocalRepository(Path(text), any_layout=any_layout, bare_name=bare_name)

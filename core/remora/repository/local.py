@@ -24,11 +24,14 @@ class LocalRepository:
 
     Args:
         directory: the repository; with ``any_layout`` also one model's directory or a model file.
+        bare_name: what a model is called that has no folder of its own in the directory, instead of its file's or the
+            directory's name.
     """
 
-    def __init__(self, directory: Path, *, any_layout: bool = False) -> None:
+    def __init__(self, directory: Path, *, any_layout: bool = False, bare_name: str = "") -> None:
         self._directory = directory
         self._any_layout = any_layout
+        self._bare_name = bare_name
 
     @property
     def location(self) -> str:
@@ -38,7 +41,7 @@ class LocalRepository:
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
         """See `Repository.models`. Raises NotFoundError when there is no such directory."""
         if self._any_layout:
-            found = _scan_one(self._directory)
+            found = _scan_one(self._directory, self._bare_name)
             return {name: found[name]} if name in found else {} if name else found
         return scan_repository(self._directory, name)
 
@@ -90,21 +93,22 @@ def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
     return found
 
 
-def _scan_one(path: Path) -> dict[str, list[ModelFolder]]:
+def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
     if path.is_file():
         if path.suffix not in _BARE_SUFFIXES:
             raise NotFoundError(f"'{path}' is not a model file: expected {' or '.join(_BARE_SUFFIXES)}, or a directory")
-        name = path.stem if path.name not in MODEL_FILENAMES else path.resolve().parent.name
+        name = bare_name or (path.stem if path.name not in MODEL_FILENAMES else path.resolve().parent.name)
         return {name: [ModelFolder(name, path.parent, path.parent, {1: path})]}
     if not path.is_dir():
         raise NotFoundError(f"no such file or directory: '{path}'")
     if _is_model(path):
-        name = path.resolve().name
+        name = bare_name or path.resolve().name
         return {name: [model_folder(path, name)]}
     found = scan_repository(path)
-    for entry in sorted(path.iterdir()):
-        if entry.is_file() and entry.suffix in _BARE_SUFFIXES:
-            found.setdefault(entry.stem, []).append(ModelFolder(entry.stem, path, path, {1: entry}))
+    files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and entry.suffix in _BARE_SUFFIXES]
+    for entry in files:
+        name = bare_name if bare_name and len(files) == 1 else entry.stem
+        found.setdefault(name, []).append(ModelFolder(name, path, path, {1: entry}))
     return found
 
 

@@ -201,3 +201,20 @@ def test_a_path_opens_as_a_local_repository_and_an_unknown_scheme_is_refused(tmp
     assert open_repository(str(tmp_path)).location == str(tmp_path)
     with pytest.raises(NotFoundError, match="there is no storage for 'ftp://'"):
         open_repository("ftp://host/models")
+
+
+@pytest.mark.parametrize("layout", ["versions", "model file", "other file", "file itself"])
+def test_a_model_without_a_folder_of_its_own_is_called_what_the_operator_says(tmp_path: Path, layout: str) -> None:
+    file = tmp_path / {"versions": "3/model.onnx", "model file": "model.onnx"}.get(layout, "net.onnx")
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"")
+    place = file if layout == "file itself" else tmp_path
+    found = LocalRepository(place, any_layout=True, bare_name="digits").models()
+    assert list(found) == ["digits"]
+    assert found["digits"][0].name == "digits"
+
+
+def test_models_with_folders_keep_their_names(tmp_path: Path) -> None:
+    (tmp_path / "a" / "1").mkdir(parents=True)
+    (tmp_path / "b" / "1").mkdir(parents=True)
+    assert set(LocalRepository(tmp_path, any_layout=True, bare_name="digits").models()) == {"a", "b"}

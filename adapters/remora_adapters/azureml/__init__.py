@@ -1,0 +1,111 @@
+"""Azure ML online endpoints: Azure's environment as settings, its routes as a front, score.py files unchanged.
+
+    python -m remora_adapters.azureml [FLAG ...]
+
+An environment's liveness route is ``/v2/health/live`` and its readiness route ``/v2/health/ready``: ``/`` says both at
+once, and would have a deployment restarted that is slow to load.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Door, Host
+
+if TYPE_CHECKING:
+    from remora.server.doors import Inside
+    from remora.server.http import Service
+
+_PORT, _HEALTH_PORT = 5001, 5000
+_APP_ROOT = "/var/azureml-app"
+_DEPTH = 3
+"""A registered folder brings its own name, and perhaps another, between the mount and the models."""
+
+
+def host(environ: Mapping[str, str]) -> Host:
+    """The settings of a deployment.
+
+    Models are where ``AZUREML_MODEL_DIR`` points: a repository there or below the registered folder's name, one model,
+    or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
+    ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
+
+    Raises ValueError for numbers that are none.
+    """
+    root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
+    named = environ.get("AZUREML_ENTRY_SCRIPT", "")
+    has_script = bool(named) or (root / "main.py").is_file()
+    models = environ.get("AZUREML_MODEL_DIR", "")
+
+    def front(inside: Inside) -> Service:
+        from remora_adapters.azureml.entry_script import EntryScript  # while the models load
+        from remora_adapters.azureml.scoring import ScoringService, ScoringSettings
+
+        search = [
+            root,
+            *([root / environ["AZUREML_SOURCE_DIRECTORY"]] if "AZUREML_SOURCE_DIRECTORY" in environ else []),
+        ]
+        script = EntryScript(root / named if named else None, tuple(search), at_a_time=workers) if has_script else None
+        version = environ.get("HTTP_X_MS_SERVER_VERSION", "")
+        default = environ.get("REMORA_DEFAULT_MODEL", "")
+        return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version))
+
+    workers = _number(environ, "WORKER_COUNT", 1)
+    timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)
+    doors: tuple[Door, ...] = ()
+    if environ.get("SEPERATE_HEALTH_ENDPOINT") == "true":
+        doors = (Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT), _health_front),)
+    if has_script:
+        engine = EngineOptions(model_repository=(str(models or root),), model_control_mode="explicit")
+    else:
+        place = find_models(Path(models)) if models else None
+        # Azure mounts at .../NAME/VERSION, and what has no folder of its own is called by the former.
+        engine = EngineOptions(
+            paths=(str(place),) if place else (), model_name=Path(models).parent.name if models else ""
+        )
+    port = _number(environ, "SERVER_PORT", _PORT)
+    server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
+    return Host(engine, server, front, doors)
+
+
+def find_models(directory: Path) -> Path:
+    """The repository, model or file that a mounted directory holds, as far down as there is but one way to go."""
+    from remora.repository.local import LocalRepository
+
+    place = directory
+    for _ in range(_DEPTH):
+        if not place.is_dir():
+            break
+        found = LocalRepository(place, any_layout=True).models()
+        if any(folder.versions for folders in found.values() for folder in folders):
+            return place
+        inner = [entry for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        if len(inner) != 1:
+            break
+        place = inner[0]
+    return directory
+
+
+def _health_front(inside: Inside) -> Service:
+    from remora_adapters.azureml.scoring import ScoringService, ScoringSettings
+
+    return ScoringService(inside, ScoringSettings())
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text[:10]) < 1 << 32:
+        raise ValueError(f"{name}={text}: expected a whole number from 1")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    from remora.cli import main as run
+
+    return run(["serve", "--host-platform", "azureml", *(sys.argv[1:] if arguments is None else arguments)])

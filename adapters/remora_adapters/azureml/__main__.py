@@ -1,0 +1,9 @@
+"""Starts the server of an Azure ML deployment: ``python -m remora_adapters.azureml``."""
+
+from __future__ import annotations
+
+import sys
+
+from remora_adapters.azureml import main
+
+sys.exit(main())

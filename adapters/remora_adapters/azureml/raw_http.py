@@ -1,0 +1,230 @@
+"""What entry scripts import to see a request and make a response: AMLRequest, AMLResponse, rawhttp; the law: no Flask.
+
+Scripts find it under the names that they import: `azureml.contrib.services` and `azureml_inference_server_http.api`.
+A request has what a Flask request has, as far as scripts use it; a response is made as Azure's is, down to its quirk
+of splitting header values at commas (spec clouds 2.2).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+from wsgiref.headers import Headers
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+_RAW = "_remora_rawhttp"
+_PACKAGES = ("azureml.contrib.services", "azureml_inference_server_http.api")
+FAILED = "x-ms-run-function-failed"
+"""The header that says whether the script failed: ``True`` or ``False``."""
+
+
+def rawhttp(run: Run) -> Run:
+    """Marks a ``run`` that takes the request as it is."""
+    setattr(run, _RAW, True)
+    return run
+
+
+def is_raw(run: Callable[..., Any]) -> bool:
+    """Whether ``run`` was marked by `rawhttp`."""
+    return getattr(run, _RAW, False) is True
+
+
+class RequestHeaders(Headers):
+    """Headers without regard to the case of names; one that was not sent is a KeyError, as in Flask."""
+
+    def __getitem__(self, name: str) -> str:
+        value = self.get(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+
+class MultiDict(dict[str, Any]):
+    """A dictionary whose keys may have several values; ``d[key]`` is the first."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        self._lists: dict[str, list[Any]] = {}
+        for key, value in pairs:
+            self._lists.setdefault(key, []).append(value)
+        super().__init__({key: values[0] for key, values in self._lists.items()})
+
+    def getlist(self, key: str) -> list[Any]:
+        """All values of a key, none for one that is not there."""
+        return list(self._lists.get(key, ()))
+
+
+class UploadedFile:
+    """A file of a form. ``stream`` reads its bytes; `read` and iteration do as well."""
+
+    def __init__(self, name: str, filename: str, content_type: str, data: bytes) -> None:
+        self.name = name
+        self.filename = filename
+        self.content_type = self.mimetype = content_type
+        self.content_length = len(data)
+        self.stream = io.BytesIO(data)
+        self.read, self.seek, self.tell = self.stream.read, self.stream.seek, self.stream.tell
+
+    def save(self, path: str | Path) -> None:
+        """Write the file's bytes."""
+        Path(path).write_bytes(self.stream.getvalue())
+
+
+class AMLRequest:
+    """A request as a script sees it. ``headers`` ignores the case of names."""
+
+    def __init__(self, method: str, path: str, query: str, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.query_string = query.encode()
+        self.full_path = f"{path}?{query}"
+        self.headers = RequestHeaders(headers)
+        self.data = body
+        self.stream = io.BytesIO(body)
+        self.args = MultiDict(parse_qsl(query, keep_blank_values=True))
+        self.url = f"http://{self.headers.get('host') or 'localhost'}{path}{'?' if query else ''}{query}"
+        self._parts: tuple[MultiDict, MultiDict] | None = None
+
+    @property
+    def content_type(self) -> str | None:
+        return self.headers.get("content-type")
+
+    @property
+    def mimetype(self) -> str:
+        return (self.content_type or "").partition(";")[0].strip().lower()
+
+    @property
+    def content_length(self) -> int:
+        return len(self.data)
+
+    @property
+    def is_json(self) -> bool:
+        kind = self.mimetype
+        return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+    @property
+    def json(self) -> Any:
+        return self.get_json()
+
+    def get_data(self, cache: bool = True, as_text: bool = False, parse_form_data: bool = False) -> Any:
+        """The body, as text when that is asked for."""
+        return self.data.decode("utf-8", "replace") if as_text else self.data
+
+    def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
+        """The body's JSON. None for what is none when ``silent``; else ValueError."""
+        try:
+            if not (force or self.is_json):
+                raise ValueError("the content type is not application/json")
+            return json.loads(self.data)
+        except ValueError:
+            if silent:
+                return None
+            raise
+
+    @property
+    def form(self) -> MultiDict:
+        return self._form()[0]
+
+    @property
+    def files(self) -> MultiDict:
+        return self._form()[1]
+
+    @property
+    def values(self) -> MultiDict:
+        return MultiDict([*self.args.items(), *self.form.items()])
+
+    def _form(self) -> tuple[MultiDict, MultiDict]:
+        if self._parts is None:
+            if self.mimetype == "application/x-www-form-urlencoded":
+                fields = parse_qsl(self.data.decode("utf-8", "replace"), keep_blank_values=True)
+                self._parts = MultiDict(list(fields)), MultiDict([])
+            elif self.mimetype == "multipart/form-data":
+                self._parts = _parse_multipart(self.content_type or "", self.data)
+            else:
+                self._parts = MultiDict([]), MultiDict([])
+        return self._parts
+
+
+def _parse_multipart(content_type: str, body: bytes) -> tuple[MultiDict, MultiDict]:
+    """The fields and the files of a form."""
+    start = f"Content-Type: {content_type}\r\nMIME-Version: 1.0\r\n\r\n".encode("latin-1", "replace")
+    message: Message = BytesParser(policy=HTTP).parsebytes(start + body)
+    fields: list[tuple[str, Any]] = []
+    files: list[tuple[str, Any]] = []
+    for part in message.get_payload() if message.is_multipart() else ():
+        if not isinstance(part, Message):
+            continue
+        name = str(part.get_param("name", "", "content-disposition") or "")
+        payload = part.get_payload(decode=True)
+        data = payload if isinstance(payload, bytes) else b""
+        filename = part.get_filename()
+        if filename is None:
+            fields.append((name, data.decode("utf-8", "replace")))
+        else:
+            files.append((name, UploadedFile(name, filename, part.get_content_type(), data)))
+    return MultiDict(fields), MultiDict(files)
+
+
+class AMLResponse:
+    """A response as a script makes it.
+
+    Args:
+        message: text, bytes, or with ``json_str`` anything that JSON can carry. None is an empty JSON object.
+        status_code: the HTTP status.
+        response_headers: a value with commas becomes several headers of the same name, as Azure has it.
+        json_str: print ``message`` as JSON.
+        run_function_failed: what the header FAILED says.
+
+    Raises TypeError for a message that JSON cannot carry.
+    """
+
+    def __init__(
+        self,
+        message: Any,
+        status_code: int,
+        response_headers: Mapping[str, str] | None = None,
+        json_str: bool = False,
+        run_function_failed: bool = False,
+    ) -> None:
+        is_json = json_str or message is None
+        text = json.dumps({} if message is None else message) if is_json else message
+        self.data = text.encode() if isinstance(text, str) else bytes(text)
+        self.status_code = status_code
+        self.headers = Headers([("Content-Type", "application/json" if is_json else "text/html; charset=utf-8")])
+        given = dict(response_headers or {})
+        if message is not None and not json_str and "Content-Type" in given:
+            del self.headers["Content-Type"]
+        self.headers[FAILED] = str(run_function_failed)
+        for name, value in given.items():
+            for one in value.split(","):
+                self.headers.add_header(name, one.strip())
+
+    def get_data(self, as_text: bool = False) -> Any:
+        """The body, as text when that is asked for."""
+        return self.data.decode() if as_text else self.data
+
+
+def offer(modules: dict[str, ModuleType] | None = None) -> None:
+    """Let scripts import this by Azure's names, whether or not Azure's packages are installed."""
+    known = sys.modules if modules is None else modules
+    for package in _PACKAGES:
+        parts = package.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if name not in known:
+                known[name] = ModuleType(name)
+                known[name].__path__ = []
+        request, response = ModuleType(f"{package}.aml_request"), ModuleType(f"{package}.aml_response")
+        vars(request).update(AMLRequest=AMLRequest, rawhttp=rawhttp)
+        vars(response).update(AMLResponse=AMLResponse)
+        known[request.__name__], known[response.__name__] = request, response
+        vars(known[package]).update(aml_request=request, aml_response=response)

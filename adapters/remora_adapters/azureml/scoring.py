@@ -1,0 +1,259 @@
+"""Azure's routes on the server's port: ``/`` and ``/score`` beside V2; the law: probes are answered while all loads.
+
+With an entry script ``/score`` is the script's. Without one it is a V2 request to the one model. Headers and errors of
+both are those of azureml-inference-server-http (spec clouds 2.2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from remora.messages import Buffer, ServerReady, Ticket
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import Headers, HttpAnswer
+from remora.server.doors import Inside
+from remora.server.exchange import Exchange
+from remora_adapters.azureml.entry_script import Answer, EntryScript, answer_of, message_answer
+from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
+
+_HEADER_LIMIT = 100
+_NOT_FOUND = (
+    "The requested URL was not found on the server. If you entered the URL manually please check your spelling and try "
+    "again."
+)
+_NOT_ALLOWED = "The method is not allowed for the requested URL."
+_NO_MODEL = (
+    "/score is for a scoring script, or for the one model of a deployment: this one has {count}. Set "
+    "REMORA_DEFAULT_MODEL, or ask for /v2/models/NAME/infer"
+)
+_SWAGGER = {"2": "swagger.json", "2.0": "swagger.json", "3": "swagger3.json", "3.0": "swagger3.json"}
+
+
+class ScoringSettings(NamedTuple):
+    """What the environment says about ``/score``.
+
+    Attributes:
+        script: the entry script; None without one.
+        timeout_ms: ``SCORING_TIMEOUT_MS``: after that the client is told so. The script runs on: a thread cannot be
+            stopped.
+        model: ``REMORA_DEFAULT_MODEL``, which ``/score`` asks without a script; the only one when empty.
+        root: ``AML_APP_ROOT``, where a swagger.json may lie.
+        server_version: ``HTTP_X_MS_SERVER_VERSION``, told to clients.
+    """
+
+    script: EntryScript | None = None
+    timeout_ms: int = 3_600_000
+    model: str = ""
+    root: Path = Path("/var/azureml-app")
+    server_version: str = ""
+
+
+class _Forward(NamedTuple):
+    """A head that was rewritten for V2, kept with the head it was made of."""
+
+    model: str
+    head: Head
+
+
+class ScoringService:
+    """Answers Azure's routes, and V2 below ``/v2``.
+
+    Args:
+        inside: the server.
+        settings: of the environment.
+        new_id: makes request ids.
+    """
+
+    def __init__(
+        self, inside: Inside, settings: ScoringSettings, new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+    ) -> None:
+        self._inside = inside
+        self._settings = settings
+        self._new_id = new_id
+        if settings.script is not None:
+            asyncio.get_running_loop().run_in_executor(None, settings.script.open)
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Answer one request, now or later."""
+        if head.path.startswith("/v2"):
+            if head.path == "/v2/health/ready" and self._trouble():
+                exchange.respond(HttpAnswer(503, (), []))
+                return None
+            return self._inside.rest.handle(head, body, exchange)
+        allowed = {"/": ("GET", "HEAD"), "/score": ("GET", "POST", "OPTIONS"), "/swagger.json": ("GET", "HEAD")}
+        methods = allowed.get(head.path)
+        if methods is None:
+            exchange.respond(_http(message_answer(404, _NOT_FOUND)))
+        elif head.method not in methods:
+            exchange.respond(_http(message_answer(405, _NOT_ALLOWED), ((b"Allow", ", ".join(methods).encode()),)))
+        else:
+            ids, refusal = self._ids(head)
+            labelled = _Labelled(exchange, ids)
+            if not refusal:
+                return self._route(head, body, labelled)
+            labelled.respond(_http(message_answer(431, refusal)))
+        return None
+
+    def _route(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        if head.path == "/":
+            exchange.respond(self._health())
+        elif head.path == "/swagger.json":
+            exchange.respond(_http(self._swagger(head.query)))
+        elif self._settings.script is not None:
+            self._run(self._settings.script, head, body, exchange)
+        else:
+            return self._infer(head, body, exchange)
+        return None
+
+    def _trouble(self) -> str:
+        script = self._settings.script
+        return script.trouble if script is not None else ""
+
+    def _health(self) -> HttpAnswer:
+        """Azure's one probe: healthy once everything is there, with the reason until then."""
+        trouble = self._trouble()
+        if not trouble and not self._inside.engine.perform(ServerReady()):
+            trouble = "the models are being loaded, or one of them failed to: see /v2/repository/index"
+        if trouble:
+            return _http(message_answer(503, trouble))
+        return HttpAnswer(200, ((b"Content-Type", b"text/html; charset=utf-8"),), [b"Healthy"])
+
+    # -- scoring ----------------------------------------------------------------------------------------------------
+
+    def _run(self, script: EntryScript, head: Head, body: Buffer, exchange: Exchange) -> None:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
+        request = AMLRequest(head.method, unquote(head.path), head.query, headers, bytes(body))
+        once = _Once(exchange)
+        timer = asyncio.get_running_loop().call_later(self._settings.timeout_ms / 1e3, self._give_up, once)
+        once.ended = timer.cancel
+
+        def score() -> HttpAnswer:
+            answer = script.score(request)
+            if answer.status == 405 and request.method == "OPTIONS":
+                answer = answer_of(AMLResponse("", 200))
+            return _http(answer)
+
+        self._inside.later(score, once)
+
+    def _give_up(self, exchange: _Once) -> None:
+        text = f"Scoring timeout after {self._settings.timeout_ms} ms"
+        exchange.respond(_http(message_answer(500, text, failed=True)))
+
+    def _infer(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """V2 through ``/score``, for deployments whose scoring route is that."""
+        models = {model.name for model in self._inside.engine.models()}
+        name = self._settings.model or (min(models) if len(models) == 1 else "")
+        if not name:
+            exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=len(models)))))
+            return None
+        if head.method != "POST":
+            exchange.respond(_http(message_answer(405, "Method not allowed")))
+            return None
+        known = head.note
+        if not isinstance(known, _Forward) or known.model != name:
+            known = head.note = _Forward(name, Head("POST", f"/v2/models/{name}/infer", head.headers))
+        return self._inside.rest.handle(known.head, body, exchange)
+
+    # -- what surrounds an answer -----------------------------------------------------------------------------------
+
+    def _ids(self, head: Head) -> tuple[Headers, str]:
+        """The identifying headers of the answer, and why the request's cannot be taken, empty when they can."""
+        request_id = _text(head, b"x-request-id") or self._new_id()
+        legacy, client = _text(head, b"x-ms-request-id"), _text(head, b"x-ms-client-request-id")
+        refusal = ""
+        if len(request_id) > _HEADER_LIMIT:
+            refusal = f"x-request-id must not exceed {_HEADER_LIMIT} characters"
+            request_id = legacy = client = ""
+        elif max(len(legacy), len(client)) > _HEADER_LIMIT:
+            refusal = f"x-ms-request-id and x-ms-client-request-id must not exceed {_HEADER_LIMIT} characters"
+            legacy = client = ""
+        elif legacy:
+            client = client or legacy
+        else:
+            legacy = client or request_id
+        found = [("x-ms-server-version", self._settings.server_version), ("x-request-id", request_id)]
+        found += [("x-ms-request-id", legacy), ("x-ms-client-request-id", client), ("TraceId", _text(head, b"traceid"))]
+        return tuple((name.encode(), value.encode("latin-1")) for name, value in found if value), refusal
+
+    def _swagger(self, query: str) -> Answer:
+        version = query.removeprefix("version=") if query.startswith("version=") else "2"
+        file = _SWAGGER.get(version)
+        if file is None and version != "3.1":
+            return message_answer(
+                404, f"Swagger version [{version[:20]}] is not valid. Supported versions: [2, 3, 3.1]."
+            )
+        path = self._settings.root / (file or "swagger3.1.json")
+        if path.is_file():
+            return Answer(200, [("Content-Type", "application/json")], path.read_bytes())
+        return Answer(200, [("Content-Type", "application/json")], json.dumps(_described(version)).encode())
+
+
+def _described(version: str) -> dict[str, object]:
+    """A document for scripts that bring none: a score of anything."""
+    score = {"summary": "Score the model", "responses": {"200": {"description": "what run() returned"}}}
+    health = {"summary": "Say whether scoring works", "responses": {"200": {"description": "it does"}}}
+    info = {"title": "ML service", "version": "1.0"}
+    paths = {"/": {"get": health}, "/score": {"post": score}}
+    if version.startswith("2"):
+        return {"swagger": "2.0", "info": info, "paths": paths}
+    return {"openapi": "3.1.0" if version == "3.1" else "3.0.3", "info": info, "paths": paths}
+
+
+def _text(head: Head, name: bytes) -> str:
+    return (head.get(name) or b"").decode("latin-1")
+
+
+def _http(answer: Answer, more: Headers = ()) -> HttpAnswer:
+    """An answer in the server's terms; the server says the length, and a header cannot carry line breaks."""
+    headers = tuple(
+        (name.encode("latin-1"), value.replace("\r", " ").replace("\n", " ").encode("latin-1", "replace"))
+        for name, value in answer.headers
+        if name.lower() not in ("content-length", "transfer-encoding", "connection")
+    )
+    return HttpAnswer(answer.status, headers + more, [answer.body])
+
+
+class _Labelled:
+    """An exchange whose answer carries the request's ids."""
+
+    __slots__ = ("_exchange", "_headers", "finish", "send")
+
+    def __init__(self, exchange: Exchange, headers: Headers) -> None:
+        self._exchange = exchange
+        self._headers = headers
+        self.send = exchange.send
+        self.finish = exchange.finish
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._exchange.respond(HttpAnswer(answer.status, (*answer.headers, *self._headers), answer.body))
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self._exchange.begin(status, (*headers, *self._headers))
+
+
+class _Once:
+    """An exchange that takes the first of two answers: the script's, or that its time is over."""
+
+    __slots__ = ("_exchange", "_open", "ended", "finish", "send")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._open = True
+        self.ended: Callable[[], None] = lambda: None
+        self.send = exchange.send
+        self.finish = exchange.finish
+
+    def respond(self, answer: HttpAnswer) -> None:
+        if self._open:
+            self._open = False
+            self.ended()
+            self._exchange.respond(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self._exchange.begin(status, headers)

@@ -1,0 +1,466 @@
+"""Azure ML: scoring scripts run unchanged, routes and headers are Azure's, probes say the truth while all loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import ROOT, START_TIMEOUT_S, end, free_ports
+from hosting import Got, ask, hosted, running, v2_request, write_scale
+from remora_adapters import azureml
+from remora_adapters.azureml.entry_script import EntryScript
+from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, offer
+
+REFERENCE = Path(os.environ.get("REMORA_AZUREML_VENV", ROOT / ".venv-azureml"))
+"""An environment with azureml-inference-server-http: `make test-azureml`."""
+
+PLAIN = """
+import json, os, time
+import numpy
+
+def init():
+    global factor
+    factor = 2
+
+def run(data):
+    value = json.loads(data)
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind == "raise":
+        raise ValueError("a reason that only the log has")
+    if kind == "none":
+        return None
+    if kind == "text":
+        return "text"
+    if kind == "unprintable":
+        return numpy.zeros(2)
+    if kind == "query":
+        return value
+    if kind == "wait":
+        time.sleep(2)
+    return [factor * number for number in value["data"]]
+"""
+
+RAW = """
+from azureml.contrib.services.aml_request import AMLRequest, rawhttp
+from azureml.contrib.services.aml_response import AMLResponse
+
+def init():
+    pass
+
+@rawhttp
+def run(request):
+    kind = request.args.get("kind")
+    if kind == "bytes":
+        return AMLResponse(request.get_data()[::-1], 200, {"Content-Type": "application/octet-stream"})
+    if kind == "status":
+        return AMLResponse("no", int(request.args["status"]))
+    if kind == "headers":
+        return AMLResponse({"a": 1}, 201, {"X-List": "a, b,c"}, json_str=True)
+    if kind == "files":
+        file = request.files["image"]
+        size = len(file.read())
+        return {"name": file.filename, "size": size, "note": request.form["note"], "method": request.method}
+    if kind == "header":
+        return request.headers["x-given"]
+    if kind == "empty":
+        return AMLResponse(None, 200)
+    return {"method": request.method, "path": request.path, "all": request.args.getlist("a"), "json": request.is_json}
+"""
+
+SCHEMA = """
+from inference_schema.schema_decorators import input_schema, output_schema
+from inference_schema.parameter_types.numpy_parameter_type import NumpyParameterType
+import numpy
+
+def init():
+    pass
+
+@input_schema("data", NumpyParameterType(numpy.array([[1.0, 2.0]])))
+def run(data, factor=3, request_headers={}):
+    return {"sum": float(data.sum()) * factor, "agent": request_headers.get("X-Given", "")}
+"""
+
+JSON = {"Content-Type": "application/json"}
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\nhello\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+    + bytes(range(256))
+    + b"\r\n\n\r--\r\n--b--\r\n"
+)
+Case = tuple[str, str, bytes, dict[str, str]]
+CASES: dict[str, tuple[str, list[Case]]] = {
+    "plain": (
+        PLAIN,
+        [
+            ("GET", "/", b"", {}),
+            ("POST", "/score", b'{"data": [1, 2.5]}', JSON),
+            ("POST", "/score", b'{"data": [1, 2.5]}', {"Content-Type": "text/plain"}),
+            ("POST", "/score", b'{"kind": "raise"}', JSON),
+            ("POST", "/score", b'{"kind": "none"}', JSON),
+            ("POST", "/score", b'{"kind": "text"}', JSON),
+            ("POST", "/score", b'{"kind": "unprintable"}', JSON),
+            ("POST", "/score", b"\xff\xfe", JSON),
+            ("POST", "/score", b"", JSON),
+            ("GET", "/score?kind=%22query%22&a=1&b=%5B1,2%5D&c=x&d=null&e=1&e=2", b"", {}),
+            ("PUT", "/score", b"{}", JSON),
+            ("DELETE", "/", b"", {}),
+            ("POST", "/", b"", {}),
+            ("OPTIONS", "/score", b"", {}),
+            ("GET", "/nowhere", b"", {}),
+            ("GET", "/swagger.json?version=9", b"", {}),
+            ("POST", "/score", b'{"data": []}', {**JSON, "x-request-id": "r" * 100}),
+            ("POST", "/score", b'{"data": []}', {**JSON, "x-request-id": "r" * 101}),
+            ("POST", "/score", b'{"data": []}', {**JSON, "x-ms-request-id": "old"}),
+            ("POST", "/score", b'{"data": []}', {**JSON, "x-ms-client-request-id": "new", "x-request-id": "r"}),
+            ("POST", "/score", b'{"data": []}', {**JSON, "x-ms-client-request-id": "n" * 101}),
+            ("POST", "/score", b'{"data": []}', {**JSON, "TraceId": "t", "x-request-id": "r"}),
+            ("GET", "/", b"", {"x-request-id": "probe"}),
+        ],
+    ),
+    "raw": (
+        RAW,
+        [
+            ("POST", "/score?kind=bytes", bytes(range(256)), {"Content-Type": "application/octet-stream"}),
+            ("POST", "/score?kind=status&status=404", b"", {}),
+            ("POST", "/score?kind=status&status=503", b"", {}),
+            ("POST", "/score?kind=headers", b"", {}),
+            ("POST", "/score?kind=files", FORM, {"Content-Type": "multipart/form-data; boundary=b"}),
+            ("POST", "/score?kind=header", b"", {"X-Given": "here"}),
+            ("POST", "/score?kind=header", b"", {}),
+            ("POST", "/score?kind=empty", b"", {}),
+            ("GET", "/score?a=1&a=2", b"", {}),
+            ("POST", "/score", b"{}", {"Content-Type": "application/json; charset=utf-8"}),
+            ("OPTIONS", "/score", b"", {}),
+        ],
+    ),
+    "schema": (
+        SCHEMA,
+        [
+            ("POST", "/score", b'{"data": [[1, 2]]}', {**JSON, "X-Given": "here"}),
+            ("POST", "/score", b'{"data": [[1, 2]], "factor": 2}', JSON),
+            ("POST", "/score", b"{}", JSON),
+            ("POST", "/score", b"", JSON),
+            ("POST", "/score", b"[]", JSON),
+            ("POST", "/score", b"{", JSON),
+            ("POST", "/score", b"{}", {"Content-Type": "text/plain"}),
+            ("GET", "/score?data=%5B%5B1,2%5D%5D", b"", {}),
+        ],
+    ),
+}
+
+
+def environment(folder: Path, script: str) -> dict[str, str]:
+    (folder / "score.py").write_text(script)
+    (folder / "models").mkdir()
+    return {
+        "AML_APP_ROOT": str(folder),
+        "AZUREML_ENTRY_SCRIPT": "score.py",
+        "AZUREML_MODEL_DIR": str(folder / "models"),
+    }
+
+
+def wait_until_healthy(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Return once ``/`` says so. Fails with the process's output when that ends before."""
+    pause = threading.Event()
+    for _ in range(int(START_TIMEOUT_S / 0.02)):
+        with suppress(OSError):
+            if ask(port, "GET", "/").status == 200:
+                return
+        assert process is None or process.poll() is None, "the server ended"
+        pause.wait(0.02)
+    pytest.fail("the server did not become healthy")
+
+
+@pytest.fixture(params=["plain", "raw"])
+def scored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A script's name, and our port that runs it."""
+    with hosted("azureml", environment(tmp_path, CASES[request.param][0])) as port:
+        wait_until_healthy(port)
+        yield request.param, port
+
+
+# -- against Azure's own server ---------------------------------------------------------------------------------------
+
+TELLING = ("content-type", "x-ms-run-function-failed", "x-ms-request-id", "x-ms-client-request-id", "traceid", "x-list")
+
+
+def comparable(got: Got, sent: dict[str, str]) -> tuple[object, ...]:
+    """What must be the same: not the time that something took, nor ids that were made up."""
+    headers = {name: got.headers.get(name, "") for name in TELLING}
+    if not {"x-request-id", "x-ms-request-id", "x-ms-client-request-id"} & {name.lower() for name in sent}:
+        headers["x-ms-request-id"] = str(bool(headers["x-ms-request-id"]))
+    present = [name in got.headers for name in ("x-request-id", "x-ms-run-fn-exec-ms")]
+    body = json.loads(got.body) if headers["content-type"] == "application/json" else got.body
+    return got.status, headers, present, body
+
+
+@pytest.mark.skipif(
+    not (REFERENCE / "bin" / "azmlinfsrv").exists(), reason="azmlinfsrv is not there: make test-azureml"
+)
+@pytest.mark.parametrize("name", CASES)
+def test_azures_server_gives_the_same_answers(name: str, tmp_path: Path, child_environment: dict[str, str]) -> None:
+    script, cases = CASES[name]
+    theirs, ours = free_ports(2)
+    variables = child_environment | environment(tmp_path, script)
+    python = REFERENCE / "bin" / "python"
+    commands = [
+        [REFERENCE / "bin" / "azmlinfsrv", "--entry_script", "score.py", "--port", str(theirs)],
+        [python, "-m", "remora_adapters.azureml", f"--http-port={ours}"],
+    ]
+    with (tmp_path / "log.txt").open("wb") as log:
+        processes = [
+            subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=log, stderr=log) for command in commands
+        ]
+        try:
+            for port in (theirs, ours):
+                wait_until_healthy(port)
+            different = []
+            for method, path, body, headers in cases:
+                wanted, got = (comparable(ask(port, method, path, body, headers), headers) for port in (theirs, ours))
+                if wanted != got:
+                    different.append(f"{method} {path} {body[:40]!r}\n  theirs {wanted}\n  ours   {got}")
+            assert not different, "\n".join(different)
+        finally:
+            for process in processes:
+                end(process)
+
+
+@pytest.mark.skipif(
+    not (REFERENCE / "bin" / "azmlinfsrv").exists(), reason="azmlinfsrv is not there: make test-azureml"
+)
+def test_azures_server_runs_our_script(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    mounted = tmp_path / "scale" / "1"
+    write_scale(mounted / "repository" / "scale")
+    (port,) = free_ports(1)
+    script = Path(azureml.__file__).parent / "score.py"
+    command = [REFERENCE / "bin" / "azmlinfsrv", "--entry_script", script, "--port", str(port)]
+    with (tmp_path / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=child_environment | {"AZUREML_MODEL_DIR": str(mounted)}, stdout=log, stderr=log
+        )
+        try:
+            wait_until_healthy(port)
+            answer = ask(port, "POST", "/score", v2_request([[1, 2, 3, 4]]))
+            assert answer.json["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
+            data = np.array([1, 2, 3, 4], np.float32).tobytes()
+            spec = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+            header = json.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}}).encode()
+            told = {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"}
+            answer = ask(port, "POST", "/score", header + data, told)
+            length = int(answer.headers["inference-header-content-length"])
+            assert np.frombuffer(answer.body[length:], np.float32).tolist() == [2.0, 4.0, 6.0, 8.0]
+            assert ask(port, "POST", "/score?model_name=none", v2_request([[1, 2, 3, 4]])).status == 404
+        finally:
+            end(process)
+
+
+# -- without it -------------------------------------------------------------------------------------------------------
+
+
+def test_every_case_is_answered_without_a_server_error_of_ours(scored: tuple[str, int]) -> None:
+    name, port = scored
+    for method, path, body, headers in CASES[name][1]:
+        got = ask(port, method, path, body, headers)
+        assert got.status in (200, 201, 400, 404, 405, 431, 500, 503), (method, path, got)
+        if got.status != 404 and path != "/nowhere" and got.status not in (405, 431):
+            assert got.headers["x-request-id"]
+
+
+def test_a_script_scores_and_says_how_long_it_took(tmp_path: Path) -> None:
+    with hosted("azureml", environment(tmp_path, PLAIN)) as port:
+        wait_until_healthy(port)
+        got = ask(port, "POST", "/score", {"data": [1, 2]})
+        assert (got.status, got.json) == (200, [2, 4])
+        assert float(got.headers["x-ms-run-fn-exec-ms"]) >= 0
+        failed = ask(port, "POST", "/score", {"kind": "raise"})
+        assert failed.status == 500
+        assert failed.headers["x-ms-run-function-failed"] == "True"
+        assert b"only the log has" not in failed.body
+
+
+def test_a_script_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    with hosted("azureml", {**environment(tmp_path, PLAIN), "SCORING_TIMEOUT_MS": "50"}) as port:
+        wait_until_healthy(port)
+        got = ask(port, "POST", "/score", {"kind": "wait", "data": []})
+        assert (got.status, got.json) == (500, {"message": "Scoring timeout after 50 ms"})
+        assert got.headers["x-ms-run-function-failed"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("def init(): raise RuntimeError('no weights')\ndef run(data): pass", "RuntimeError: no weights"),
+        ("def init(): pass", "defines no run"),
+        ("def init(): pass\ndef run(): pass", "needs to accept an argument"),
+        ("def init(): pass\ndef run(*rows): pass", "positional-only"),
+        ("import nothing_like_this", "nothing_like_this"),
+        ("def run(", "SyntaxError"),
+        ("import sys\ndef init(): sys.exit(1)\ndef run(data): pass", "SystemExit"),
+    ],
+)
+def test_a_script_that_cannot_start_says_so_on_every_route(tmp_path: Path, script: str, words: str) -> None:
+    with hosted("azureml", environment(tmp_path, script)) as port:
+        got = ask(port, "GET", "/")
+        while "being loaded" in got.json["message"]:
+            got = ask(port, "GET", "/")
+        assert got.status == 503
+        assert words in got.json["message"]
+        assert ask(port, "GET", "/v2/health/ready").status == 503
+        assert ask(port, "GET", "/v2/health/live").status == 200
+        scored = ask(port, "POST", "/score", {"data": []})
+        assert scored.status == 503
+        assert words in scored.json["message"]
+
+
+def test_probes_are_answered_while_the_script_loads(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = f"def init():\n    with open({str(gate)!r}) as gate: gate.read()\ndef run(data): return 1\n"
+    with hosted("azureml", environment(tmp_path, script)) as port:
+        assert ask(port, "GET", "/v2/health/live").status == 200
+        assert ask(port, "GET", "/v2/health/ready").status == 503
+        assert "being loaded" in ask(port, "GET", "/").json["message"]
+        assert ask(port, "POST", "/score", {}).status == 503
+        gate.write_text("go")  # opening it waits for the script to read
+        wait_until_healthy(port)
+        assert ask(port, "GET", "/v2/health/ready").status == 200
+        assert ask(port, "POST", "/score", {}).json == 1
+
+
+def test_one_run_at_a_time_unless_more_workers_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(
+        "import threading\nbusy = threading.Semaphore(1)\ndef init(): pass\ndef run(data):\n"
+        "    alone = busy.acquire(blocking=False)\n    threading.Event().wait(0.02)\n"
+        "    alone and busy.release()\n    return alone\n"
+    )
+    script = EntryScript(tmp_path / "score.py")
+    script.open()
+    bodies: list[bytes] = []
+    request = AMLRequest("POST", "/score", "", [], b"1")
+    threads = [threading.Thread(target=lambda: bodies.append(script.score(request).body)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bodies == [b"true"] * 4
+
+
+# -- without a script -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["", "repository", "outer/repository"])
+def test_models_are_found_below_the_registered_folder(tmp_path: Path, inner: str) -> None:
+    write_scale(tmp_path / "digits" / "7" / inner / "scale")
+    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "digits" / "7")}) as port:
+        for path in ("/score", "/v2/models/scale/infer"):
+            assert ask(port, "POST", path, v2_request([[1, 2, 3, 4]])).json["outputs"][0]["data"] == [2, 4, 6, 8]
+        assert ask(port, "GET", "/").body == b"Healthy"
+        assert ask(port, "GET", "/score").status == 405
+
+
+def test_a_bare_model_is_called_what_it_was_registered_as(tmp_path: Path) -> None:
+    mounted = tmp_path / "digits" / "7"
+    write_scale(mounted)
+    with hosted("azureml", {"AZUREML_MODEL_DIR": str(mounted)}) as port:
+        assert ask(port, "GET", "/v2/models/digits/ready").status == 200
+
+
+def test_binary_tensors_and_ids_pass_through_score(tmp_path: Path) -> None:
+    write_scale(tmp_path / "m" / "1" / "scale")
+    data = np.array([1, 2, 3, 4], np.float32).tobytes()
+    spec = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+    header = json.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}}).encode()
+    told = {"Inference-Header-Content-Length": str(len(header)), "x-ms-client-request-id": "mine"}
+    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1")}) as port:
+        for _ in range(2):
+            got = ask(port, "POST", "/score", header + data, told)
+            length = int(got.headers["inference-header-content-length"])
+            assert np.frombuffer(got.body[length:], np.float32).tolist() == [2, 4, 6, 8]
+            assert got.headers["x-ms-client-request-id"] == "mine"
+
+
+def test_score_with_several_models_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_scale(tmp_path / "m" / "1" / name)
+    environ = {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1")}
+    with hosted("azureml", environ) as port:
+        got = ask(port, "POST", "/score", v2_request([[1, 2, 3, 4]]))
+        assert got.status == 404
+        assert "REMORA_DEFAULT_MODEL" in got.json["message"]
+    with hosted("azureml", {**environ, "REMORA_DEFAULT_MODEL": "b"}) as port:
+        assert ask(port, "POST", "/score", v2_request([[1, 2, 3, 4]])).json["model_name"] == "b"
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_port_is_azures_or_what_it_says() -> None:
+    assert azureml.host({}).server.http_port == 5001
+    assert azureml.host({"SERVER_PORT": "8080"}).server.http_port == 8080
+    assert azureml.host({}).server.http_address == "0.0.0.0"
+    for text in ("0", "-1", "x", "9" * 30, "²"):
+        with pytest.raises(ValueError, match="SERVER_PORT"):
+            azureml.host({"SERVER_PORT": text})
+
+
+def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:
+    write_scale(tmp_path / "m" / "1" / "scale")
+    variables = {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1"), "SEPERATE_HEALTH_ENDPOINT": "true"}
+    with running(azureml.host(variables)) as ports:
+        (health,) = ports.doors
+        assert ask(health, "GET", "/").body == b"Healthy"
+
+
+def test_it_starts_as_a_module_and_ends_when_told(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    (port,) = free_ports(1)
+    variables = child_environment | environment(tmp_path, PLAIN) | {"SERVER_PORT": str(port)}
+    command = [sys.executable, "-m", "remora_adapters.azureml", "--http-address=127.0.0.1"]
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until_healthy(port)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+# -- requests and responses of scripts --------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200).filter(lambda data: b"--b" not in data), st.text("abc.é", min_size=1, max_size=9))
+def test_a_forms_file_arrives_as_it_was_sent(data: bytes, note: str) -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x"\r\n\r\n' + data + b"\r\n"
+    body += b'--b\r\nContent-Disposition: form-data; name="n"\r\n\r\n' + note.encode() + b"\r\n--b--\r\n"
+    request = AMLRequest("POST", "/score", "", [("Content-Type", "multipart/form-data; boundary=b")], body)
+    assert request.files["f"].read() == data
+    assert request.form["n"] == note
+
+
+@given(st.dictionaries(st.text("abc", min_size=1), st.lists(st.text(max_size=5), min_size=1, max_size=3)))
+def test_a_querys_values_are_all_there(query: dict[str, list[str]]) -> None:
+    from urllib.parse import urlencode
+
+    request = AMLRequest("GET", "/score", urlencode(query, doseq=True), [], b"")
+    assert {key: request.args.getlist(key) for key in request.args} == query
+
+
+def test_header_values_are_split_at_commas_as_azure_does() -> None:
+    assert AMLResponse("", 200, {"A": "1, 2"}).headers.get_all("A") == ["1", "2"]
+
+
+def test_azures_names_lead_to_our_request_and_response() -> None:
+    modules: dict[str, Any] = {}
+    offer(modules)
+    for package in ("azureml.contrib.services", "azureml_inference_server_http.api"):
+        assert modules[f"{package}.aml_request"].AMLRequest is AMLRequest
+        assert modules[package].aml_response.AMLResponse is AMLResponse

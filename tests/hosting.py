@@ -1,0 +1,126 @@
+"""What the tests of all hosts share: small models, a platform's server in this process, requests over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from remora.engine import Engine
+from remora.server.doors import Host, find_adapter
+from remora.server.main import Ports, Server
+
+PATIENCE_S = 60.0
+
+SCALE = 2.0
+"""What the model `scale` multiplies by."""
+
+
+def write_scale(model: Path, *, config: str = "max_batch_size: 8 dynamic_batching { }", versions: int = 1) -> Path:
+    """A model with one FP32 input ``x`` of rows of four, and ``y``, twice that. Returns its folder."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'remora[demo]'")
+    helper, proto = onnx.helper, onnx.TensorProto
+    nodes = [
+        helper.make_node("Constant", [], ["factor"], value=helper.make_tensor("f", proto.FLOAT, [], [SCALE])),
+        helper.make_node("Mul", ["x", "factor"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(name, proto.FLOAT, ["n", 4]) for name in ("x", "y")]
+    return _write(onnx, model, nodes, values, config, versions)
+
+
+def write_words(model: Path) -> Path:
+    """A model that gives its BYTES input ``x``, of one element, back as ``y``."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'remora[demo]'")
+    helper = onnx.helper
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, [1]) for name in ("x", "y")]
+    return _write(onnx, model, [helper.make_node("Identity", ["x"], ["y"])], values, "", 1)
+
+
+def _write(onnx: object, model: Path, nodes: list[object], values: list[object], config: str, versions: int) -> Path:
+    helper = onnx.helper  # type: ignore[attr-defined]
+    graph = helper.make_graph(nodes, "graph", values[:1], values[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    for version in range(1, versions + 1):
+        folder = model / str(version)
+        folder.mkdir(parents=True)
+        (folder / "model.onnx").write_bytes(made.SerializeToString())
+    if config:
+        (model / "config.pbtxt").write_text(config)
+    return model
+
+
+class Got(NamedTuple):
+    """An answer; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(port: int, method: str, path: str, body: bytes | object = b"", headers: Mapping[str, str] | None = None) -> Got:
+    """One request to a loopback port; a body that is no bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    kind = {} if isinstance(body, bytes) else {"Content-Type": "application/json"}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, data, {**kind, **(headers or {})})
+        answer = connection.getresponse()
+        return Got(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    finally:
+        connection.close()
+
+
+@contextmanager
+def running(host: Host) -> Iterator[Ports]:
+    """A platform's server in a thread of this process, on free loopback ports; ready when it is entered."""
+    options = replace(host.server, http_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
+    doors = tuple(replace(door, address="127.0.0.1", port=0) for door in host.doors)
+    server = Server(Engine(options=host.engine), options, host.front, doors)
+    ready: Future[asyncio.AbstractEventLoop] = Future()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        try:
+            await server.start()
+            ready.set_result(asyncio.get_running_loop())
+        except BaseException as error:
+            ready.set_exception(error)
+        else:
+            await stop.wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        loop = ready.result(PATIENCE_S)
+        try:
+            yield server.ports
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+    finally:
+        thread.join(PATIENCE_S)
+
+
+@contextmanager
+def hosted(platform: str, environ: Mapping[str, str]) -> Iterator[int]:
+    """The HTTP port of a platform's server with that environment, as `running`."""
+    with running(find_adapter(platform).host(environ)) as ports:
+        yield ports.http
+
+
+def v2_request(rows: list[list[float]], **more: Any) -> dict[str, Any]:
+    """A V2 request to the model `scale`."""
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [len(rows), 4], "data": rows}], **more}
