@@ -311,7 +311,10 @@ def open_repositories(options: EngineOptions) -> list[Repository]:
     """Every place that the options name. Raises NotFoundError for a URL that nothing understands."""
     cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
     return [
-        *(open_repository(place, any_layout=True, bare_name=options.model_name, cache=cache) for place in options.paths),
+        *(
+            open_repository(place, any_layout=True, bare_name=options.model_name, cache=cache)
+            for place in options.paths
+        ),
         *(open_repository(place, cache=cache) for place in options.model_repository),
     ]
 
