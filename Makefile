@@ -24,7 +24,7 @@ STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle test-lambda test-azureml \
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle soak test-lambda test-azureml \
         test-containers test-backends test-storage bench proto reference lock wheel image clean
 
 help:  ## this list
@@ -99,6 +99,9 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[onnx]' onnx pytest pytest-timeout hypothesis
 	@touch $@
+
+soak: $(VENV)/dev.stamp  ## the tests of docs/reliability.md at full length; minutes
+	REMORA_SOAK=1 $(PY) -m pytest -q -x -s tests/e2e/test_under_load.py tests/e2e/test_load_cycles.py
 
 bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
 	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi

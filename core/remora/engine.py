@@ -17,8 +17,8 @@ import numpy.typing as npt
 from remora import messages
 from remora._version import __version__
 from remora.answer_stream import AnswerStream
-from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnsupportedError
-from remora.lifecycle import Lifecycle
+from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnavailableError, UnsupportedError
+from remora.lifecycle import Lifecycle, Readiness
 from remora.loading import ModelLoader
 from remora.messages import (
     Array,
@@ -35,6 +35,7 @@ from remora.messages import (
     Ticket,
 )
 from remora.model import Reply, ServedModel
+from remora.model_table import LoadingError
 from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.sequence_report import SequenceReport
@@ -152,6 +153,19 @@ class Engine:
     ) -> None:
         self.stop()
 
+    def begin_drain(self) -> None:
+        """Be not ready from now on, and go on serving: traffic is to go elsewhere before `stop`."""
+        self._lifecycle.draining = True
+
+    def readiness(self) -> Readiness:
+        """Whether traffic may come, and what is waited for when it may not."""
+        return self._lifecycle.readiness()
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that have begun and not ended, over all models."""
+        return sum(model.open_sequences for model in self._lifecycle.ready_models())
+
     @property
     def running(self) -> int:
         """Requests that wait or run, over all models."""
@@ -159,10 +173,26 @@ class Engine:
 
     # -- inference --------------------------------------------------------------------------------------------------
 
+    def wait_for(self, model: str, version: int = -1, timeout_s: float | None = None) -> ServedModel:
+        """As `resolve`, and blocks while what would serve is being loaded and may be waited for.
+
+        Raises UnavailableError when ``timeout_s``, at most the option ``waiting_secs``, is over.
+        """
+        limit_s = self.options.waiting_secs if timeout_s is None else min(timeout_s, self.options.waiting_secs)
+        end_ns = self._clock.monotonic_ns() + int(limit_s * 1e9)
+        while True:
+            try:
+                return self.resolve(model, version)
+            except LoadingError as loading:
+                try:
+                    loading.ready.result(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
+                except TimeoutError:
+                    raise UnavailableError(f"{loading.message}: the request could wait no longer") from None
+
     def resolve(self, model: str, version: int = -1) -> ServedModel:
         """The model version that would serve; -1 for the highest ready one.
 
-        Raises NotFoundError or UnavailableError with Triton's texts (spec H09).
+        Raises NotFoundError or UnavailableError with Triton's texts (spec H09), and LoadingError when it is on its way.
         """
         return self._table.resolve(model, version)
 
@@ -291,7 +321,7 @@ class Engine:
     ) -> tuple[ServedModel, InferForm, list[Data]]:
         from remora.program_inputs import as_request  # servers have codecs for that
 
-        served = self.resolve(model, version)
+        served = self.wait_for(model, version)
         specs, data = as_request(served, inputs)
         return served, InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, parameters or {}), data
 
@@ -345,7 +375,7 @@ class Engine:
             case messages.ServerReady():
                 return self._lifecycle.is_ready()
             case messages.ModelReady(model, version):
-                return not self.resolve(model, version).trouble
+                return self._lifecycle.is_model_ready(model, version)
             case messages.ServerMetadata():
                 return ServerInfo(self.options.id, __version__, EXTENSIONS)
             case messages.ModelMetadata(model, version):

@@ -12,8 +12,8 @@ import contextvars
 import logging
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, NoReturn
 
 from remora.composing import step_models
 from remora.ensemble_loading import EnsembleLoader, PollFailedError
@@ -22,7 +22,7 @@ from remora.loading import LoadPlan, ModelLoader, PollError
 from remora.messages import IndexEntry
 from remora.model import ServedModel, Steps
 from remora.model_loads import ModelLoads
-from remora.model_table import READY, UNAVAILABLE, ModelState, ModelTable
+from remora.model_table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import CacheSettings, Repository, open_repository
@@ -35,6 +35,15 @@ _log = logging.getLogger("remora.models")
 _NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _DUPLICATE = "model appears in two or more repositories"
 _NOTHING: Mapping[str, str | bytes] = {}
+
+
+class Readiness(NamedTuple):
+    """Whether traffic may come; ``waits_for`` tells in words what it is that the engine waits for."""
+
+    ready: bool
+    started: bool
+    draining: bool
+    waits_for: tuple[str, ...]
 
 
 class Lifecycle:
@@ -57,8 +66,10 @@ class Lifecycle:
         self._loads = ModelLoads(self.table, loader, clock, retries=options.model_load_retry_count)
         self._ensembles = EnsembleLoader(self)
         self._ended = threading.Event()
-        self.started = False
+        self._started: Future[None] = Future()
+        self.draining = False
         self.stopping = False
+        self.table.missing = self._missing
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -78,9 +89,34 @@ class Lifecycle:
         """All versions that serve, by name and version."""
         return self.table.ready_models()
 
+    @property
+    def started(self) -> bool:
+        """Whether the models that were wished for at start have been loaded, or have failed."""
+        return self._started.done()
+
     def is_ready(self) -> bool:
-        """Whether traffic may come (spec V01): a pure function of the table."""
-        return self.started and not self.stopping and (not self._options.strict_readiness or self.table.is_fine())
+        """Whether traffic may come (spec V01): a pure function of the table. Not before the start, nor in a drain."""
+        leaving = self.draining or self.stopping
+        return self.started and not leaving and (not self._options.strict_readiness or self.table.is_fine())
+
+    def readiness(self) -> Readiness:
+        """Whether traffic may come, and why not."""
+        reasons = [] if self.started else ["the models of the start are being loaded"]
+        reasons += ["the server is draining"] if self.draining or self.stopping else []
+        reasons += self.table.troubles() if self._options.strict_readiness or not self.started else []
+        return Readiness(self.is_ready(), self.started, self.draining, tuple(reasons))
+
+    def _missing(self, name: str, version: int, error: RemoraError) -> NoReturn:
+        """Nothing serves a request: it may wait for the start, else it has failed."""
+        if self.stopping:
+            raise UnavailableError(f"the server is stopping: request for model '{name}' is not taken") from error
+        if not self.started and self._options.wait_for_models:
+            raise LoadingError(f"model '{name}' is still being loaded", self._started) from error
+        raise error
+
+    def is_model_ready(self, name: str, version: int) -> bool:
+        """Whether a request would be served (spec H05). Raises NotFoundError or UnavailableError (spec H09)."""
+        return not self.table.look_up(name, version).trouble
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """The repository index (spec M08) of what the repositories have now, by name and version."""
@@ -113,7 +149,7 @@ class Lifecycle:
         wanted, failures = self._wanted_at_start()
         failures.update(self._bring(wanted))
         self._ensembles.wish(wanted)
-        self.started = True
+        self._started.set_result(None)
         if self._options.model_control_mode == "poll" and self._options.repository_poll_secs > 0:
             threading.Thread(target=self._keep_polling, name="remora poll", daemon=True).start()
         return failures
@@ -297,7 +333,6 @@ class Lifecycle:
     def stop(self, timeout_s: float) -> bool:
         """Finish what is under way in all models, then close them. False when the time was not enough."""
         self.stopping = True
-        self.table.missing = _refuse_at_end
         self._ended.set()
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         done = True
@@ -317,7 +352,3 @@ def open_repositories(options: EngineOptions) -> list[Repository]:
         ),
         *(open_repository(place, cache=cache) for place in options.model_repository),
     ]
-
-
-def _refuse_at_end(name: str, version: int, error: RemoraError) -> NoReturn:
-    raise UnavailableError(f"the server is stopping: request for model '{name}' is not taken")

@@ -115,6 +115,7 @@ class ServedModel:
         self.caches = cache is not None and config.response_cache.enable and not self.decoupled
         """Whether answers come out of the response cache."""
         scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
+        self._inner = scheduler
         self._pool = scheduler if isinstance(scheduler, Scheduler) and not (self.decoupled or turns) else None
         self.scheduler = self._cached(scheduler, cache, clock) if cache is not None and self.caches else scheduler
 
@@ -248,6 +249,17 @@ class ServedModel:
         """Why none of the instances can serve now, though the model is loaded; empty when one can."""
         troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]
         return troubles[0] if troubles and all(troubles) else ""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait or run, and sequences whose next request is yet to come (spec V03)."""
+        return self.scheduler.pending + self.scheduler.running + self.open_sequences
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that have begun and not ended."""
+        sequences = getattr(self._inner, "sequences", None)  # the sequence scheduler is imported where there is one
+        return len(sequences()) if sequences is not None else 0
 
     @property
     def adjustable(self) -> bool:

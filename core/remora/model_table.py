@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from typing import NamedTuple, NoReturn
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
@@ -16,6 +17,15 @@ from remora.repository.offers import name_of
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 UNLOADED = "unloaded"
+
+
+class LoadingError(UnavailableError):
+    """What would serve is being loaded, and the request may wait: look again when ``ready`` is done, or tell the client
+    of the error that it ends with."""
+
+    def __init__(self, message: str, ready: Future[None]) -> None:
+        super().__init__(message)
+        self.ready = ready
 
 
 class VersionState(NamedTuple):
@@ -85,11 +95,12 @@ class ModelTable:
         if state is not None and version < 0 and state.newest is not None:
             return state.newest  # the usual case, kept short
         try:
-            return self._find(name, version)
+            return self.look_up(name, version)
         except RemoraError as error:
             self.missing(name, version, error)
 
-    def _find(self, name: str, version: int) -> ServedModel:
+    def look_up(self, name: str, version: int = -1) -> ServedModel:
+        """As `resolve`, but ``missing`` is not asked."""
         state = self._states.get(name)
         if state is None and self._namespacing:
             state = self._only_namesake(name)
@@ -155,6 +166,17 @@ class ModelTable:
     def is_fine(self) -> bool:
         """Whether every model that should serve does."""
         return all(state.is_fine for state in list(self._states.values()))
+
+    def troubles(self) -> list[str]:
+        """What keeps models from serving that should, a line for each version."""
+        lines: list[str] = []
+        for key, state in sorted(self._states.items()):
+            if not state.versions:
+                lines.append(f"model '{key}' has no version to serve")
+            for number, row in sorted(state.versions.items()):
+                if row.state == LOADING or (row.state == UNAVAILABLE and row.reason != UNLOADED):
+                    lines.append(f"model '{key}' version {number} is {row.state}{': ' * bool(row.reason)}{row.reason}")
+        return lines
 
     def failure(self, key: str) -> str:
         """What a model's last load failed with; "" when it did not."""

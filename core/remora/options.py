@@ -120,6 +120,19 @@ class EngineOptions:
         default=0,
         metavar="N",
     )
+    wait_for_models: bool = option(
+        "Requests that come before the models of the start are loaded wait for them instead of failing.", default=False
+    )
+    max_waiting_requests: int = option(
+        "How many requests over HTTP may wait for models that are being loaded; more are refused.",
+        default=1024,
+        metavar="N",
+    )
+    waiting_secs: int = option(
+        "The longest that a request waits for a model that is being loaded, unless its own deadline is sooner.",
+        default=60,
+        metavar="S",
+    )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
     cache_config: tuple[str, ...] = option(
         "The response cache, for models with response_cache { enable: true }: local,size=BYTES. May be given again.",
@@ -288,6 +301,11 @@ class ServerOptions:
         "Age at which gRPC clients must connect anew; 0 for never.", default=0, metavar="MS"
     )
     grpc_max_connection_age_grace: int = option("Time for running calls then; 0 for any.", default=0, metavar="MS")
+    lame_duck_secs: int = option(
+        "After SIGTERM, go on serving that long while not being ready, so that traffic goes elsewhere.",
+        default=0,
+        metavar="S",
+    )
     allow_metrics: bool = option("Serve Prometheus metrics.", default=True)
     metrics_address: str = option("Address for metrics; the HTTP address when empty.", default="", metavar="ADDR")
     metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT")

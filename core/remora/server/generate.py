@@ -12,6 +12,7 @@ from remora.engine import Engine
 from remora.errors import RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streamed, Ticket
 from remora.model import ServedModel
+from remora.model_table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, failure, retry_after
 from remora.protocols.load_report import REQUEST_HEADER, RESPONSE_HEADER, load_report
@@ -50,7 +51,7 @@ class GenerateRoutes:
     ) -> Ticket | None:
         """Answer one request through ``exchange``; its client waits for ``timeout_ns``, 0 for any time.
 
-        The ticket, if any, can be cancelled.
+        The ticket, if any, can be cancelled. Raises LoadingError when the request may wait for its model.
         """
         try:
             model = self._engine.resolve(where.model, where.version)
@@ -62,7 +63,9 @@ class GenerateRoutes:
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RetiredError:
-            return self.handle(where, encoding, head, body, exchange)
+            return self.handle(where, encoding, head, body, exchange, timeout_ns)
+        except LoadingError:
+            raise
         except RemoraError as error:
             status = STATUS_OF.get(error.code, 400)
             exchange.respond(failure(status, error.message, plain=False, headers=retry_after(error)))

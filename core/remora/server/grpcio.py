@@ -66,7 +66,7 @@ class Engine(Protocol):
 
     def perform(self, call: Call, /) -> Any: ...
 
-    def resolve(self, model: str, version: int, /) -> Any: ...
+    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any: ...
 
     def submit(
         self,
@@ -243,7 +243,7 @@ class GrpcServer:
         if self._draining:
             raise UnavailableError(SHUTDOWN_TEXT)
         request = read_infer(message)
-        served = self._engine.resolve(request.model, request.version)
+        served = self._engine.wait_for(request.model, request.version, _seconds_left(context))
         if served.decoupled:
             raise UnsupportedError(DECOUPLED_TEXT)
         metadata = forwarded(self._pattern, context.invocation_metadata()) if self._pattern else None

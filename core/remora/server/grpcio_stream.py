@@ -45,7 +45,7 @@ STALL_S = 30.0
 class Engine(Protocol):
     """What a stream asks of the engine; see ``grpcio.Engine``."""
 
-    def resolve(self, model: str, version: int, /) -> Any: ...
+    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any: ...
 
     def submit(
         self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
@@ -158,7 +158,7 @@ class InferStream:
             try:
                 self._submit(entry, served, request, len(message))
             except RetiredError:
-                served = self._engine.resolve(request.model, request.version)
+                served = self._engine.wait_for(request.model, request.version)
                 self._submit(entry, served, request, len(message))
         except Exception as error:
             self._refuse(entry, encode_refusal(_known(error), request.id), len(message))
@@ -177,7 +177,7 @@ class InferStream:
         try:
             if self._draining:
                 raise UnavailableError(SHUTDOWN_TEXT)
-            return request, self._engine.resolve(request.model, request.version)
+            return request, self._engine.wait_for(request.model, request.version)
         except Exception as error:
             return encode_refusal(_known(error), request.id)
 

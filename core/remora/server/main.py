@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -23,6 +24,7 @@ from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.http import Listener, Service
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
+from remora.server.waiting import WaitingRoom
 from remora.system.machine import process_age_s
 from remora.system.tuning import Tuning, freeze, give_back
 
@@ -33,6 +35,7 @@ _log = logging.getLogger("remora.server")
 
 _BACKLOG = 1024
 _SWEEP_S = 5.0
+_LOOK_S = 0.01
 _STALL_LIMIT_S = 120.0
 """A request that takes longer than this to arrive is given up."""
 
@@ -94,12 +97,16 @@ class Server:
             pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
+            waiting=WaitingRoom(self.engine.options.max_waiting_requests, self.engine.options.waiting_secs),
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
         await self._open_ports(inside, mailbox)
         self._sweep()
+        early = options.allow_grpc and self.engine.options.wait_for_models
+        if early:  # else requests over gRPC would be refused before they could wait
+            self.ports = self.ports._replace(grpc=await loop.run_in_executor(None, self._start_grpc))
         await (asyncio.wrap_future(loading) if loading else loop.run_in_executor(None, self.engine.start))
-        if options.allow_grpc:
+        if options.allow_grpc and not early:
             self.ports = self.ports._replace(grpc=await loop.run_in_executor(None, self._start_grpc))
 
     async def _open_ports(self, inside: Inside, mailbox: LoopMailbox) -> None:
@@ -187,24 +194,54 @@ class Server:
             listener.drop_stalled(loop.time(), _STALL_LIMIT_S)
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
-    async def stop(self) -> bool:
-        """Stop accepting, finish what is under way, close. False when the exit timeout was not enough."""
+    async def stop(self, *, drain: bool = False) -> bool:
+        """Stop accepting, finish what is under way, close. False when the exit timeout was not enough.
+
+        With ``drain``, be not ready first, go on serving for the lame-duck time, and until open sequences have ended.
+        """
         loop = asyncio.get_running_loop()
+        if drain:
+            await self._lame_duck()
+        end = loop.time() + self.engine.options.exit_timeout_secs
+        countdown = loop.create_task(self._count_down(end))
+        while drain and self.engine.open_sequences and loop.time() < end:
+            await asyncio.sleep(_LOOK_S)
         for server in self._sockets:
             server.close()
-        end = loop.time() + self.engine.options.exit_timeout_secs
         if self._grpc is not None:
             await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
         while sum(listener.close_idle() for listener in self._listeners) and loop.time() < end:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
         done = await loop.run_in_executor(None, self.engine.stop, left)
+        countdown.cancel()
         for listener in self._listeners:
             for connection in list(listener.connections):
                 connection.abort()
         if self._sweeper is not None:
             self._sweeper.cancel()
         return done
+
+    async def _lame_duck(self) -> None:
+        """Be not ready, and serve on while traffic goes elsewhere; answers say that their connection ends."""
+        self.engine.begin_drain()
+        for listener in self._listeners:
+            listener.closing = True
+        if self.options.lame_duck_secs:
+            _log.info("not ready from now on, serving for %d s more", self.options.lame_duck_secs)
+            await asyncio.sleep(self.options.lame_duck_secs)
+
+    async def _count_down(self, end: float) -> None:
+        """Say each second what is waited for, in Triton's words (spec V03)."""
+        loop = asyncio.get_running_loop()
+        _log.info("Waiting for in-flight requests to complete.")
+        while True:
+            left = max(round(end - loop.time()), 0)
+            busy = [(model, model.in_flight) for model in self.engine.models() if model.in_flight]
+            _log.info("Timeout %d: Found %d model versions that have in-flight inferences", left, len(busy))
+            for model, count in busy:
+                _log.info("Model '%s' (version %d) has %d in-flight inferences", model.name, model.version, count)
+            await asyncio.sleep(1)
 
 
 def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning) -> int:
@@ -215,11 +252,24 @@ def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning)
 async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning) -> int:
     loop = asyncio.get_running_loop()
     server = Server(engine, host.server, host.front, host.doors)
-    stop = asyncio.Event()
+    told = asyncio.Event()
+
+    def tell() -> None:
+        if told.is_set():
+            _log.error("a second signal came: ending at once")
+            os._exit(1)  # whatever holds the first one up must not hold this one up
+        told.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, tell)
+    starting, stopping = loop.create_task(server.start(loading)), loop.create_task(told.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        _log.info("told to stop before the models were loaded")
+        starting.cancel()
+        return 0 if await server.stop() else 1
     try:
-        await server.start(loading)
+        await starting
     except (StartError, RemoraError, ValueError) as error:
         _log.error("cannot start: %s", error)
         await server.stop()
@@ -227,10 +277,9 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     freeze(settings)
     print(ready_table(server), file=sys.stderr, flush=True)
     await loop.run_in_executor(None, give_back)
-    await stop.wait()
-    _log.info("stopping: %d requests under way", server.engine.running)
-    if await server.stop():
-        _log.info("stopped")
+    await stopping
+    if await server.stop(drain=True):
+        _log.info("All models are stopped, unloading models")
         return 0
     _log.error("Exit timeout expired. Exiting immediately.")
     return 1

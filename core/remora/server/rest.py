@@ -24,6 +24,7 @@ from remora.messages import (
     Ticket,
 )
 from remora.model import ServedModel
+from remora.model_table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import failure
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
@@ -46,6 +47,9 @@ from remora.protocols.v2_rest import (
 from remora.server import deadlines
 from remora.server.exchange import Exchange
 from remora.server.generate import GenerateRoutes
+from remora.server.probes import PATHS as PROBES
+from remora.server.probes import probe
+from remora.server.waiting import WaitingRoom
 
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
@@ -148,6 +152,7 @@ class RestService:
         pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
         restrictions: groups of calls that need a secret header.
+        waiting: where requests wait for models that are being loaded.
     """
 
     def __init__(
@@ -161,6 +166,7 @@ class RestService:
         pages: Pages | None = None,
         serves_metrics: bool = True,
         restrictions: Restrictions = _OPEN,
+        waiting: WaitingRoom | None = None,
     ) -> None:
         self._engine = engine
         self._restrictions = restrictions
@@ -171,6 +177,7 @@ class RestService:
         self._later = later
         self._limit = max_input_bytes
         self._pages = pages
+        self._waiting = waiting or WaitingRoom()
         self._serves_metrics = serves_metrics
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
@@ -178,10 +185,32 @@ class RestService:
         plan = head.note
         if not isinstance(plan, _Plan):
             plan = head.note = _Plan(head, self._restrictions)
+        try:
+            return self._handle(plan, head, body, exchange, plan.timeout_ns)
+        except LoadingError as loading:
+            self._wait(loading, plan, head, body, exchange, plan.timeout_ns)
+            return None
+
+    def _wait(
+        self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int
+    ) -> None:
+        """Handle a request again when what it needs is loaded; its deadline stays where it was."""
+
+        def go_on(waited_ns: int) -> None:
+            left_ns = max(timeout_ns - waited_ns, 1) if timeout_ns else 0
+            try:
+                self._handle(plan, head, body, exchange, left_ns)
+            except LoadingError as again:
+                self._wait(again, plan, head, body, exchange, left_ns)
+
+        self._waiting.take(loading, exchange, timeout_ns, go_on)
+
+    def _handle(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
+        """Raises LoadingError when the request may wait for its model."""
         if plan.infers:
             return self._infer(plan, head, body, exchange)
-        if plan.timeout_ns:
-            return self._in_time(plan, head, body, exchange)
+        if timeout_ns:
+            return self._in_time(plan, head, body, exchange, timeout_ns)
         if plan.generates is not None:
             return self._generate.handle(plan.generates, plan.encoding, head, body, exchange)
         if plan.route is not None:
@@ -196,6 +225,8 @@ class RestService:
         """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
         if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):
             exchange.respond(self.metrics())
+        elif head.path in PROBES and head.method in ("GET", "HEAD"):
+            exchange.respond(probe(head, self._engine))
         elif self._pages is not None and refusal.status == 404 and head.path in self._pages.paths:
             self._pages.handle(head, body, exchange)
         else:
@@ -203,15 +234,15 @@ class RestService:
 
     # -- inference --------------------------------------------------------------------------------------------------
 
-    def _in_time(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _in_time(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
         """An inference whose client has said how long it will wait."""
         timed = deadlines.TimedExchange(exchange, plain=plan.generates is None)
         if plan.generates is None:
-            ticket = self._infer(plan, head, body, timed, plan.timeout_ns)
+            ticket = self._infer(plan, head, body, timed, timeout_ns)
         else:
-            ticket = self._generate.handle(plan.generates, plan.encoding, head, body, timed, plan.timeout_ns)
+            ticket = self._generate.handle(plan.generates, plan.encoding, head, body, timed, timeout_ns)
         if ticket is not None:
-            timed.watch(ticket, plan.timeout_ns)
+            timed.watch(ticket, timeout_ns)
         return ticket
 
     def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0) -> Ticket | None:
@@ -219,6 +250,8 @@ class RestService:
             model = self._resolve(plan.model, plan.version)
             if model.decoupled:
                 raise UnsupportedError(_DECOUPLED)
+        except LoadingError:
+            raise
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return None
@@ -238,7 +271,7 @@ class RestService:
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RetiredError:
-            return self._infer(plan, head, body, exchange)
+            return self._infer(plan, head, body, exchange, timeout_ns)
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=error.from_model))
         return None
@@ -263,6 +296,9 @@ class RestService:
     def _call(self, where: Route, body: Buffer, exchange: Exchange) -> None:
         if where.action == "metrics":
             exchange.respond(self.metrics())
+            return
+        if where.action == "ready" and self._engine.readiness().draining:
+            exchange.respond(failure(503, "Server exiting", plain=True))
             return
         known = immediate(where)
         if known is not None:

@@ -54,7 +54,7 @@ class FakeEngine:
             raise NotFoundError(f"Request for unknown model: '{call.model}' is not found")
         return messages.ServerInfo("triton", "1", ("sequence",))
 
-    def resolve(self, model: str, version: int, /) -> Any:
+    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
         if model != self.served.name:
             raise NotFoundError(f"Request for unknown model: '{model}' is not found")
         return self.served

@@ -53,7 +53,7 @@ class ByHand:
     def perform(self, call: Any, /) -> Any:
         return True
 
-    def resolve(self, model: str, version: int, /) -> Any:
+    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
         if model not in ("plain", "many"):
             raise NotFoundError(f"Request for unknown model: '{model}' is not found")
         return Served(model, decoupled=model == "many")

@@ -1,0 +1,65 @@
+"""Requests that wait for a model: few enough, not too long, each answered once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from fakes import FakeExchange
+from remora.errors import InternalError
+from remora.model_table import LoadingError
+from remora.server.waiting import WaitingRoom
+
+
+def run(scenario: Callable[[WaitingRoom, Future[None], FakeExchange, list[int]], None], **room: float) -> FakeExchange:
+    """Play a scenario in a loop; returns the exchange of one request when all that was due has happened."""
+    exchange, ready, went_on = FakeExchange(), Future[None](), list[int]()
+
+    async def play() -> None:
+        waiting = WaitingRoom(int(room.get("seats", 1)), room.get("patience_s", 60.0))
+        waiting.take(LoadingError("m is being loaded", ready), exchange, int(room.get("timeout_ns", 0)), went_on.append)
+        scenario(waiting, ready, exchange, went_on)
+        while not exchange.answers and not went_on:
+            await asyncio.sleep(0)
+
+    asyncio.run(play())
+    return exchange
+
+
+def test_a_request_goes_on_when_its_model_is_there() -> None:
+    went: list[int] = []
+
+    def scenario(_room: WaitingRoom, ready: Future[None], _exchange: FakeExchange, went_on: list[int]) -> None:
+        ready.set_result(None)
+        assert not went_on, "in the loop's own time"
+        went.append(1)
+
+    assert run(scenario).answers == []
+    assert went
+
+
+def test_a_load_that_fails_is_told_to_all_who_wait() -> None:
+    answers = run(lambda _room, ready, _exchange, _went: ready.set_exception(InternalError("no memory"))).answers
+    assert (answers[0].status, b"no memory" in b"".join(map(bytes, answers[0].body))) == (500, True)
+
+
+def test_who_waited_too_long_is_answered_and_not_run_afterwards() -> None:
+    def scenario(_room: WaitingRoom, _ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
+        pass
+
+    for limits in ({"patience_s": 0.001}, {"timeout_ns": 1_000_000}):
+        (answer,) = run(scenario, **limits).answers
+        assert (answer.status, b"waited for 0.001 s" in b"".join(map(bytes, answer.body))) == (503, True)
+
+
+def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_afterwards() -> None:
+    refused, third = FakeExchange(), FakeExchange()
+
+    def scenario(room: WaitingRoom, ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
+        room.take(LoadingError("m is being loaded", ready), refused, 0, lambda _ns: None)
+        assert refused.answers[0].status == 503
+        asyncio.get_running_loop().call_soon(ready.set_result, None)
+
+    run(scenario)
+    assert third.answers == []

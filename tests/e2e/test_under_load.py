@@ -1,0 +1,324 @@
+"""Nothing is lost: constant load by real clients, every answer checked, through hot swaps, polls, starts and SIGTERM.
+
+`make soak` asks for more of each by REMORA_SOAK.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOAK = bool(os.environ.get("REMORA_SOAK"))
+SWAPS = 100 if SOAK else 8
+PATIENCE_S = 60.0
+THREADS = ("--backend-config=python,isolation=thread", "--allow-grpc=false")
+
+CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+        self.factor = {factor}
+
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array * self.factor)]) for array in arrays]
+"""
+
+
+BODY = '{"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [0]}]}'
+
+
+def write_version(repository: Path, number: int, *, name: str = "m", initialize: str = "pass") -> None:
+    """Version N of a model multiplies by N; it appears in the repository all at once."""
+    folder = repository / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(CONFIG)
+    making = repository.parent / f"making-{name}-{number}"
+    making.mkdir()
+    (making / "model.py").write_text(MODEL.format(factor=number, initialize=initialize))
+    making.rename(folder / str(number))
+
+
+def ask(connection: http.client.HTTPConnection, value: int, name: str = "m") -> tuple[int, Any]:
+    connection.request("POST", f"/v2/models/{name}/infer", BODY.replace("[0]", f"[{value}]"))
+    reply = connection.getresponse()
+    return reply.status, json.loads(reply.read() or b"null")
+
+
+def client(port: int) -> AbstractContextManager[http.client.HTTPConnection]:
+    """A connection to the server, closed at the end."""
+    return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S))
+
+
+def status_of(port: int, path: str, method: str = "GET") -> int:
+    with client(port) as connection:
+        connection.request(method, path)
+        with connection.getresponse() as reply:
+            reply.read()
+            return reply.status
+
+
+class Load:
+    """Clients that ask one after another, as behind a load balancer: they stop when the server is not ready."""
+
+    def __init__(self, port: int, clients: int = 4) -> None:
+        self.port = port
+        self.versions: Counter[str] = Counter()
+        self.wrong: list[object] = []
+        self.answered = threading.Semaphore(0)
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def wait_for(self, answers: int) -> None:
+        """Until so many more requests were answered."""
+        for _ in range(answers):
+            assert self.answered.acquire(timeout=PATIENCE_S), self.wrong
+
+    def _run(self, first: int) -> None:
+        with client(self.port) as connection:
+            self._ask_on(connection, first)
+
+    def _ask_on(self, connection: http.client.HTTPConnection, value: int) -> None:
+        while not self._end.is_set() and not self.wrong:
+            value += 1
+            try:
+                status, answer = ask(connection, value)
+                version = answer["model_version"]
+                if status != 200 or answer["outputs"][0]["data"] != [value * int(version)]:
+                    self.wrong.append((status, answer))
+                self.versions[version] += 1
+            except (OSError, http.client.HTTPException, KeyError) as error:
+                if self._end.is_set():
+                    return
+                self.wrong.append(repr(error))
+            self.answered.release()
+            if value % 8 == 0 and status_of(self.port, "/readyz") != 200:
+                self._end.set()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with version 1 of the model m."""
+    path = tmp_path / "models"
+    path.mkdir()
+    write_version(path, 1)
+    return path
+
+
+def test_no_request_fails_while_versions_are_swapped(repository: Path, serving: Callable[..., Any]) -> None:
+    explicit = ("--model-control-mode=explicit", "--load-model=m", *THREADS)
+    with serving(repository, *explicit) as server, Load(server.http) as load:
+        for version in range(2, SWAPS + 2):
+            load.wait_for(10)
+            write_version(repository, version)
+            assert status_of(server.http, "/v2/repository/models/m/load", "POST") == 200
+            assert status_of(server.http, "/v2/health/ready") == 200, "a load makes nothing unready"
+        load.wait_for(20)
+    assert not load.wrong
+    assert load.versions[str(SWAPS + 1)] > 0
+    assert len(load.versions) > SWAPS / 2, "the clients have seen versions come and go"
+
+
+def test_no_request_fails_while_the_repository_is_polled(repository: Path, serving: Callable[..., Any]) -> None:
+    poll = ("--model-control-mode=poll", "--repository-poll-secs=1", *THREADS)
+    with serving(repository, *poll) as server, Load(server.http) as load:
+        for version in range(2, 4):
+            write_version(repository, version)
+            while not load.versions[str(version)] and not load.wrong:
+                load.wait_for(1)
+    assert not load.wrong
+
+
+def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serving: Callable[..., Any]) -> None:
+    load: Load
+    with serving(repository, "--lame-duck-secs=1", *THREADS) as server:
+        load = Load(server.http)
+        load.__enter__()
+        load.wait_for(50)
+    load.__exit__()  # the server was told to stop, and has exited with 0 before this
+    assert not load.wrong
+    log = server.log.read_text()
+    assert "not ready from now on, serving for 1 s more" in log
+    assert "Found 0 model versions that have in-flight inferences" in log
+
+
+# -- the process ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(repository: Path, port: int, environment: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A server that is not waited for. Killed at the end if it still runs."""
+    command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
+    server = subprocess.Popen(
+        [*command, "--allow-metrics=false", *THREADS, *flags], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def until(port: int, path: str, server: subprocess.Popen[str], wanted: int = 200) -> None:
+    """Until a path has the status that is wanted."""
+    while server.poll() is None:
+        try:
+            if status_of(port, path) == wanted:
+                return
+        except OSError:
+            threading.Event().wait(0.01)
+    raise AssertionError(server.communicate()[1])
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> tuple[Path, Path]:
+    """A repository whose model cannot be loaded before somebody writes into the FIFO beside it."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    path = tmp_path / "models"
+    path.mkdir()
+    write_version(path, 1, initialize=f"open({str(gate)!r}).read()")
+    return path, gate
+
+
+@pytest.fixture
+def port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_requests_that_come_before_the_model_wait_for_it(
+    gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
+) -> None:
+    repository, gate = gated
+    count = 200
+
+    def early(value: int) -> tuple[int, Any]:
+        with client(port) as connection:
+            return ask(connection, value)
+
+    with process(repository, port, child_environment, "--wait-for-models") as server:
+        until(port, "/livez", server)
+        assert status_of(port, "/startupz") == 503
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez?verbose") as reply:
+            assert b"waits for: the models of the start are being loaded" in reply.read()
+        with ThreadPoolExecutor(count) as clients:
+            answers = [clients.submit(early, value) for value in range(count)]
+            assert not any(answer.done() for answer in answers)
+            gate.write_text("go")
+            replies = [answer.result(PATIENCE_S) for answer in answers]
+        assert [status for status, _ in replies] == [200] * count
+        assert [reply["outputs"][0]["data"] for _, reply in replies] == [[value] for value in range(count)]
+        assert status_of(port, "/startupz") == 200
+        assert status_of(port, "/readyz") == 200
+
+
+def test_without_the_option_early_requests_fail_at_once_and_the_server_is_alive_not_ready(
+    gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
+) -> None:
+    repository, gate = gated
+    with process(repository, port, child_environment) as server:
+        until(port, "/livez", server)
+        assert status_of(port, "/v2/health/live") == 200
+        assert status_of(port, "/v2/health/ready") == 400
+        assert status_of(port, "/readyz") == 503
+        with client(port) as connection:
+            assert ask(connection, 1)[0] == 404
+        gate.write_text("go")
+        until(port, "/readyz", server)
+
+
+def test_a_request_waits_no_longer_than_its_own_deadline(
+    gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
+) -> None:
+    repository, _gate = gated
+    with process(repository, port, child_environment, "--wait-for-models") as server, client(port) as connection:
+        until(port, "/livez", server)
+        connection.request("POST", "/v2/models/m/infer", "{}", {"X-Request-Timeout-Ms": "50"})
+        reply = connection.getresponse()
+        assert (reply.status, b"the request waited for 0.05 s" in reply.read()) == (503, True)
+
+
+def test_only_so_many_requests_may_wait(gated: tuple[Path, Path], port: int, child_environment: dict[str, str]) -> None:
+    repository, _gate = gated
+    with process(repository, port, child_environment, "--wait-for-models", "--max-waiting-requests=1") as server:
+        until(port, "/livez", server)
+        with client(port) as waiting, client(port) as refused:
+            waiting.request("POST", "/v2/models/m/infer", "{}")
+            status, answer = ask(refused, 1)
+        assert (status, "1 wait for it" in answer["error"]) == (503, True), answer
+
+
+def test_a_server_that_is_told_to_stop_while_it_loads_ends_cleanly(
+    gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
+) -> None:
+    repository, _gate = gated
+    with process(repository, port, child_environment) as server:
+        until(port, "/livez", server)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+
+
+STUCK = "import threading, os; self.execute = lambda requests: open({gate!r}).read()"
+
+
+@pytest.mark.parametrize("second_signal", [False, True], ids=["timeout", "second-signal"])
+def test_what_never_ends_is_given_up_with_exit_code_1(
+    tmp_path: Path, port: int, child_environment: dict[str, str], second_signal: bool
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    repository = tmp_path / "models"
+    repository.mkdir()
+    write_version(repository, 1, initialize=STUCK.format(gate=str(gate)))
+    timeout = "--exit-timeout-secs=3600" if second_signal else "--exit-timeout-secs=1"
+    with process(repository, port, child_environment, timeout) as server, client(port) as connection:
+        until(port, "/readyz", server)
+        connection.request("POST", "/v2/models/m/infer", BODY)
+        with gate.open("w"):  # opens when the model reads: its request is under way
+            server.send_signal(signal.SIGTERM)
+            assert server.stderr is not None
+            line = next(line for line in server.stderr if "model versions that have in-flight inferences" in line)
+            assert "Found 1 model versions" in line
+            assert "Model 'm' (version 1) has 1 in-flight inferences" in next(server.stderr)
+            if second_signal:
+                server.send_signal(signal.SIGTERM)
+            assert server.wait(PATIENCE_S) == 1
+            rest = server.stderr.read()
+    assert ("a second signal came" if second_signal else "Exit timeout expired. Exiting immediately.") in rest
