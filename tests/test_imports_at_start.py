@@ -38,6 +38,7 @@ LATE = (
     "pandas",
     "prometheus_client",
     "pydantic",
+    "redis",
     "requests",
     "sagemaker",
     "starlette",

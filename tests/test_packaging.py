@@ -107,6 +107,7 @@ def test_the_extras_are_the_promised_ones() -> None:
         "s3",
         "gcs",
         "azure",
+        "redis",
         "sagemaker",
         "azureml",
         "lambda",

@@ -29,10 +29,13 @@ TENSOR_BYTES = 256
 
 
 class CacheStats(NamedTuple):
-    """A snapshot of a cache (spec P07). ``util`` is the part of its bytes in use, 0 to 1; durations are sums."""
+    """A snapshot of a cache (spec P07). ``util`` is the part of its bytes in use, 0 to 1; durations are sums.
+
+    NaN is what a cache does not know of itself.
+    """
 
     util: float
-    entries: int
+    entries: float
     hits: int
     misses: int
     evictions: int
@@ -46,7 +49,18 @@ class CacheStats(NamedTuple):
 
 
 class ResponseCache(Protocol):
-    """Where answers are kept; one for all models of an engine. Thread-safe; nothing here raises."""
+    """Where answers are kept; one for all models of an engine. Thread-safe; nothing here raises.
+
+    ``remote``: it may have to be waited for, and other servers share it.
+    """
+
+    remote: bool
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do work that may wait for the cache where nobody minds."""
+
+    def close(self) -> None:
+        """Give everything back, when no model uses it any more."""
 
     def lookup(self, key: bytes) -> Response | None:
         """The answer kept under a key, as a Response of the caller's own over arrays that nobody can write to."""
@@ -54,8 +68,11 @@ class ResponseCache(Protocol):
     def insert(self, key: bytes, response: Response) -> None:
         """Keep a copy of an answer, unless it is kept already, does not fit, or is nothing that can be copied."""
 
-    def scope(self, model: str, version: int) -> bytes:
-        """What sets the keys of one load of a model apart from all others', those of its former loads included."""
+    def scope(self, model: str, version: int, fingerprint: bytes = b"") -> bytes:
+        """What sets the keys of one load of a model apart from all others', those of its former loads included.
+
+        ``fingerprint`` tells apart models of one name and version where the cache outlives them.
+        """
 
     def models_changed(self) -> None:
         """A model was taken out or replaced: from here on `epoch` is another one."""
@@ -110,6 +127,8 @@ class LocalCache:
         size: the most bytes it holds; what entries take besides their values is counted.
         now: nanoseconds of the engine's monotonic clock.
     """
+
+    remote = False
 
     def __init__(self, size: int, now: Callable[[], int]) -> None:
         self._size = size
@@ -174,9 +193,16 @@ class LocalCache:
             self._used += cost
             return True
 
-    def scope(self, model: str, version: int) -> bytes:
+    def scope(self, model: str, version: int, fingerprint: bytes = b"") -> bytes:
         """See `ResponseCache`."""
         return repr((model, version, next(self._loads))).encode()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """See `ResponseCache`: there is nothing to wait for."""
+        work()
+
+    def close(self) -> None:
+        """See `ResponseCache`."""
 
     def models_changed(self) -> None:
         """See `ResponseCache`."""

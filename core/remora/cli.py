@@ -113,12 +113,12 @@ def _serve(options: argparse.Namespace) -> int:
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
     from remora.engine import Engine
-    from remora.errors import NotFoundError
-    from remora.server.starting import begin, with_hooks, with_workers
+    from remora.errors import RemoraError
+    from remora.server.starting import begin, with_hooks, with_secrets, with_workers
 
     try:
-        engine = Engine(options=with_workers(with_hooks(host.engine, os.environ)))
-    except (ValueError, NotFoundError) as error:
+        engine = Engine(options=with_workers(with_secrets(with_hooks(host.engine, os.environ), os.environ)))
+    except (ValueError, RemoraError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
     loading = begin(engine)

@@ -143,7 +143,10 @@ class Engine:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Finish what is under way and close all models; False when ``timeout_s`` (default the option) ran out."""
-        return self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
+        done = self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
+        if self._cache is not None:
+            self._cache.close()
+        return done
 
     def __enter__(self) -> Engine:
         return self.start()

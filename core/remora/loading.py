@@ -26,7 +26,7 @@ from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedEr
 from remora.lifecycle_policy import Revision, revision_of
 from remora.messages import Array
 from remora.model import ServedModel, Steps
-from remora.options import EngineOptions, MetricsSettings, cache_size, rate_limits
+from remora.options import EngineOptions, MetricsSettings, cache_settings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder, Repository
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
@@ -189,6 +189,8 @@ class ModelLoader:
                     "model '%s' asks for the response cache, but there is none: give --cache-config=local,size=BYTES",
                     folder.name,
                 )
+            shares = self.cache is not None and self.cache.remote and config.response_cache.enable
+            fingerprint = _fingerprint(config, folder.versions[number]) if shares else b""
             served = ServedModel(
                 folder.name,
                 number,
@@ -204,6 +206,7 @@ class ModelLoader:
                 turns,
                 states,
                 refuse_late=self._options.refuse_late,
+                fingerprint=fingerprint,
                 backlog_hold=self._options.backlog_delay_scheduler,
             )
             served.places = places
@@ -254,12 +257,31 @@ class ModelLoader:
 
 def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
     """The response cache that the options ask for. Raises ValueError when they cannot be read."""
-    size = cache_size(options)
-    if size is None:
+    settings = cache_settings(options)
+    if settings is None:
         return None
+    kind, given = settings
+    if kind == "redis":
+        from remora.redis_cache import RedisCache, RedisSettings  # a client that most servers do not need
+
+        return RedisCache(RedisSettings.of(given), clock.monotonic_ns)
     from remora.cache import LocalCache  # hashing that most servers do not need to start
 
-    return LocalCache(size, clock.monotonic_ns)
+    return LocalCache(cache_size(given), clock.monotonic_ns)
+
+
+def _fingerprint(config: ModelConfig, path: Path) -> bytes:
+    """What sets a model's answers apart from those of any other under its name: its configuration and all its bytes."""
+    from hashlib import blake2b
+
+    digest = blake2b(config.SerializeToString(deterministic=True), digest_size=32)
+    for file in sorted(path.rglob("*") if path.is_dir() else [path]):
+        if file.is_file() and "__pycache__" not in file.parts:
+            digest.update(repr((str(file.relative_to(path)), file.stat().st_size)).encode())
+            with file.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    digest.update(piece)
+    return digest.digest()
 
 
 def _make_limiter(options: EngineOptions) -> RateLimiter | None:

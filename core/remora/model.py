@@ -32,7 +32,7 @@ from remora.system.clock import Clock
 
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
-    from remora.scheduling.caching import CachedScheduler
+    from remora.scheduling.caching import InnerScheduler as ModelScheduler
     from remora.scheduling.ensemble_requests import StepModels
     from remora.scheduling.ensemble_scheduler import EnsembleScheduler
     from remora.scheduling.rate_limiter import Turn
@@ -62,6 +62,7 @@ class ServedModel:
         steps: what an ensemble is composed of.
         cache: shared by all models; used when the configuration turns it on.
         hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
+        fingerprint: of the model's files, for a cache that other servers share.
         refuse_late: refuse requests on arrival that would be answered after their deadline.
         turns: one for each instance, where there is a rate limiter (spec I08); given up by `close`.
         backlog_hold: with ``hold``, a direct sequence batcher also sends nothing before that many requests wait for a
@@ -86,6 +87,7 @@ class ServedModel:
         initial_states: Mapping[str, Array] = _NO_STATES,
         *,
         refuse_late: bool = False,
+        fingerprint: bytes = b"",
         backlog_hold: int = 0,
     ) -> None:
         self.name = name
@@ -116,17 +118,23 @@ class ServedModel:
         """Whether answers come out of the response cache."""
         scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
         self._inner = scheduler
-        self._pool = scheduler if isinstance(scheduler, Scheduler) and not (self.decoupled or turns) else None
-        self.scheduler = self._cached(scheduler, cache, clock) if cache is not None and self.caches else scheduler
+        fixed = self.decoupled or turns or refuse_late  # in the number of its instances
+        self._pool = scheduler if isinstance(scheduler, Scheduler) and not fixed else None
+        self.scheduler: ModelScheduler = scheduler
+        if cache is not None and self.caches:
+            self.scheduler = self._cached(scheduler, cache, clock, fingerprint)
 
-    def _cached(
-        self, scheduler: Scheduler | EnsembleScheduler | SequenceScheduler, cache: ResponseCache, clock: Clock
-    ) -> Scheduler | EnsembleScheduler | SequenceScheduler | CachedScheduler:
+    def _cached(self, inner: ModelScheduler, cache: ResponseCache, clock: Clock, fingerprint: bytes) -> ModelScheduler:
         from remora.scheduling.caching import CachedScheduler  # only where there is a cache
 
         recorder = StatisticsRecorder(self.statistics, clock)
-        scope = cache.scope(self.name, self.version)
-        return CachedScheduler(scheduler, cache, scope, recorder, clock, composed=self.steps is not None)
+        scope = cache.scope(self.name, self.version, fingerprint)
+        caching = CachedScheduler(inner, cache, scope, recorder, clock, composed=self.steps is not None)
+        if not cache.remote:
+            return caching
+        from remora.scheduling.off_loop import OffLoopScheduler  # only where a cache may have to be waited for
+
+        return OffLoopScheduler(caching, cache.run, recorder, clock)
 
     def _make_scheduler(
         self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None, hold: int

@@ -135,7 +135,8 @@ class EngineOptions:
     )
     exit_timeout_secs: int = option("How long to wait for requests under way when stopping.", default=30, metavar="S")
     cache_config: tuple[str, ...] = option(
-        "The response cache, for models with response_cache { enable: true }: local,size=BYTES. May be given again.",
+        "The response cache, for models with response_cache { enable: true }: local,size=BYTES, or redis,host=NAME "
+        "with redis,port=NUMBER. May be given again.",
         metavar="CACHE,KEY=VALUE",
         many=True,
     )
@@ -177,35 +178,47 @@ def rate_limits(options: EngineOptions) -> dict[tuple[str, int | None], int] | N
     return None if options.rate_limit == "off" else stated
 
 
-def cache_size(options: EngineOptions) -> int | None:
-    """The response cache's size in bytes, None for no cache (spec K01).
+_CACHES = ("local", "redis")
 
-    Raises ValueError for entries that are not CACHE,KEY=VALUE, for a cache other than ``local``, and for a size that is
-    missing or no number.
+
+def cache_settings(options: EngineOptions) -> tuple[str, dict[str, str]] | None:
+    """The response cache's kind and what was said of it, None for no cache (spec K01).
+
+    Raises ValueError for entries that are not CACHE,KEY=VALUE, for an unknown cache and for two of them. It repeats no
+    values: one of them may be a password.
     """
     if options.response_cache_byte_size and options.cache_config:
         raise ValueError(
             "--response-cache-byte-size and --cache-config say the same: use --cache-config=local,size=BYTES alone"
         )
     if options.response_cache_byte_size:
-        return _bytes_of("--response-cache-byte-size", str(options.response_cache_byte_size))
-    settings: dict[str, str] = {}
+        return "local", {"size": str(options.response_cache_byte_size)}
+    found: dict[str, dict[str, str]] = {}
     for entry in options.cache_config:
         cache, _, pair = entry.partition(",")
         key, equals, value = pair.partition("=")
         if not cache or not equals or not key:
-            raise ValueError(f"--cache-config={entry}: expected CACHE,KEY=VALUE such as local,size=1048576")
-        if cache != "local":
-            raise ValueError(f"--cache-config={entry}: there is no cache '{cache}'; local is offered")
+            raise ValueError(f"--cache-config={cache},...: expected CACHE,KEY=VALUE such as local,size=1048576")
+        if cache not in _CACHES:
+            raise ValueError(
+                f"--cache-config={cache},{key}: there is no cache '{cache}'; there is {', '.join(_CACHES)}"
+            )
+        found.setdefault(cache, {})[key] = value
+    if len(found) > 1:
+        raise ValueError(
+            "--cache-config names two caches, and there can be one: take the entries of local or of redis out"
+        )
+    return next(iter(found.items()), None)
+
+
+def cache_size(given: Mapping[str, str]) -> int:
+    """The local cache's size in bytes. Raises ValueError for other settings, and for a size that is no number."""
+    for key in given:
         if key != "size":
-            raise ValueError(f"--cache-config={entry}: the local cache has no setting '{key}'; it has size")
-        settings[key] = value
-    return _bytes_of("--cache-config=local,size", settings["size"]) if settings else None
-
-
-def _bytes_of(flag: str, text: str) -> int:
+            raise ValueError(f"--cache-config=local,{key}: the local cache has no setting '{key}'; it has size")
+    text = given["size"]
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{flag}={text}: expected a number of bytes")
+        raise ValueError(f"--cache-config=local,size={text}: expected a number of bytes")
     return int(text)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from remora.backends import Execution
-from remora.errors import RemoraError
+from remora.errors import RemoraError, UnavailableError
 from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, ResponseStats, Streamed, Ticket
 from remora.scheduling.batching import Plan
 from remora.system.clock import Clock
@@ -346,6 +346,10 @@ class StatisticsRecorder:
         else:
             reason = CANCELED if error.code == "CANCELLED" else OTHER
             self._statistics.record_failure(ticket, reason, now_ns)
+
+    def refused(self, error: RemoraError) -> None:
+        if isinstance(error, UnavailableError):
+            self._statistics.record_rejection()
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
         reason = CANCELED if error.code == "CANCELLED" else REJECTED

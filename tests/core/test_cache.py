@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -15,7 +16,8 @@ from hypothesis.extra import numpy as arrays_of
 from fakes import FakeClock
 from remora.cache import ENTRY_BYTES, KEY_BYTES, TENSOR_BYTES, CacheStats, LocalCache, cost_of, request_key
 from remora.messages import Array, InferForm, Request, Response, Tensor
-from remora.options import EngineOptions, cache_size
+from remora.options import EngineOptions, cache_settings, cache_size
+from remora.redis_cache import RedisSettings
 
 KEYS = st.integers(0, 9).map(lambda number: bytes([number]) * KEY_BYTES)
 
@@ -302,33 +304,57 @@ def test_every_change_of_the_models_begins_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "size"),
+    ("options", "settings"),
     [
         (EngineOptions(), None),
-        (EngineOptions(cache_config=("local,size=4096",)), 4096),
-        (EngineOptions(cache_config=("local,size=0",)), 0),
-        (EngineOptions(response_cache_byte_size=4096), 4096),
+        (EngineOptions(cache_config=("local,size=4096",)), ("local", {"size": "4096"})),
+        (EngineOptions(response_cache_byte_size=4096), ("local", {"size": "4096"})),
+        (
+            EngineOptions(cache_config=("redis,host=h", "redis,port=1", "redis,password=a=b,c")),
+            ("redis", {"host": "h", "port": "1", "password": "a=b,c"}),
+        ),
     ],
 )
-def test_either_flag_gives_the_size(options: EngineOptions, size: int | None) -> None:
-    assert cache_size(options) == size
+def test_the_flags_say_which_cache_and_what_of_it(
+    options: EngineOptions, settings: tuple[str, dict[str, str]] | None
+) -> None:
+    assert cache_settings(options) == settings
+
+
+def test_the_local_cache_has_a_size() -> None:
+    assert cache_size({"size": "4096"}) == 4096
+    assert cache_size({"size": "0"}) == 0
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (EngineOptions(cache_config=("local",)), "--cache-config=local: expected CACHE,KEY=VALUE"),
+        (EngineOptions(cache_config=("local",)), "--cache-config=local,...: expected CACHE,KEY=VALUE"),
         (EngineOptions(cache_config=("local,size",)), "expected CACHE,KEY=VALUE"),
         (EngineOptions(cache_config=(",size=1",)), "expected CACHE,KEY=VALUE"),
-        (EngineOptions(cache_config=("redis,host=h",)), "there is no cache 'redis'; local is offered"),
-        (EngineOptions(cache_config=("local,size=1", "other,a=b")), "there is no cache 'other'"),
+        (EngineOptions(cache_config=("local,size=1", "other,a=b")), "there is no cache 'other'; there is local, redis"),
+        (EngineOptions(cache_config=("local,size=1", "redis,host=h")), "names two caches"),
         (EngineOptions(cache_config=("local,length=1",)), "no setting 'length'; it has size"),
         (EngineOptions(cache_config=("local,size=1MB",)), "size=1MB: expected a number of bytes"),
         (EngineOptions(cache_config=("local,size=-1",)), "size=-1: expected a number of bytes"),
-        (EngineOptions(response_cache_byte_size=-1), "--response-cache-byte-size=-1: expected a number of bytes"),
+        (EngineOptions(response_cache_byte_size=-1), "size=-1: expected a number of bytes"),
         (EngineOptions(cache_config=("local,size=1",), response_cache_byte_size=1), "say the same"),
     ],
 )
 def test_a_flag_that_cannot_be_obeyed_is_refused_with_the_reason(options: EngineOptions, text: str) -> None:
-    with pytest.raises(ValueError, match=text.replace("|", r"\|")):
-        cache_size(options)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        read(options)
+
+
+def read(options: EngineOptions) -> object:
+    """The settings of whichever cache the options ask for."""
+    kind, given = cache_settings(options) or ("", {})
+    return RedisSettings.of(given) if kind == "redis" else cache_size(given)
+
+
+def test_a_refusal_never_repeats_a_password() -> None:
+    for entry in ("redis,password", "rediss,password=s3cret", "redis,passwort=s3cret"):
+        options = EngineOptions(cache_config=(entry, "redis,host=h", "redis,port=1"))
+        with pytest.raises(ValueError, match="cache-config") as caught:
+            read(options)
+        assert "s3cret" not in str(caught.value)

@@ -16,6 +16,8 @@ _HOOKS = {
     "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "backlog_delay_scheduler",
 }
 
+_REDIS_SECRETS = {"TRITONCACHE_REDIS_USERNAME": "redis,user", "TRITONCACHE_REDIS_PASSWORD": "redis,password"}
+
 
 def with_workers(options: EngineOptions) -> EngineOptions:
     """A server keeps models' code out of its process unless it is told otherwise (decision 0007)."""
@@ -33,6 +35,19 @@ def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOpti
             raise ValueError(f"{variable} must be a whole number of requests, got '{value}'")
         asked[option] = int(value)
     return replace(options, **asked)
+
+
+def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
+    """With the credentials that Triton reads from the environment, where the command line gives none (spec K04)."""
+    given = {entry.partition("=")[0] for entry in options.cache_config}
+    if not any(entry.startswith("redis,") for entry in given):
+        return options
+    found = [
+        f"{entry}={environ[variable]}"
+        for variable, entry in _REDIS_SECRETS.items()
+        if environ.get(variable) and entry not in given
+    ]
+    return replace(options, cache_config=(*options.cache_config, *found))
 
 
 def begin(engine: Engine) -> Future[Engine]:
