@@ -11,9 +11,12 @@ import os
 import sys
 from collections.abc import Container, Sequence
 from dataclasses import MISSING, Field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remora._version import __version__
+
+if TYPE_CHECKING:
+    from remora.server.doors import Host
 
 _BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
 _ALIASES = {
@@ -90,7 +93,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from remora.server.doors import Host, find_adapter
+    from remora.server.doors import Host, beside, find_adapter
 
     try:
         host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
@@ -105,6 +108,11 @@ def _serve(options: argparse.Namespace) -> int:
         return 2
     if host.engine.load_model and host.engine.model_control_mode != "explicit":
         print("remora serve: --load-model needs --model-control-mode=explicit", file=sys.stderr)
+        return 2
+    try:
+        host = replace(host, doors=(*host.doors, *beside(host.server, os.environ)))
+    except ValueError as error:
+        print(f"remora serve: {error}", file=sys.stderr)
         return 2
     set_up_logging(host.server)
     _warn_of_ignored(options)
@@ -125,6 +133,12 @@ def _serve(options: argparse.Namespace) -> int:
     from remora.server.main import serve  # asyncio and the codecs: imported while the models load
 
     return serve(engine, loading, host, settings)
+
+
+def with_flags(host: Host, words: Sequence[str]) -> Host:
+    """A host with flags of `serve` laid over its options; a host may find some in its environment."""
+    given = _parse(["serve", *words])
+    return replace(host, engine=read_options(given, host.engine), server=read_options(given, host.server))
 
 
 def _warn_of_ignored(options: argparse.Namespace) -> None:
@@ -186,7 +200,7 @@ def read_options(namespace: argparse.Namespace, defaults: Any) -> Any:
     given: dict[str, Any] = {}
     for field in fields(defaults):
         value = getattr(namespace, field.name, None)
-        if value is None:
+        if value is None or value == []:  # PATH... is an empty list when there is none
             continue
         if field.metadata["many"]:
             value = tuple(value)

@@ -319,6 +319,13 @@ class ServerOptions:
         default=0,
         metavar="S",
     )
+    allow_sagemaker: bool = option(
+        "Serve Amazon SageMaker's routes as Triton does, on a port of their own.", default=False
+    )
+    sagemaker_port: int = option("Port for SageMaker, on all interfaces.", default=8080, metavar="PORT")
+    sagemaker_safe_port_range: str = option(
+        "Ports that the other listeners must keep to, such as 9000-9100.", default="", metavar="LOW-HIGH"
+    )
     allow_metrics: bool = option("Serve Prometheus metrics.", default=True)
     metrics_address: str = option("Address for metrics; the HTTP address when empty.", default="", metavar="ADDR")
     metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT")
@@ -332,6 +339,7 @@ IGNORED_FLAGS: dict[str, str] = {
     "http-thread-count": "one event loop serves all connections",
     "grpc-infer-allocation-pool-size": "nothing is pooled",
     "grpc-max-response-pool-size": "nothing is pooled",
+    "sagemaker-thread-count": "one event loop serves all connections",
     "buffer-manager-thread-count": "tensors are views, not copies",
     "pinned-memory-pool-byte-size": "there is no such pool",
     "cuda-memory-pool-byte-size": "the runtimes manage device memory",

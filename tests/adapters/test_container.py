@@ -41,15 +41,24 @@ def test_without_any_flag_it_says_which_models_it_wants(
     assert "give a model repository" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "variable"),
+    [
+        (lambda models: [f"--model-repository={models}"], lambda tmp_path, _: tmp_path / "absent"),
+        (lambda models: [str(models)], lambda tmp_path, _: tmp_path / "absent"),
+        (lambda _: [], lambda _, models: models),
+    ],
+    ids=["flag", "path", "variable"],
+)
 def test_tritons_flags_start_it_and_a_given_repository_takes_the_place_of_the_variables(
-    digits: Any, child_environment: dict[str, str], tmp_path: Path
+    given: Any, variable: Any, digits: Any, child_environment: dict[str, str], tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "remora_adapters.container", f"--model-repository={digits.models}"]
+    command = [sys.executable, "-m", "remora_adapters.container", *given(digits.models)]
     command += [f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false", "--http-address=127.0.0.1"]
     log = tmp_path / "log.txt"
     with log.open("wb") as output:
-        environment = child_environment | {"REMORA_MODEL_REPOSITORY": str(tmp_path / "absent")}
+        environment = child_environment | {"REMORA_MODEL_REPOSITORY": str(variable(tmp_path, digits.models))}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         wait_until_ready(process, port, log)

@@ -40,6 +40,8 @@ FILES = (
     "cases/repository_bad",
     "cases/repository_none",
     "cases/repository_poll",
+    "cases/sagemaker",
+    "cases/sagemaker_mme",
     "grpc_cases/grpc_health_metadata",
     "grpc_cases/grpc_infer",
     "grpc_cases/grpc_parameters",

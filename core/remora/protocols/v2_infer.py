@@ -58,6 +58,11 @@ class InferCodec:
         self.forwards = forward_pattern is not None
         """Whether request headers may become parameters."""
 
+    def twin(self) -> InferCodec:
+        """A codec with the same settings and memos of its own."""
+        limits = self._limits
+        return InferCodec(limits.input_bytes, limits.json_depth, limits.json_values, self._forward)
+
     def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
         """What `decode` gives for a body whose binary header it has seen before; None when it has not.
 

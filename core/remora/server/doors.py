@@ -20,9 +20,15 @@ if TYPE_CHECKING:  # a host is made before the server's modules are imported
     from remora.server.http import Service
     from remora.server.rest import Later, RestService
 
-PLATFORMS = ("container", "azureml")
+PLATFORMS = (
+    "azureml",
+    "container",
+    "sagemaker",
+)
 """The platforms that have an adapter here: modules of ``remora_adapters``."""
 _GROUP = "remora.hosts"
+_BESIDE = {"allow_sagemaker": "sagemaker"}
+"""The options that open a platform's port beside V2's, and the adapter that has it."""
 
 
 class Inside(NamedTuple):
@@ -95,3 +101,13 @@ def find_adapter(name: str) -> Adapter:
         if entry.name == name:
             return cast(Adapter, entry.load())
     raise ValueError(f"there is no host platform '{name}': give one of {', '.join(PLATFORMS)}")
+
+
+def beside(options: ServerOptions, environ: Mapping[str, str]) -> tuple[Door, ...]:
+    """The platforms' ports that options ask for beside V2's, as tritonserver has them (spec N01).
+
+    Raises ValueError for settings that cannot be used.
+    """
+    wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
+    doors: list[Door] = [import_module(f"remora_adapters.{name}").beside(options, environ) for name in wanted]
+    return tuple(doors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remora.engine import Engine
-from remora.errors import RemoraError, RetiredError
+from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streamed, Ticket
 from remora.model import ServedModel
 from remora.model_table import LoadingError
@@ -39,12 +39,14 @@ class GenerateRoutes:
         engine: does the work.
         mailbox: where responses are delivered.
         limits: what a request may take.
+        malformed: the HTTP status of a body that cannot be read; 0 for Triton's.
     """
 
-    def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: Limits) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: Limits, malformed: int = 0) -> None:
         self._engine = engine
         self._mailbox = mailbox
         self._limits = limits
+        self._malformed = malformed
 
     def handle(
         self, where: Route, encoding: bytes, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0
@@ -67,7 +69,8 @@ class GenerateRoutes:
         except LoadingError:
             raise
         except RemoraError as error:
-            status = STATUS_OF.get(error.code, 400)
+            own = self._malformed if isinstance(error, MalformedError) else 0
+            status = own or STATUS_OF.get(error.code, 400)
             exchange.respond(failure(status, error.message, plain=False, headers=retry_after(error)))
         return None
 

@@ -7,10 +7,11 @@ our own protocol or an ASGI app. Everything wire-specific is in the codecs.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from copy import copy
 from typing import Protocol
 
 from remora.engine import Engine
-from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.errors import MalformedError, RemoraError, RetiredError, UnsupportedError
 from remora.messages import (
     Buffer,
     Mailbox,
@@ -119,7 +120,7 @@ class _Plan:
         if key is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
-            self.refusal = failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
+            self.refusal = _locked(key)
         self.model = self.route.model if self.route else ""
         self.version = self.route.version if self.route else -1
         length = self.header_length = head.get(b"inference-header-content-length")
@@ -138,6 +139,10 @@ def _missing_key(head: Head, action: str, restrictions: Restrictions) -> str | N
     if not action:
         action = "metrics" if head.path == METRICS_PATH else "pages"
     return restrictions.missing(GROUP_OF_ACTION[action], lambda name: head.get(name.lower().encode()))
+
+
+def _locked(key: str) -> HttpAnswer:
+    return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
 
 
 class RestService:
@@ -179,6 +184,29 @@ class RestService:
         self._pages = pages
         self._waiting = waiting or WaitingRoom()
         self._serves_metrics = serves_metrics
+        self._known_as = ""
+        self._malformed = 0
+
+    def over(self, engine: Engine, known_as: str = "", *, malformed: int = 0) -> RestService:
+        """The same service over an engine of its own choice, with memos of its own: a host's port answers with other
+        headers than V2's. ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status
+        of bodies that cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server."""
+        other = copy(self)
+        other._engine = engine
+        other._resolve = engine.resolve
+        other._codec = self._codec.twin()
+        other._generate = GenerateRoutes(engine, self._mailbox, Limits(input_bytes=self._limit), malformed)
+        other._known_as = known_as
+        other._malformed = malformed
+        return other
+
+    def refused(self, head: Head, action: str) -> HttpAnswer | None:
+        """The refusal of a call whose group needs a secret that the request has not (spec H30); None if it may pass.
+
+        For hosts whose own paths stand for an action of V2, such as ``infer`` or ``load``.
+        """
+        key = _missing_key(head, action, self._restrictions) if self._restrictions else None
+        return None if key is None else _locked(key)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
@@ -273,7 +301,10 @@ class RestService:
         except RetiredError:
             return self._infer(plan, head, body, exchange, timeout_ns)
         except RemoraError as error:
-            exchange.respond(encode_error(error, plain=error.from_model))
+            answer = encode_error(error, plain=error.from_model)
+            if self._malformed and isinstance(error, MalformedError):
+                answer = answer._replace(status=self._malformed)
+            exchange.respond(answer)
         return None
 
     def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -285,7 +316,8 @@ class RestService:
         if not isinstance(outcome, Response):
             return  # decoupled models are refused above
         try:
-            answer = self._codec.encode(model.name, model.version_text, ticket.request.form, outcome, reply_format)
+            name = self._known_as or model.name
+            answer = self._codec.encode(name, model.version_text, ticket.request.form, outcome, reply_format)
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return

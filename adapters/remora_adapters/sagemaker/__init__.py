@@ -1,0 +1,144 @@
+"""Amazon SageMaker: endpoints with one model or many, streaming, asynchronous and batch inference, from one container.
+
+    python -m remora_adapters.sagemaker serve [FLAG ...]
+
+The platform starts an image with the argument ``serve``; what else it wants it says in variables (`settings`). Models
+are in /opt/ml/model, in any layout that the engine reads, or as an ``inference.py`` of the toolkits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remora.cli import main as run
+from remora.cli import with_flags
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Door, Front, Host, Inside
+from remora_adapters.sagemaker.layout import Layout, find_models
+from remora_adapters.sagemaker.settings import Rules, Settings, rules_of, safe_ports, settings_of
+
+if TYPE_CHECKING:
+    from remora.server.http import Service
+
+_DRAIN_S = 25
+"""SIGKILL comes 30 s after SIGTERM."""
+
+
+def host(environ: Mapping[str, str]) -> Host:
+    """The container's host. Raises ValueError for settings and folders that cannot be used."""
+    settings = settings_of(environ)
+    scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    rules, engine, script = settings.rules, EngineOptions(exit_timeout_secs=_DRAIN_S), False
+    if settings.multi_model:
+        engine = replace(engine, model_control_mode="explicit", paths=(_empty(scratch / "none"),))
+    else:
+        layout = find_models(settings.folder / "model", scratch, settings.workers, settings.script)
+        script, name = layout.script, layout.default or _default(layout, rules.model, settings.folder / "model")
+        engine = replace(engine, **layout.places)
+        rules = replace(rules, model=name)
+        if layout.models:
+            engine = replace(engine, model_control_mode="explicit", load_model=(name,))
+    found = Host(engine, _server_options(settings), _front(rules, scratch, script=script))
+    found = with_flags(found, shlex.split(settings.flags))
+    _keep_to_range(found.server, settings)
+    return found
+
+
+def beside(options: ServerOptions, environ: Mapping[str, str]) -> Door:
+    """Triton's SageMaker front end on a port of its own (``--allow-sagemaker``, spec N01), as Triton has it.
+
+    Raises ValueError when another port lies outside ``--sagemaker-safe-port-range``.
+    """
+    if options.sagemaker_safe_port_range:
+        ports = safe_ports("--sagemaker-safe-port-range", options.sagemaker_safe_port_range)
+        _refuse_unsafe(options, ports)
+    multi_model = environ.get("SAGEMAKER_MULTI_MODEL", "").lower() in ("true", "1")
+    rules = replace(rules_of(environ, Path("/opt/ml"), multi_model), as_triton=True)
+    scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return Door("SageMaker", "0.0.0.0", options.sagemaker_port, _front(rules, scratch))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; returns the exit code. The platform's argument ``serve`` may come first."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return run(["serve", "--host-platform", "sagemaker", *(words[1:] if words[:1] == ["serve"] else words)])
+
+
+def _front(rules: Rules, scratch: Path, *, script: bool = False) -> Front:
+    def front(inside: Inside) -> Service:
+        from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
+        from remora_adapters.sagemaker.service import SageMakerService, malformed_status
+
+        over = partial(inside.rest.over, malformed=malformed_status(rules))
+        hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over)
+        atexit.register(hosted.close)
+        return SageMakerService(inside, rules, hosted, script=script)
+
+    return front
+
+
+def _server_options(settings: Settings) -> ServerOptions:
+    verbose, info, warning = settings.log
+    return ServerOptions(
+        http_address="0.0.0.0",
+        http_port=settings.port,
+        http_max_input_size=settings.max_body_bytes,
+        allow_grpc=settings.grpc_port > 0,
+        grpc_port=settings.grpc_port or ServerOptions().grpc_port,
+        allow_metrics=settings.metrics_port > 0,
+        metrics_port=settings.metrics_port or ServerOptions().metrics_port,
+        log_verbose=verbose,
+        log_info=info,
+        log_warning=warning,
+    )
+
+
+def _default(layout: Layout, named: str, folder: Path) -> str:
+    """The model that answers: the one that is named, or the only one. Raises ValueError (spec N08: it exits)."""
+    if not layout.models:
+        return named if named and (folder / named).is_dir() else ""
+    if named and named not in layout.models:
+        raise ValueError(
+            f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME={named}: there is no such folder in {folder}, only "
+            f"{', '.join(layout.models)}"
+        )
+    if not named and len(layout.models) > 1:
+        raise ValueError(
+            f"{folder} holds {len(layout.models)} models ({', '.join(layout.models)}): say in "
+            "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME which of them answers"
+        )
+    return named or layout.models[0]
+
+
+def _keep_to_range(options: ServerOptions, settings: Settings) -> None:
+    if settings.ports is not None:
+        _refuse_unsafe(replace(options, allow_http=False), settings.ports)
+
+
+def _refuse_unsafe(options: ServerOptions, ports: range) -> None:
+    for on, port, what in (
+        (options.allow_http, options.http_port, "HTTP"),
+        (options.allow_grpc, options.grpc_port, "GRPC"),
+        (options.allow_metrics, options.metrics_port, "metrics"),
+    ):
+        if on and port not in ports:
+            raise ValueError(
+                f"The server cannot listen to {what} requests at port {port}, allowed port range is "
+                f"[{ports.start}, {ports.stop - 1}]"
+            )
+
+
+def _empty(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,93 @@
+"""Arrays as CSV and .npy bodies and back; the law: what a body claims is held against its length, no object is read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from remora.messages import Array
+
+JSON = "application/json"
+CSV = "text/csv"
+NPY = "application/x-npy"
+LINES = "application/jsonlines"
+
+_NPY_HEADER_LIMIT = 10_000
+
+
+def rows_of_csv(body: bytes) -> list[list[str]]:
+    """The cells of a CSV body, row by row; empty lines at the end do not count. Raises ValueError.
+
+    A field may not be longer than csv's own limit, 128 KiB.
+    """
+    try:
+        rows = list(csv.reader(io.StringIO(body.decode("utf-8"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(str(error)) from error
+    while rows and not rows[-1]:
+        rows.pop()
+    widths = {len(row) for row in rows}
+    if len(widths) != 1:
+        raise ValueError("it has no rows" if not rows else f"its rows have {min(widths)} to {max(widths)} cells")
+    return rows
+
+
+def array_of_csv(body: bytes) -> Array:
+    """Numbers of a CSV body, float64, one row of the array for each line. Raises ValueError."""
+    return np.array([[float(cell) for cell in row] for row in rows_of_csv(body)])
+
+
+def array_of_npy(body: bytes | memoryview) -> Array:
+    """The array of a .npy body, a view of its bytes in C order. Raises ValueError for objects and for wrong sizes."""
+    file = io.BytesIO(body[: _NPY_HEADER_LIMIT + 16])
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file, max_header_size=_NPY_HEADER_LIMIT)
+    except Exception as error:  # numpy parses the header as a Python literal: anything may be wrong with it
+        raise ValueError(f"not a .npy file: {error}") from error
+    if dtype.hasobject or any(dim < 0 for dim in shape):
+        raise ValueError("a .npy file of objects is not read")
+    data = memoryview(body)[file.tell() :]
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError(f"it claims {math.prod(shape)} elements of {dtype} and has {len(data)} bytes of data")
+    flat = np.frombuffer(data, dtype)
+    return np.ascontiguousarray(flat.reshape(shape[::-1]).T) if fortran else flat.reshape(shape)
+
+
+def npy_of_array(array: Array) -> bytes:
+    """A .npy body. BYTES arrays become fixed-length byte strings. Raises ValueError for what has no such form."""
+    if array.dtype.hasobject:
+        array = np.array([_bytes_of(item) for item in array.reshape(-1)]).reshape(array.shape)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    return file.getvalue()
+
+
+def csv_of_arrays(arrays: Sequence[Array]) -> bytes:
+    """One line for each row; the arrays' cells one after the other. An array of one dimension is one column.
+
+    Raises ValueError when the arrays have different numbers of rows.
+    """
+    tables = [array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1) for array in arrays]
+    if len({len(table) for table in tables}) > 1:
+        raise ValueError(f"the outputs have {', '.join(str(len(table)) for table in tables)} rows")
+    # As text numpy prints the shortest number that reads back as the same float of its width.
+    columns = [(table.astype(str) if table.dtype.kind == "f" else table).tolist() for table in tables]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    for row in zip(*columns, strict=True):
+        writer.writerow([_cell(value) for part in row for value in part])
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _bytes_of(item: object) -> bytes:
+    return item if isinstance(item, bytes) else str(item).encode()

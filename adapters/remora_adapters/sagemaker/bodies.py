@@ -1,0 +1,314 @@
+"""Bodies that are not V2, and the V2 requests that they stand for; the law: pure, and the model's signature decides.
+
+CSV, JSON lines and .npy become the model's inputs, in chunks of what it takes at once; images and plain text become the
+one element of a BYTES input. The answer comes back in the form that the client accepts. Rows keep their order, one out
+for each one in, which is what batch transform counts on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from remora.messages import DTYPES, Array, Buffer, TensorInfo
+from remora.protocols.http_answer import Headers, HttpAnswer
+from remora_adapters.sagemaker.arrays import (
+    CSV,
+    JSON,
+    LINES,
+    NPY,
+    array_of_npy,
+    csv_of_arrays,
+    npy_of_array,
+    rows_of_csv,
+)
+
+_WHOLE = ("text/plain", "application/x-image")
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Part(NamedTuple):
+    """One V2 request: its body, and the length of the JSON before the tensors, None when it is all JSON."""
+
+    body: bytes
+    json_length: int | None
+
+
+class Translated(NamedTuple):
+    """What a body stands for. ``own`` marks lines that were V2 requests: their answers are lines as they are."""
+
+    parts: list[Part]
+    media: str
+    own: bool = False
+
+
+def is_translated(media: str) -> bool:
+    """Whether bodies of this type are read here; all others are V2's."""
+    return media in (CSV, LINES, NPY, *_WHOLE) or media.startswith("image/")
+
+
+def translate(media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: int) -> Translated:
+    """The V2 requests for a body, for a model with these inputs that takes ``max_rows`` rows at once (0: no batches).
+
+    Raises ValueError for a body that cannot be read or does not fit the inputs.
+    """
+    if media == CSV:
+        cells = np.array(rows_of_csv(bytes(body)))
+        return Translated(_chunks(_columns(cells, inputs, max_rows), max_rows), media)
+    if media == LINES:
+        return _lines(bytes(body), inputs, max_rows)
+    (row,) = _only(inputs, media)
+    if media == NPY:
+        array = _cast(array_of_npy(memoryview(body)), row)
+        batched = array[None] if max_rows and array.ndim == len(row.shape) - 1 else array
+        return Translated(_chunks({row: batched}, max_rows), media)
+    shape = tuple(1 for _ in row.shape)
+    if row.datatype == "BYTES":
+        element = np.empty(shape, object)
+        element[(0,) * len(shape)] = bytes(body)
+        return Translated(_chunks({row: element}, max_rows), media)
+    if row.datatype == "UINT8":
+        octets = np.frombuffer(body, np.uint8).reshape((*shape[:-1], -1))
+        return Translated(_chunks({row: octets}, max_rows), media)
+    raise ValueError(f"the model's input '{row.name}' is {row.datatype}: send its values, {media} needs BYTES or UINT8")
+
+
+def answer_of(translated: Translated, answers: Sequence[HttpAnswer], accept: str) -> HttpAnswer:
+    """The answers of all parts as one, in the first form that ``accept`` names; the body's own form for any other.
+
+    Raises ValueError for outputs that have no such form. The answers must be good ones.
+    """
+    if translated.own:
+        return _answer(LINES, b"".join(b"".join(answer.body) + b"\n" for answer in answers))
+    names, arrays = _joined([_outputs(answer) for answer in answers])
+    media = _accepted(accept, translated.media)
+    if media == CSV:
+        return _answer(CSV, csv_of_arrays(arrays))
+    if media == NPY:
+        if len(arrays) != 1:
+            raise ValueError(f"{NPY} holds one array and the model gives {len(arrays)}: {', '.join(names)}")
+        return _answer(NPY, npy_of_array(arrays[0]))
+    if media == LINES:
+        return _answer(LINES, b"".join(_line(names, arrays, at) for at in range(len(arrays[0]) if arrays else 0)))
+    listed = {name: _plain(array) for name, array in zip(names, arrays, strict=True)}
+    return _answer(JSON, orjson.dumps(listed))
+
+
+# -- in -------------------------------------------------------------------------------------------------------------
+
+
+def _only(inputs: Sequence[TensorInfo], media: str) -> Sequence[TensorInfo]:
+    if len(inputs) != 1:
+        raise ValueError(f"{media} is for models with one input; this one has {', '.join(row.name for row in inputs)}")
+    return inputs
+
+
+def _columns(cells: Array, inputs: Sequence[TensorInfo], max_rows: int) -> dict[TensorInfo, Array]:
+    """Rows of cells as the model's inputs, which take the columns one after the other."""
+    rows, width = cells.shape
+    shapes = [row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape for row in inputs]
+    sizes = [math.prod(shape) if -1 not in shape else -1 for shape in shapes]
+    if -1 in sizes:
+        if len(sizes) > 1 or list(shapes[0]).count(-1) > 1:
+            raise ValueError("the model's inputs have shapes that vary: columns cannot be told apart")
+        sizes = [width]
+    if sum(sizes) != width:
+        raise ValueError(f"a row has {width} cells and the model takes {sum(sizes)}")
+    whole = [max_rows == 0 and row.shape[:1] != (-1,) for row in inputs]
+    if any(whole) and rows != 1:
+        raise ValueError(f"the model takes one row at a time, the body has {rows}")
+    found: dict[TensorInfo, Array] = {}
+    at = 0
+    for row, shape, size, alone in zip(inputs, shapes, sizes, whole, strict=True):
+        values = _parsed(cells[:, at : at + size], row)
+        found[row] = values.reshape(shape if alone else (rows, *shape))
+        at += size
+    return found
+
+
+def _parsed(cells: Array, row: TensorInfo) -> Array:
+    """Cells, text or what JSON has, in an input's datatype. Raises ValueError."""
+    if row.datatype == "BYTES":
+        flat = [value.encode() if isinstance(value, str) else orjson.dumps(value) for value in cells.ravel().tolist()]
+        found = np.empty(len(flat), object)
+        found[:] = flat
+        return found.reshape(cells.shape)
+    if row.datatype == "BOOL":
+        words = [str(value).strip().lower() for value in cells.ravel().tolist()]
+        wrong = next((word for word in words if word not in _BOOLS), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong[:40]!r} is neither true nor false")
+        return np.array([_BOOLS[word] for word in words], bool).reshape(cells.shape)
+    dtype = DTYPES[row.datatype]
+    if row.datatype == "BF16":
+        raise ValueError(f"the model's input '{row.name}' is BF16: send it as a V2 request with binary data")
+    if dtype.kind == "f":
+        return cells.astype(dtype)
+    wide = np.uint64 if row.datatype == "UINT64" else np.int64
+    values = cells.astype(wide) if cells.dtype.kind in "USO" else _integral(cells).astype(wide)
+    bounds = np.iinfo(dtype)
+    if values.size and not bounds.min <= int(values.min()) <= int(values.max()) <= bounds.max:
+        raise ValueError(f"the model's input '{row.name}' is {row.datatype}: a value is beyond it")
+    return values.astype(dtype)
+
+
+def _integral(values: Array) -> Array:
+    if values.dtype.kind == "f" and not np.array_equal(values, np.trunc(values)):
+        raise ValueError("whole numbers are wanted and there are fractions")
+    return values
+
+
+def _cast(array: Array, row: TensorInfo) -> Array:
+    """An array in an input's datatype, where that loses nothing but float precision. Raises ValueError."""
+    dtype = DTYPES[row.datatype]
+    if row.datatype == "BYTES":
+        if array.dtype.kind not in "SU":
+            raise ValueError(f"the model's input '{row.name}' is BYTES and the array {array.dtype}")
+        return _parsed(np.char.decode(array, "latin-1") if array.dtype.kind == "S" else array, row)
+    if array.dtype == dtype:
+        return array
+    if array.dtype.kind == "f" == dtype.kind or np.can_cast(array.dtype, dtype):
+        return array.astype(dtype)
+    if array.dtype.kind in "iu" and dtype.kind in "iuf":
+        return _parsed(array, row)
+    raise ValueError(f"the model's input '{row.name}' is {row.datatype} and the array {array.dtype}")
+
+
+def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translated:
+    try:
+        records = [orjson.loads(line) for line in body.splitlines() if line.strip()]
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"a line is no JSON: {error}") from error
+    if not records:
+        raise ValueError("it has no lines")
+    if all(isinstance(record, dict) and "inputs" in record for record in records):
+        parts = [Part(line, None) for line in body.splitlines() if line.strip()]
+        return Translated(parts, LINES, own=True)
+    if all(isinstance(record, dict) for record in records):
+        names = {row.name for row in inputs}
+        strange = next((record for record in records if set(record) != names), None)
+        if strange is not None:
+            raise ValueError(
+                f"a line has {', '.join(map(str, strange))} and the model takes {', '.join(sorted(names))}"
+            )
+        columns = {row: _stacked([record[row.name] for record in records], row, max_rows) for row in inputs}
+        return Translated(_chunks(columns, max_rows), LINES)
+    (row,) = _only(inputs, LINES)
+    return Translated(_chunks({row: _stacked(records, row, max_rows)}, max_rows), LINES)
+
+
+def _stacked(values: list[Any], row: TensorInfo, max_rows: int) -> Array:
+    """One value for each record as the model's input."""
+    shape = row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape
+    array = np.array(values, object if row.datatype == "BYTES" else None)
+    if array.dtype.kind == "O" and row.datatype != "BYTES":
+        raise ValueError(f"the values for '{row.name}' are no numbers, or not equally many in each line")
+    if -1 not in shape and array.size == len(values) * math.prod(shape):
+        array = array.reshape(len(values), *shape)
+    if not max_rows and row.shape[:1] != (-1,):
+        if len(values) != 1:
+            raise ValueError(f"the model takes one record at a time, the body has {len(values)}")
+        array = array[0]
+    return _parsed(array, row)
+
+
+def _chunks(columns: dict[TensorInfo, Array], max_rows: int) -> list[Part]:
+    """V2 requests of at most ``max_rows`` rows each; one of all where the model knows no batches."""
+    rows = len(next(iter(columns.values()))) if max_rows else 1
+    if not max_rows:
+        return [_part(columns)]
+    return [
+        _part({row: array[at : at + max_rows] for row, array in columns.items()})
+        for at in range(0, max(rows, 1), max_rows)
+    ]
+
+
+def _part(columns: dict[TensorInfo, Array]) -> Part:
+    pieces = [_serialized(array) for array in columns.values()]
+    inputs = [
+        {
+            "name": row.name,
+            "datatype": row.datatype,
+            "shape": list(array.shape),
+            "parameters": {"binary_data_size": len(piece)},
+        }
+        for (row, array), piece in zip(columns.items(), pieces, strict=True)
+    ]
+    header = orjson.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
+    return Part(b"".join((header, *pieces)), len(header))
+
+
+def _serialized(array: Array) -> bytes:
+    if array.dtype.kind == "O":
+        return b"".join(len(item).to_bytes(4, "little") + item for item in array.ravel().tolist())
+    return np.ascontiguousarray(array).tobytes()
+
+
+# -- out ------------------------------------------------------------------------------------------------------------
+
+
+def _accepted(accept: str, media: str) -> str:
+    for wish in accept.lower().split(","):
+        wanted = wish.partition(";")[0].strip()
+        if wanted in (JSON, CSV, NPY, LINES):
+            return wanted
+    return media if media in (CSV, NPY, LINES) else JSON
+
+
+def _outputs(answer: HttpAnswer) -> list[tuple[str, Array]]:
+    """The outputs of a V2 answer of our own."""
+    length = next((int(value) for name, value in answer.headers if name == b"Inference-Header-Content-Length"), None)
+    whole = b"".join(answer.body)
+    said = orjson.loads(whole[:length])
+    found, at = [], len(whole) if length is None else length
+    for output in said["outputs"]:
+        size = output.get("parameters", {}).get("binary_data_size", 0)
+        found.append((output["name"], _array(output, whole[at : at + size])))
+        at += size
+    return found
+
+
+def _array(output: dict[str, Any], data: bytes) -> Array:
+    shape, datatype = output["shape"], output["datatype"]
+    if datatype != "BYTES":
+        return np.frombuffer(data, DTYPES[datatype]).reshape(shape)
+    items, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "little")
+        items.append(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    found = np.empty(len(items), object)
+    found[:] = items
+    return found.reshape(shape)
+
+
+def _joined(answers: list[list[tuple[str, Array]]]) -> tuple[list[str], list[Array]]:
+    names = [name for name, _ in answers[0]]
+    arrays = [[answer[at][1] for answer in answers] for at in range(len(names))]
+    return names, [same[0] if len(same) == 1 else np.concatenate(same) for same in arrays]
+
+
+def _line(names: list[str], arrays: list[Array], at: int) -> bytes:
+    row: Any = {name: _plain(array[at : at + 1])[0] for name, array in zip(names, arrays, strict=True)}
+    return orjson.dumps(row if len(names) > 1 else row[names[0]]) + b"\n"
+
+
+def _plain(array: Array) -> list[Any]:
+    """What JSON can hold of an array; floats that it cannot become null."""
+    if array.dtype.kind != "O":
+        listed: list[Any] = array.tolist()
+        return listed
+    flat = [item.decode("utf-8", "replace") for item in array.ravel().tolist()]
+    found = np.empty(len(flat), object)
+    found[:] = flat
+    nested: list[Any] = found.reshape(array.shape).tolist()
+    return nested
+
+
+def _answer(media: str, body: bytes) -> HttpAnswer:
+    headers: Headers = ((b"Content-Type", media.encode()),)
+    return HttpAnswer(200, headers, [body])

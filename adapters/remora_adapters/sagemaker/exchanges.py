@@ -1,0 +1,211 @@
+"""Exchanges between V2 and SageMaker: what V2 answers, in SageMaker's headers; the law: each one ends once.
+
+All of it runs in the loop's thread, but for what is given to ``later``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from remora.messages import Buffer, TensorInfo, Ticket
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import Headers, HttpAnswer, failure
+from remora.server.exchange import Exchange
+from remora.server.rest import Later, RestService
+from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
+from remora_adapters.sagemaker.routes import memory_aware, translated
+from remora_adapters.sagemaker.scripted import answer_of_script
+
+_AT_ONCE = 32
+"""How many requests of one body are under way at the same time."""
+_ASIDE_BYTES = 65_536
+_READ = HttpAnswer(0, (), [])
+
+
+class Back:
+    """Hands a V2 answer on.
+
+    Args:
+        exchange: gets it.
+        extra: headers to add.
+        memory: whether an error for want of memory becomes 507, as a multi-model endpoint has it.
+        only_good: whether ``extra`` is for good answers alone.
+    """
+
+    __slots__ = ("_exchange", "_extra", "_memory", "_only_good")
+
+    def __init__(
+        self, exchange: Exchange, extra: Headers = (), *, memory: bool = False, only_good: bool = False
+    ) -> None:
+        self._exchange = exchange
+        self._extra = extra
+        self._memory = memory
+        self._only_good = only_good
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Hand on a whole answer."""
+        if self._memory and answer.status >= 400:
+            answer = memory_aware(answer)
+        headers = translated(answer.headers)
+        if self._extra and not (self._only_good and answer.status >= 300):
+            # What the connection remembers of an answer's fixed part must not hold one client's headers.
+            self._exchange.respond(answer._replace(headers=(*headers, *self._extra), wire=None))
+        else:
+            self._exchange.respond(answer._replace(headers=headers))
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Hand on the head of a stream."""
+        self._exchange.begin(status, (*headers, *self._extra))
+
+    def send(self, piece: Buffer) -> None:
+        """Hand on a piece."""
+        self._exchange.send(piece)
+
+    def finish(self) -> None:
+        """Hand on the end."""
+        self._exchange.finish()
+
+
+class _Whole:
+    """An exchange for an answer that does not stream."""
+
+    __slots__ = ()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Inference with a whole answer never streams."""
+        raise AssertionError("a whole answer was asked for")
+
+    def send(self, piece: Buffer) -> None:
+        """See `begin`."""
+        raise AssertionError("a whole answer was asked for")
+
+    def finish(self) -> None:
+        """See `begin`."""
+        raise AssertionError("a whole answer was asked for")
+
+
+class ScriptBack(_Whole):
+    """Hands on the answer of an ``inference.py``."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Hand on the script's own body, type and status; an answer that is V2's, as it is."""
+        self._exchange.respond(answer_of_script(answer) if answer.status == 200 else answer)
+
+
+class Next(_Whole):
+    """Work done in another thread, and what comes after it in the loop's."""
+
+    __slots__ = ("_exchange", "_then")
+
+    def __init__(self, then: Callable[[], object], exchange: Exchange) -> None:
+        self._then = then
+        self._exchange = exchange
+
+    @classmethod
+    def run(
+        cls, later: Later, work: Callable[[], HttpAnswer | None], then: Callable[[], object], exchange: Exchange
+    ) -> None:
+        """Run ``work`` elsewhere; ``then`` afterwards, unless the work gave an answer: that ends the exchange."""
+        later(lambda: work() or _READ, cls(then, exchange))
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """The work is done."""
+        if answer is _READ:
+            self._then()
+        else:
+            self._exchange.respond(answer)
+
+
+class _Slot(_Whole):
+    __slots__ = ("_at", "_gathering")
+
+    def __init__(self, gathering: Gathering, at: int) -> None:
+        self._gathering = gathering
+        self._at = at
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._gathering.take(self._at, answer)
+
+
+class Gathering:
+    """The V2 requests of one body, and their answers as one: the first bad answer is the answer.
+
+    Args:
+        rest: answers each of them.
+        head: makes the head of a request whose JSON part has a length.
+        accept: the form that the client wants.
+        later: runs what takes long.
+        exchange: gets the answer.
+    """
+
+    def __init__(
+        self, rest: RestService, head: Callable[[int | None], Head], accept: str, later: Later, exchange: Exchange
+    ) -> None:
+        self._rest = rest
+        self._head = head
+        self._accept = accept
+        self._later = later
+        self._exchange = exchange
+        self._body = Translated([], "")
+        self._heads: dict[int | None, Head] = {}
+        self._answers: dict[int, HttpAnswer] = {}
+        self._next = 0
+        self._ended = False
+        self._submitting = False
+
+    def read(self, media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: int) -> HttpAnswer | None:
+        """Take the body apart, in any thread; the refusal of one that cannot be read."""
+        try:
+            self._body = translate(media, body, inputs, max_rows)
+        except (ValueError, OverflowError) as error:
+            return failure(400, f"the {media} body cannot be used: {error}", plain=True)
+        return None
+
+    def submit(self) -> Ticket | None:
+        """Send on as many requests as may be under way; the ticket when there is only one."""
+        ticket = None
+        if self._submitting:  # answered at once, inside of the call below
+            return None
+        self._submitting = True
+        parts = self._body.parts
+        while not self._ended and self._next < len(parts) and self._next - len(self._answers) < _AT_ONCE:
+            at, self._next = self._next, self._next + 1
+            length = parts[at].json_length
+            head = self._heads.get(length)
+            if head is None:
+                head = self._heads[length] = self._head(length)
+            ticket = self._rest.handle(head, parts[at].body, _Slot(self, at))
+        self._submitting = False
+        return ticket if len(parts) == 1 else None
+
+    def take(self, at: int, answer: HttpAnswer) -> None:
+        """One of the answers."""
+        if self._ended:
+            return
+        self._answers[at] = answer
+        if answer.status != 200:
+            self._ended = True
+            self._exchange.respond(answer)
+        elif len(self._answers) == len(self._body.parts):
+            self._ended = True
+            self._finish([self._answers[index] for index in range(len(self._answers))])
+        else:
+            self.submit()
+
+    def _finish(self, answers: list[HttpAnswer]) -> None:
+        def join() -> HttpAnswer:
+            try:
+                return answer_of(self._body, answers, self._accept)
+            except ValueError as error:
+                return failure(406, str(error), plain=True)
+
+        size = sum(memoryview(piece).nbytes for answer in answers for piece in answer.body)
+        if size > _ASIDE_BYTES:
+            self._later(join, self._exchange)
+        else:
+            self._exchange.respond(join())

@@ -1,0 +1,364 @@
+"""SageMaker's routes: what the platform asks on its one port; the law: an invocation is a V2 request in disguise.
+
+V2 bodies go on as they are, other bodies by `bodies`, those of an ``inference.py`` whole. The V2 service answers, and
+what it answers is put into SageMaker's headers. The multi-model API is here too, over `hosted`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import orjson
+
+from remora.engine import Engine
+from remora.errors import InvalidArgumentError, RemoraError
+from remora.messages import Buffer, ServerLive, ServerReady, Ticket
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
+from remora.server.doors import Inside
+from remora.server.exchange import Exchange
+from remora.server.rest import RestService
+from remora_adapters.sagemaker import routes, sessions
+from remora_adapters.sagemaker.bodies import is_translated
+from remora_adapters.sagemaker.exchanges import Back, Gathering, Next, ScriptBack
+from remora_adapters.sagemaker.hosted import Hosted, HostedModels
+from remora_adapters.sagemaker.scripted import script_request
+from remora_adapters.sagemaker.settings import Rules
+
+_log = logging.getLogger("remora.sagemaker")
+
+_OK = HttpAnswer(200, (PLAIN,), [])
+_NOT_READY = HttpAnswer(400, (PLAIN,), [])
+_GONE = HttpAnswer(404, (PLAIN,), [])
+_IDLE_S = 3600
+_ASIDE_BYTES = 65_536
+"""Longer bodies than this are translated in another thread: /ping has to be answered meanwhile."""
+_PAGE = 100
+_NO_MODEL = "there is no single model to answer: name it in SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+
+
+class Model(NamedTuple):
+    """Who answers an invocation: a service over an engine, the model's name there, and whether it is a script's."""
+
+    rest: RestService
+    engine: Engine
+    name: str
+    script: bool = False
+
+
+class _Plan:
+    """What a head asks for, worked out once and kept with the head."""
+
+    __slots__ = ("extra", "media", "model", "refusal", "route", "session", "v2")
+
+    def __init__(self, head: Head, *, as_triton: bool) -> None:
+        self.refusal: HttpAnswer | None = None
+        self.route = routes.Route("")
+        self.model: Model | None = None  # whom `v2` was made for
+        self.v2: Head | None = None
+        self.media = ""
+        self.session: bytes | None = None
+        echoed = routes.attributes(head)
+        self.extra: Headers = ((routes.ATTRIBUTES, echoed),) if echoed else ()
+        try:
+            self.route = routes.route(head.method, head.path)
+        except (Refusal, routes.NotAskedError) as error:
+            self.refusal = routes.refusal_of(error)
+        if not as_triton:
+            media = routes.media_type(head).decode("latin-1")
+            self.media = media if is_translated(media) else ""
+            self.session = head.get(routes.SESSION)
+
+
+class SageMakerService:
+    """What answers on the platform's port.
+
+    Args:
+        inside: the engine and the V2 service.
+        rules: how.
+        hosted: the models of a multi-model endpoint.
+        script: whether the one model is an ``inference.py``.
+    """
+
+    def __init__(self, inside: Inside, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
+        self._engine = inside.engine
+        self._rest = inside.rest.over(inside.engine, malformed=malformed_status(rules))
+        self._later = inside.later
+        self._rules = rules
+        self._hosted = hosted
+        self._script = script
+        self._only: Model | None = Model(self._rest, self._engine, rules.model, script) if rules.model else None
+        self._hosts: dict[str, Model] = {}
+        self._act: dict[str, Callable[[_Plan, Head, Buffer, Exchange], Ticket | None]] = {
+            "invoke": self._invoke,
+            "invoke-model": self._invoke_model,
+            "ping": self._ping,
+            "execution-parameters": self._execution_parameters,
+            "list": self._list,
+            "get": self._get,
+            "load": self._load,
+            "unload": self._unload,
+        }
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
+        plan = head.note
+        if not isinstance(plan, _Plan):
+            plan = head.note = _Plan(head, as_triton=self._rules.as_triton)
+        if plan.refusal is not None:
+            exchange.respond(plan.refusal)
+            return None
+        return self._act[plan.route.action](plan, head, body, exchange)
+
+    # -- invocations ------------------------------------------------------------------------------------------------
+
+    def _invoke(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        model = self._only
+        if model is None:
+            names = {each.name for each in self._engine.models()}
+            if len(names) != 1:
+                exchange.respond(failure(400, _NO_MODEL, plain=True))
+                return None
+            model = self._only = Model(self._rest, self._engine, names.pop(), self._script)
+        return self._run(plan, model, head, body, Back(exchange, plan.extra))
+
+    def _invoke_model(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        row = self._hosted.get(plan.route.model)
+        if row is None or row.rest is None or row.engine is None:
+            exchange.respond(_GONE)
+            return None
+        if self._rules.as_triton:  # which knows a model by the target's name alone (spec N07)
+            asked = _target(head) or row.name
+            if asked != row.target:
+                exchange.respond(failure(400, f"Request for unknown model: '{asked}' is not found", plain=False))
+                return None
+        model = self._hosts.get(row.name)
+        if model is None or model.rest is not row.rest:
+            model = self._hosts[row.name] = Model(row.rest, row.engine, row.inner, row.script)
+        return self._run(plan, model, head, body, Back(exchange, plan.extra, memory=True))
+
+    def _run(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Send a body on to V2, in whatever form it is."""
+        if model.script:
+            return self._run_script(plan, model, head, body, exchange)
+        if plan.media:
+            return self._run_translated(plan, model, head, body, exchange)
+        if plan.session is not None:
+            return self._run_in_session(plan, model, head, body, exchange)
+        v2 = plan.v2
+        if v2 is None or plan.model is not model:
+            try:
+                v2 = plan.v2 = self._v2_head(head, model, routes.header_length(head))
+            except Refusal as refusal:
+                exchange.respond(refusal.answer)
+                return None
+            plan.model = model
+        return model.rest.handle(v2, body, exchange)
+
+    def _v2_head(self, head: Head, model: Model, json_length: bytes | None, *, infers: bool = False) -> Head:
+        kind = "infer" if infers else self._rules.kind
+        if not infers and not self._rules.as_triton and routes.wants_events(head):
+            kind = "generate_stream"
+        return routes.v2_head(head, f"/v2/models/{model.name}/{kind}", json_length, self._rules.timeout_ms)
+
+    def _run_in_session(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        try:
+            session = sessions.session_of(plan.session, uuid.uuid4().hex)
+            length = routes.header_length(head)
+        except ValueError as error:
+            exchange.respond(failure(400, str(error), plain=True))
+            return None
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+            return None
+        assert session is not None
+        json_length = len(body) if length is None else min(int(length), len(body))
+        text, json_length, ends = sessions.as_sequence(body, json_length, session)
+        extra = sessions.headers_of(session, ends=ends, now_s=time.time(), idle_s=self._idle_s(model))
+        v2 = self._v2_head(head, model, b"%d" % json_length if length is not None else None)
+        return model.rest.handle(v2, text, Back(exchange, extra, only_good=True))
+
+    def _idle_s(self, model: Model) -> int:
+        """How long a session may stay silent: as long as a sequence of the model."""
+        try:
+            config = model.engine.resolve(model.name).config
+        except RemoraError:
+            return _IDLE_S
+        return config.sequence_batching.max_sequence_idle_microseconds // 1_000_000 or _IDLE_S
+
+    def _run_translated(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        accept = (head.get(b"accept") or b"").decode("latin-1")
+        if accept in ("", "*/*") and self._rules.accept:
+            accept = self._rules.accept
+
+        def v2_head(json_length: int | None) -> Head:
+            length = None if json_length is None else b"%d" % json_length
+            return self._v2_head(head, model, length, infers=True)
+
+        try:
+            signature = model.engine.resolve(model.name).signature
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=True))
+            return None
+        gathering = Gathering(model.rest, v2_head, accept, self._later, exchange)
+
+        def read() -> HttpAnswer | None:
+            return gathering.read(plan.media, body, signature.inputs, signature.max_batch_size)
+
+        if len(body) > _ASIDE_BYTES:
+            Next.run(self._later, read, gathering.submit, exchange)
+            return None
+        refusal = read()
+        if refusal is not None:
+            exchange.respond(refusal)
+            return None
+        return gathering.submit()
+
+    def _run_script(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        media = routes.media_type(head) or b"application/json"
+        accept = (head.get(b"accept") or b"").partition(b",")[0].partition(b";")[0].strip().lower()
+        if accept in (b"", b"*/*"):
+            accept = self._rules.accept.encode() or b"application/json"
+        text, length = script_request(body, media, accept)
+        v2 = self._v2_head(head, model, b"%d" % length, infers=True)
+        return model.rest.handle(v2, text, ScriptBack(exchange))
+
+    # -- the platform's questions -----------------------------------------------------------------------------------
+
+    def _ping(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
+        call = ServerLive() if self._rules.ping_live else ServerReady()
+        refused = self._rest.refused(head, "ready")
+        exchange.respond(refused or (_OK if self._engine.perform(call) else _NOT_READY))
+
+    def _execution_parameters(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
+        if self._rules.as_triton:
+            exchange.respond(HttpAnswer(400, (PLAIN,), []))
+            return
+        at_once = self._rules.transforms or max(
+            (
+                max(model.config.max_batch_size, 1) * sum(group.count for group in model.config.instance_group)
+                for model in self._engine.models()
+            ),
+            default=1,
+        )
+        said = {
+            "MaxConcurrentTransforms": max(min(at_once, 100), 1),
+            "BatchStrategy": self._rules.strategy,
+            "MaxPayloadInMB": self._rules.payload_mb,
+        }
+        exchange.respond(HttpAnswer(200, (JSON,), [orjson.dumps(said)]))
+
+    # -- the multi-model API ----------------------------------------------------------------------------------------
+
+    def _list(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
+        refused = self._rest.refused(head, "index")
+        if refused is not None:
+            exchange.respond(refused)
+            return
+        rows = self._hosted.loaded()
+        if self._rules.as_triton:  # which looks for its models by another name than it gave them (spec N06)
+            exchange.respond(_models([_entry(row) if row.target == row.name else {} for row in rows]))
+            return
+        start = _page_of(head.query)
+        more = {"nextPageToken": str(start + _PAGE)} if len(rows) > start + _PAGE else {}
+        exchange.respond(_models([_entry(row) for row in rows[start : start + _PAGE]], **more))
+
+    def _get(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
+        row = self._hosted.get(plan.route.model)
+        refused = self._rest.refused(head, "index")
+        exchange.respond(refused or (_GONE if row is None else HttpAnswer(200, (PLAIN,), [orjson.dumps(_entry(row))])))
+
+    def _load(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
+        refused = self._rest.refused(head, "load")
+        if refused is not None:
+            exchange.respond(refused)
+            return
+        try:
+            name, url = _asked(body)
+            target = _target(head) or name
+            work = self._hosted.add(name, url, target)
+        except InvalidArgumentError as error:
+            exchange.respond(routes.refused(400, error.message))
+            return
+        if work is None:
+            exchange.respond(routes.refused(409, f"model repository '{url}' has already been registered"))
+            return
+
+        def load() -> HttpAnswer:
+            try:
+                work()
+            except (RemoraError, OSError, MemoryError, ValueError) as error:
+                self._hosted.forget(name)
+                text = str(error) or type(error).__name__
+                _log.error("cannot load '%s' from %s: %s", name, url, text.rstrip())
+                out = isinstance(error, MemoryError) or routes.is_out_of_memory(text.encode())
+                return routes.refused(507 if out else 400, text)
+            except BaseException:
+                self._hosted.forget(name)
+                raise
+            return _OK
+
+        self._later(load, exchange)
+
+    def _unload(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
+        refused = self._rest.refused(head, "unload")
+        work = None if refused is not None else self._hosted.remove(plan.route.model)
+        if work is None:
+            exchange.respond(refused or _GONE)
+            return
+        self._hosts.pop(plan.route.model, None)
+
+        def unload() -> HttpAnswer:
+            try:
+                work()
+            finally:
+                self._hosted.forget(plan.route.model)
+            return _OK
+
+        self._later(unload, exchange)
+
+
+def malformed_status(rules: Rules) -> int:
+    """The status of a body that cannot be read: the client's fault, where Triton says 500 (spec H13); 0 for Triton's.
+
+    A platform that sees a 500 blames the container, and a client that sees one tries again.
+    """
+    return 0 if rules.as_triton else 400
+
+
+def _asked(body: Buffer) -> tuple[str, str]:
+    """The name and the URL of a load request. Raises InvalidArgumentError."""
+    try:
+        asked: Any = orjson.loads(memoryview(body))
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"failed to parse the request JSON buffer: {error}") from error
+    found = []
+    for key in ("model_name", "url"):
+        value = asked.get(key) if isinstance(asked, dict) else None
+        if not isinstance(value, str) or not value or len(value) > 1024 or "\0" in value:
+            raise InvalidArgumentError(f"the load request needs '{key}': a text of at most 1024 characters")
+        found.append(value)
+    if "/" in found[0]:
+        raise InvalidArgumentError("a model_name has no slash")
+    return found[0], found[1]
+
+
+def _target(head: Head) -> str:
+    return (head.get(routes.TARGET_MODEL) or b"").decode("latin-1")
+
+
+def _entry(row: Hosted) -> dict[str, str]:
+    return {"modelName": row.name, "modelUrl": row.url}
+
+
+def _models(entries: list[dict[str, str]], **more: str) -> HttpAnswer:
+    return HttpAnswer(200, (PLAIN,), [orjson.dumps({"models": entries, **more})])
+
+
+def _page_of(query: str) -> int:
+    token = query.removeprefix("next_page_token=")
+    return int(token) if token != query and token.isascii() and token.isdigit() and len(token) < 8 else 0

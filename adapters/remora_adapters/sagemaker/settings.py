@@ -1,0 +1,176 @@
+"""What a SageMaker container's environment says; the law: read here and nowhere else, misfits are errors at the start.
+
+Three families: the platform's own (``SAGEMAKER_BIND_TO_PORT`` ...), those of Triton's start script
+(``SAGEMAKER_TRITON_...``, spec N08), and the toolkits' (``SAGEMAKER_MODEL_SERVER_WORKERS`` ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+INFERENCE_TYPES = ("infer", "generate", "generate_stream")
+_PING_MODES = ("ready", "live")
+_STRATEGIES = ("SINGLE_RECORD", "MULTI_RECORD")
+_YES, _NO = ("true", "1"), ("false", "0", "")
+_FOLDER = "/opt/ml"
+_PORT = 8080
+_HIGHEST_PORT = 65_535
+_MIB = 1 << 20
+_ASYNC_BYTES = 1 << 30
+"""The longest body of an asynchronous invocation."""
+_LEVELS = {"10": (1, True, True), "20": (0, True, True), "30": (0, False, True), "40": (0, False, False)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How requests are answered.
+
+    Attributes:
+        model: answers /invocations; "" for the only one there is.
+        kind: one of INFERENCE_TYPES.
+        ping_live: /ping says whether the process lives, not whether models are ready.
+        as_triton: what Triton's front end does and the platform's contract does not ask for; see decision 0017.
+        models_root: every model of a multi-model endpoint is below it.
+        timeout_ms: an invocation that takes longer is answered 503; 0 for any time.
+        accept: what a client that accepts anything gets, for bodies that are not V2; "" for the body's own form.
+        transforms: MaxConcurrentTransforms of batch jobs; 0 to work it out from the model.
+        strategy: BatchStrategy of batch jobs.
+        payload_mb: MaxPayloadInMB of batch jobs.
+    """
+
+    model: str = ""
+    kind: str = "infer"
+    ping_live: bool = False
+    as_triton: bool = False
+    models_root: Path = Path(_FOLDER, "models")
+    timeout_ms: int = 0
+    accept: str = ""
+    transforms: int = 0
+    strategy: str = "MULTI_RECORD"
+    payload_mb: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the process is set up, and its `rules`.
+
+    ``ports`` is the range that gRPC and metrics must keep to, None for any. ``workers`` and ``script`` are for an
+    ``inference.py``. ``log`` is verbosity, and whether information and warnings are shown.
+    """
+
+    rules: Rules
+    folder: Path
+    multi_model: bool
+    port: int
+    ports: range | None
+    max_body_bytes: int
+    grpc_port: int
+    metrics_port: int
+    workers: int
+    script: str
+    log: tuple[int, bool, bool]
+    flags: str
+
+    @property
+    def safe_range(self) -> str:
+        """The range as the flag of that name has it; "" for any port."""
+        return f"{self.ports.start}-{self.ports.stop - 1}" if self.ports else ""
+
+
+def settings_of(environ: Mapping[str, str]) -> Settings:
+    """The settings of an environment. Raises ValueError, with the variable's name, for what cannot be used."""
+    read = _Reader(environ)
+    folder = Path(environ.get("SAGEMAKER_BASE_DIR") or _FOLDER)
+    multi_model = read.yes("SAGEMAKER_MULTI_MODEL")
+    ports = read.ports("SAGEMAKER_SAFE_PORT_RANGE")
+    payload_mb = read.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 0)
+    first, second = (ports.start, ports.start + 1) if ports else (8001, 8002)
+    grpc, metrics = read.yes("SAGEMAKER_TRITON_ALLOW_GRPC"), read.yes("SAGEMAKER_TRITON_ALLOW_METRICS")
+    return Settings(
+        rules=rules_of(environ, folder, multi_model, payload_mb),
+        folder=folder,
+        multi_model=multi_model,
+        port=read.number("SAGEMAKER_BIND_TO_PORT", _PORT, _HIGHEST_PORT),
+        ports=ports,
+        max_body_bytes=payload_mb * _MIB or _ASYNC_BYTES,
+        grpc_port=read.number("SAGEMAKER_TRITON_GRPC_PORT", first, _HIGHEST_PORT) if grpc else 0,
+        metrics_port=read.number("SAGEMAKER_TRITON_METRICS_PORT", second, _HIGHEST_PORT) if metrics else 0,
+        workers=max(read.number("SAGEMAKER_MODEL_SERVER_WORKERS", 1), 1),
+        script=environ.get("SAGEMAKER_PROGRAM", ""),
+        log=_log(read, environ),
+        flags=environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", ""),
+    )
+
+
+def rules_of(environ: Mapping[str, str], folder: Path, multi_model: bool, payload_mb: int = 0) -> Rules:
+    """The rules of an environment. Raises ValueError."""
+    read = _Reader(environ)
+    ping = "SAGEMAKER_TRITON_OVERRIDE_PING_MODE"
+    if ping not in environ:
+        ping = "SAGEMAKER_TRITON_PING_MODE"
+    timeout_s = read.number("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", read.number("SAGEMAKER_MODEL_SERVER_TIMEOUT", 0))
+    return Rules(
+        model=environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
+        kind=read.choice("SAGEMAKER_TRITON_INFERENCE_TYPE", INFERENCE_TYPES),
+        ping_live=read.choice(ping, _PING_MODES, "live" if multi_model else "ready") == "live",
+        models_root=folder / "models",
+        timeout_ms=timeout_s * 1000,
+        accept=environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", ""),
+        transforms=read.number("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", 0),
+        strategy=read.choice("SAGEMAKER_BATCH_STRATEGY", _STRATEGIES, "MULTI_RECORD"),
+        payload_mb=payload_mb or 6,
+    )
+
+
+class _Reader:
+    """Typed values of variables."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def number(self, name: str, default: int, most: int = 1 << 31) -> int:
+        text = self._environ.get(name, "")
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) <= most):
+            raise ValueError(f"{name}={text[:40]}: expected a whole number from 0 to {most}")
+        return int(text)
+
+    def yes(self, name: str) -> bool:
+        text = self._environ.get(name, "").lower()
+        if text not in (*_YES, *_NO):
+            raise ValueError(f"{name}={text[:40]}: expected true or false")
+        return text in _YES
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str = "") -> str:
+        text = self._environ.get(name, "") or default or choices[0]
+        if text not in choices:
+            raise ValueError(f"{name}={text[:40]}: expected one of {', '.join(choices)}")
+        return text
+
+    def ports(self, name: str) -> range | None:
+        text = self._environ.get(name, "")
+        return safe_ports(name, text) if text else None
+
+
+def safe_ports(name: str, text: str) -> range:
+    """A range of ports written ``LOW-HIGH``. Raises ValueError, which says ``name``."""
+    low, dash, high = text.partition("-")
+    if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= _HIGHEST_PORT):
+        raise ValueError(f"{name}={text[:40]}: expected LOW-HIGH, such as 18000-18999")
+    return range(int(low), int(high) + 1)
+
+
+def _log(read: _Reader, environ: Mapping[str, str]) -> tuple[int, bool, bool]:
+    """Verbosity, information, warnings: Triton's variables where they are, else the toolkits' level (10 debug ...)."""
+    verbose, info, warning = _LEVELS.get(environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", ""), (0, True, True))
+    if "SAGEMAKER_TRITON_LOG_INFO" in environ:
+        info = read.yes("SAGEMAKER_TRITON_LOG_INFO")
+    if "SAGEMAKER_TRITON_LOG_WARNING" in environ:
+        warning = read.yes("SAGEMAKER_TRITON_LOG_WARNING")
+    if environ.get("SAGEMAKER_TRITON_LOG_VERBOSE"):
+        text = environ["SAGEMAKER_TRITON_LOG_VERBOSE"]
+        verbose = int(text) if text.isdecimal() and len(text) < 4 else int(read.yes("SAGEMAKER_TRITON_LOG_VERBOSE"))
+    return verbose, info, warning
