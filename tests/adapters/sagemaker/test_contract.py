@@ -1,0 +1,55 @@
+"""The emulator against the real process: an endpoint as the platform starts, probes, calls and ends it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from host_models import write_scale
+from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, play
+from sagemaker_models import COUNTER, COUNTS, V2, python_model
+
+ENTRY = (sys.executable, "-m", "remora_adapters.sagemaker")
+
+
+def wrong(verdicts: list[Verdict], *may_skip: str) -> list[Verdict]:
+    """What failed, and what was skipped without being expected to."""
+    return [row for row in verdicts if row.outcome == FAILED or (row.outcome == SKIPPED and row.id not in may_skip)]
+
+
+def test_every_check_of_an_endpoint_with_one_model_passes(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_scale(tmp_path / "model" / "scale")
+    settings = Settings(command=ENTRY, model=tmp_path / "model", body=V2, environ=child_environment, startup_s=60.0)
+    assert not wrong(play(find_platform("sagemaker"), settings), "streaming")
+
+
+def test_a_stream_leaves_piece_by_piece(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    python_model(tmp_path / "model" / "counter", COUNTS, COUNTER)
+    body = tmp_path / "body.json"
+    body.write_bytes(json.dumps({"x": 1}).encode())
+    environ = child_environment | {"SAGEMAKER_TRITON_INFERENCE_TYPE": "generate_stream"}
+    settings = Settings(
+        command=ENTRY,
+        model=tmp_path / "model",
+        body=body.read_bytes(),
+        environ=environ,
+        startup_s=60.0,
+        given={"stream-body": str(body)},
+    )
+    assert not wrong(play(find_platform("sagemaker"), settings, ["streaming", "invocations", "sigterm-exit"]))
+
+
+@pytest.mark.parametrize("variable", ["SAGEMAKER_SAFE_PORT_RANGE", "SAGEMAKER_BIND_TO_PORT"])
+def test_settings_that_make_no_sense_end_the_process_with_a_reason(
+    variable: str, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    write_scale(tmp_path / "model" / "scale")
+    environ = child_environment | {variable: "nowhere"}
+    settings = Settings(command=ENTRY, model=tmp_path / "model", environ=environ, startup_s=60.0)
+    verdicts = {row.id: row for row in play(find_platform("sagemaker"), settings)}
+    assert verdicts["serve-argument"].outcome == FAILED
+    assert f"{variable}=nowhere" in verdicts["serve-argument"].found

@@ -1,0 +1,283 @@
+"""The multi-model API: each code of the contract, and that a URL never leads out of the models' root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from host_models import write_scale
+from platform_door import Door, Reply, opened
+from remora.errors import InvalidArgumentError
+from remora.options import EngineOptions
+from remora_adapters import sagemaker
+from remora_adapters.sagemaker.hosted import HostedModels
+from sagemaker_models import V2
+
+JSON = {"Content-Type": "application/json"}
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input { name: "a" data_type: TYPE_FP32 dims: 4 }
+output { name: "b" data_type: TYPE_FP32 dims: 4 }
+ensemble_scheduling { step { model_name: "scale" model_version: -1
+  input_map { key: "x" value: "a" } output_map { key: "y" value: "b" } } }
+"""
+PYTHON = """
+backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [-1, 4] }
+output { name: "y" data_type: TYPE_FP32 dims: [-1, 4] }
+parameters { key: "ISOLATION" value { string_value: "thread" } }
+"""
+FAILS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        {execute}
+"""
+
+
+class Endpoint(Door):
+    """The port of a multi-model endpoint, and the folder where the platform unpacks models."""
+
+    root: Path
+
+    def url(self, name: str) -> str:
+        return f"{self.root}/{name}/model"
+
+    def load(self, name: str, url: str = "", target: str = "") -> Reply:
+        headers = JSON | ({"X-Amzn-SageMaker-Target-Model": target} if target else {})
+        body = json.dumps({"model_name": name, "url": url or self.url(name)}).encode()
+        return self.ask("POST", "/models", body, headers)
+
+    def invoke(self, name: str, body: bytes = V2, target: str = "") -> Reply:
+        headers = JSON | ({"X-Amzn-SageMaker-Target-Model": target} if target else {})
+        return self.ask("POST", f"/models/{name}/invoke", body, headers)
+
+    def broken(self, name: str, where: str, error: str) -> None:
+        folder = self.root / name / "model" / "m"
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(PYTHON)
+        bodies = {"initialize": "pass", "execute": "pass"} | {where: f"raise {error}"}
+        (folder / "1" / "model.py").write_text(FAILS.format(**bodies))
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    write_scale(tmp_path / "models" / "h1" / "model" / "scale")
+    write_scale(tmp_path / "models" / "h2" / "model" / "scale")
+    with opened(sagemaker.host({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"})) as door:
+        found = Endpoint(door.server)
+        found.root = tmp_path / "models"
+        yield found
+
+
+def test_ping_says_yes_with_no_model_loaded(endpoint: Endpoint) -> None:
+    assert endpoint.ask("GET", "/ping").status == 200
+    assert json.loads(endpoint.ask("GET", "/models").body) == {"models": []}
+
+
+def test_a_model_lives_from_post_to_delete_and_may_come_again(endpoint: Endpoint) -> None:
+    for _ in range(2):
+        assert endpoint.load("h1", target="one.tar.gz").status == 200
+        entry = {"modelName": "h1", "modelUrl": endpoint.url("h1")}
+        assert json.loads(endpoint.ask("GET", "/models").body) == {"models": [entry]}
+        assert json.loads(endpoint.ask("GET", "/models/h1").body) == entry
+        reply = endpoint.invoke("h1")
+        assert reply.status == 200
+        said = json.loads(reply.body)
+        assert (said["model_name"], said["outputs"][0]["data"]) == ("one.tar.gz", [2.0, 4.0, 6.0, 8.0])
+        assert endpoint.ask("DELETE", "/models/h1").status == 200
+        for method, path in (("GET", "/models/h1"), ("DELETE", "/models/h1"), ("POST", "/models/h1/invoke")):
+            assert (endpoint.ask(method, path, V2).status, endpoint.ask(method, path).body) == (404, b"")
+
+
+def test_a_model_is_known_by_its_opaque_name_whatever_the_target_is(endpoint: Endpoint) -> None:
+    assert endpoint.load("h1", target="same.tar.gz").status == 200
+    assert endpoint.load("h2", target="same.tar.gz").status == 200
+    assert endpoint.invoke("h1", target="other.tar.gz").status == 200
+    assert endpoint.ask("DELETE", "/models/h1").status == 200
+    assert endpoint.invoke("h2", target="same.tar.gz").status == 200
+    assert endpoint.invoke("same.tar.gz").status == 404
+
+
+def test_the_same_name_or_the_same_url_again_is_a_conflict(endpoint: Endpoint) -> None:
+    assert endpoint.load("h1").status == 200
+    for reply in (
+        endpoint.load("h1"),
+        endpoint.load("h1", endpoint.url("h2")),
+        endpoint.load("h9", endpoint.url("h1")),
+    ):
+        assert reply.status == 409
+        assert b"has already been registered" in reply.body
+
+
+def test_equal_names_inside_two_models_do_not_meet(endpoint: Endpoint) -> None:
+    assert endpoint.load("h1").status == endpoint.load("h2").status == 200
+    assert endpoint.ask("DELETE", "/models/h1").status == 200
+    assert endpoint.invoke("h2").status == 200
+
+
+def test_of_several_models_the_ensemble_answers(endpoint: Endpoint) -> None:
+    folder = endpoint.root / "h1" / "model" / "whole"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(ENSEMBLE)
+    assert endpoint.load("h1").status == 200
+    reply = endpoint.invoke("h1", V2.replace(b'"x"', b'"a"'))
+    assert json.loads(reply.body)["outputs"][0]["name"] == "b"
+    shutil.rmtree(folder)
+    shutil.copytree(endpoint.root / "h2" / "model" / "scale", endpoint.root / "h2" / "model" / "other")
+    reply = endpoint.load("h2")
+    assert reply.status == 400
+    assert b"2 models and 0 ensembles" in reply.body
+
+
+def test_an_inference_script_is_hosted_too(endpoint: Endpoint) -> None:
+    code = endpoint.root / "h3" / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "inference.py").write_text("def predict_fn(data, model):\n    return data * 3\n")
+    assert endpoint.load("h3").status == 200
+    assert endpoint.invoke("h3", b"[1, 2]").body == b"[3,6]"
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "load", "invoke"),
+    [
+        ("initialize", "ValueError('no weights')", 400, 404),
+        ("initialize", "MemoryError('8 GiB')", 507, 404),
+        ("execute", "RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')", 200, 507),
+        ("execute", "ValueError('no')", 200, 500),
+    ],
+)
+def test_want_of_memory_is_507_and_other_failures_are_not(
+    endpoint: Endpoint, where: str, error: str, load: int, invoke: int
+) -> None:
+    endpoint.broken("h4", where, error)
+    assert endpoint.load("h4").status == load
+    assert endpoint.invoke("h4").status == invoke
+    if load != 200:  # the platform comes back with the same name when it has made room
+        assert endpoint.load("h4").status == load
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"model_name": "a"}',
+        b'{"model_name": 1, "url": "/x"}',
+        b'{"model_name":"a/b","url":"x"}',
+    ],
+)
+def test_a_load_request_that_makes_no_sense_is_refused(endpoint: Endpoint, body: bytes) -> None:
+    reply = endpoint.ask("POST", "/models", body, JSON)
+    assert reply.status == 400
+    assert json.loads(reply.body)["error"]
+    assert endpoint.ask("GET", "/ping").status == 200
+
+
+def test_the_list_has_pages(endpoint: Endpoint) -> None:
+    for name in [f"m{number:03}" for number in range(101)]:
+        write = endpoint.root / name / "model"
+        write.mkdir(parents=True)
+        os.symlink(endpoint.root / "h1" / "model" / "scale", write / "scale")
+        assert endpoint.load(name).status == 200
+    first = json.loads(endpoint.ask("GET", "/models").body)
+    assert (len(first["models"]), first["nextPageToken"]) == (100, "100")
+    second = json.loads(endpoint.ask("GET", "/models?next_page_token=100").body)
+    assert (len(second["models"]), "nextPageToken" in second) == (1, False)
+
+
+def test_a_model_that_loads_keeps_no_ping_waiting(endpoint: Endpoint) -> None:
+    folder = endpoint.root / "slow" / "model" / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(PYTHON)
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    waits = f"__import__('pathlib').Path({str(gate)!r}).read_text()"
+    (folder / "1" / "model.py").write_text(FAILS.format(initialize=waits, execute="pass"))
+    statuses: list[int] = []
+    load = threading.Thread(target=lambda: statuses.append(endpoint.load("slow").status))
+    load.start()
+    with gate.open("w"):  # opens when the model reads: it is being loaded now
+        assert endpoint.ask("GET", "/ping").status == 200
+        assert json.loads(endpoint.ask("GET", "/models").body) == {"models": []}
+        assert endpoint.invoke("slow").status == 404
+        assert endpoint.load("slow").status == 409
+        assert endpoint.ask("DELETE", "/models/slow").status == 404
+    load.join(30)
+    assert statuses == [200]
+
+
+# -- the root -------------------------------------------------------------------------------------------------------
+
+
+def table(root: Path) -> HostedModels:
+    return HostedModels(root, EngineOptions(), root / "scratch", lambda engine, name: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "/",
+        "{root}",
+        "{root}/a",
+        "{root}/a/other",
+        "{root}/../etc/model",
+        "{root}/a/../../etc",
+        "{root}/a/model/..",
+        "{root}/a/model/../../b/model",
+        "{root}/%2e%2e/model",
+        "{root}/./model",
+        "{root}/a/model/\u2215etc",
+        "{root}/a/model\n",
+        "{root}x/a/model",
+        "/etc/a/model",
+        "/dev/a/model",
+        "/proc/self/model",
+        "file://{root}/a/model",
+        "s3://bucket/a/model",
+        "{root}/" + "a" * 10_000 + "/model/../../..",
+    ],
+)
+def test_a_url_that_is_no_models_folder_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"must be .*<id>/model"):
+        table(tmp_path).add("a", url.format(root=tmp_path), "t")
+
+
+def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    (root / "a").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (root / "a" / "model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidArgumentError):
+        table(root).add("a", f"{root}/a/model", "t")
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_whatever_a_url_says_only_folders_below_the_root_are_taken(text: str) -> None:
+    root = Path("/opt/ml/models")
+    try:
+        work = table(root).add("a", f"{root}/{text}", "t")
+    except InvalidArgumentError:
+        return
+    assert work is not None
+    assert Path(f"{root}/{text}").resolve().is_relative_to(root)
+
+
+def test_a_refused_url_leaves_no_name_behind(tmp_path: Path) -> None:
+    models = table(tmp_path)
+    with pytest.raises(InvalidArgumentError):
+        models.add("a", "/etc", "t")
+    assert models.add("a", f"{tmp_path}/a/model", "t") is not None

@@ -1,0 +1,136 @@
+"""Heads and answers between SageMaker and V2; the routes are Triton's (spec N02)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import HttpAnswer, Refusal
+from remora_adapters.sagemaker import routes
+from remora_adapters.sagemaker.routes import NotAskedError, Route
+
+TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+STRANGE = (
+    "/",
+    "",
+    "/ping/",
+    "/invocations/x",
+    "/models//invoke",
+    "/models/a/b",
+    "/models/a/invoke/b",
+    "//models",
+    "/v2",
+)
+
+
+def head(*headers: tuple[bytes, bytes]) -> Head:
+    return Head("POST", "/invocations", headers)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "found"),
+    [
+        ("GET", "/ping", Route("ping")),
+        ("POST", "/invocations", Route("invoke")),
+        ("GET", "/execution-parameters", Route("execution-parameters")),
+        ("GET", "/models", Route("list")),
+        ("POST", "/models", Route("load")),
+        ("GET", "/models/abc", Route("get", "abc")),
+        ("DELETE", "/models/abc", Route("unload", "abc")),
+        ("POST", "/models/abc/invoke", Route("invoke-model", "abc")),
+    ],
+)
+def test_each_route_of_the_contract_is_found(method: str, path: str, found: Route) -> None:
+    assert routes.route(method, path) == found
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/ping"), ("GET", "/invocations")])
+def test_another_method_on_a_path_with_one_is_405(method: str, path: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        routes.route(method, path)
+    assert routes.refusal_of(refused.value).status == 405
+
+
+@given(
+    st.sampled_from(("GET", "POST", "PUT", "DELETE")),
+    st.text(max_size=30).map("/nothing".__add__) | st.sampled_from(STRANGE),
+)
+def test_whatever_else_is_asked_gets_400_and_no_body(method: str, path: str) -> None:
+    with pytest.raises((NotAskedError, Refusal)) as refused:
+        routes.route(method, path)
+    answer = routes.refusal_of(refused.value)
+    assert answer.status == 405 or answer == HttpAnswer(400, ((b"Content-Type", b"text/plain"),), [])
+
+
+@pytest.mark.parametrize(
+    ("value", "length"),
+    [(b"12", b"12"), (b"0", b"0"), (b"007", b"007")],
+)
+def test_the_content_type_names_the_length_of_the_json_part(value: bytes, length: bytes) -> None:
+    assert routes.header_length(head((b"Content-Type", routes.BINARY + value))) == length
+
+
+@pytest.mark.parametrize("value", [b"", b"-1", b"1.5", b"x", b"9" * 19, b"\xb2", b"12;charset=x"])
+def test_a_length_that_is_no_number_is_refused(value: bytes) -> None:
+    with pytest.raises(Refusal, match="Unable to parse inference header size"):
+        routes.header_length(head((b"content-type", routes.BINARY + value)))
+
+
+def test_a_type_that_only_contains_the_binary_one_is_a_json_body() -> None:
+    assert routes.header_length(head((b"Content-Type", b"text/plain, " + routes.BINARY + b"3"))) is None
+    assert routes.header_length(head()) is None
+
+
+def test_the_v2_head_keeps_what_v2_may_want_and_nothing_that_it_would_misread() -> None:
+    sent = head(
+        (b"Content-Type", b"application/json"),
+        (b"Accept-Encoding", b"gzip"),
+        (b"Content-Encoding", b"gzip"),
+        (b"Inference-Header-Content-Length", b"3"),
+        (b"admin-key", b"secret"),
+    )
+    made = routes.v2_head(sent, "/v2/models/m/infer", b"17", timeout_ms=1500)
+    assert (made.method, made.path) == ("POST", "/v2/models/m/infer")
+    assert made.headers == (
+        (b"admin-key", b"secret"),
+        (b"Inference-Header-Content-Length", b"17"),
+        (b"X-Request-Timeout-Ms", b"1500"),
+    )
+
+
+@pytest.mark.parametrize("before", [b"", b"tenant=a;", b"tenant=a, "])
+def test_the_trace_context_travels_in_the_custom_attributes(before: bytes) -> None:
+    sent = head((b"X-Amzn-SageMaker-Custom-Attributes", before + b"traceparent=" + TRACE + b";tracestate=v=1"))
+    made = routes.v2_head(sent, "/v2/models/m/infer", None)
+    assert made.get(b"traceparent") == TRACE
+
+
+def test_attributes_that_the_platform_would_refuse_are_not_sent_back() -> None:
+    name = routes.ATTRIBUTES
+    assert routes.attributes(head((name, b"a=1"))) == b"a=1"
+    assert routes.attributes(head((name, b"a" * 1025))) == b""
+    assert routes.attributes(head((name, b"caf\xc3\xa9"))) == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (b"CUDA out of memory. Tried to allocate 2 GiB", 507),
+        (b"MemoryError: ", 507),
+        (b"Failed to allocate memory for requested buffer of size 1", 507),
+        (b"write: No space left on device", 507),
+        (b"std::bad_alloc", 507),
+        (b"unexpected shape for input", 400),
+        (b"ROOM 12", 400),
+    ],
+)
+def test_want_of_memory_is_507_whatever_it_was(text: bytes, status: int) -> None:
+    assert routes.memory_aware(HttpAnswer(400, (), [text])).status == status
+
+
+def test_a_good_answer_may_speak_of_memory() -> None:
+    assert routes.memory_aware(HttpAnswer(200, (), [b"MemoryError"])).status == 200
