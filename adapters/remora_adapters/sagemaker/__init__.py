@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _front(rules: Rules, scratch: Path, *, script: bool = False) -> Front:
     def front(inside: Inside) -> Service:
+        from remora_adapters.sagemaker.front import SageMakerService, malformed_status
         from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
-        from remora_adapters.sagemaker.service import SageMakerService, malformed_status
 
         over = partial(inside.rest.over, malformed=malformed_status(rules))
         hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from host_models import write_scale
+from hosting import write_scale
 from remora_adapters.emulate import Settings, find_platform
 from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, play
-from sagemaker_models import COUNTER, COUNTS, V2, python_model
+from sagemaker_door import COUNTER, COUNTS, V2, python_model
 
 ENTRY = (sys.executable, "-m", "remora_adapters.sagemaker")
 

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host_models import write_scale
-from platform_door import Door, Reply, opened
+from hosting import Got, write_scale
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker.hosted import HostedModels
-from sagemaker_models import V2
+from sagemaker_door import V2, Door, opened
 
 JSON = {"Content-Type": "application/json"}
 ENSEMBLE = """
@@ -53,12 +52,12 @@ class Endpoint(Door):
     def url(self, name: str) -> str:
         return f"{self.root}/{name}/model"
 
-    def load(self, name: str, url: str = "", target: str = "") -> Reply:
+    def load(self, name: str, url: str = "", target: str = "") -> Got:
         headers = JSON | ({"X-Amzn-SageMaker-Target-Model": target} if target else {})
         body = json.dumps({"model_name": name, "url": url or self.url(name)}).encode()
         return self.ask("POST", "/models", body, headers)
 
-    def invoke(self, name: str, body: bytes = V2, target: str = "") -> Reply:
+    def invoke(self, name: str, body: bytes = V2, target: str = "") -> Got:
         headers = JSON | ({"X-Amzn-SageMaker-Target-Model": target} if target else {})
         return self.ask("POST", f"/models/{name}/invoke", body, headers)
 
@@ -75,7 +74,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     write_scale(tmp_path / "models" / "h1" / "model" / "scale")
     write_scale(tmp_path / "models" / "h2" / "model" / "scale")
     with opened(sagemaker.host({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"})) as door:
-        found = Endpoint(door.server)
+        found = Endpoint(door.port)
         found.root = tmp_path / "models"
         yield found
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from platform_door import Door, opened
 from remora_adapters import sagemaker
+from sagemaker_door import Door, opened
 
 ALL = """
 import json

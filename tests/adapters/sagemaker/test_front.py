@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from host_models import write_scale
-from platform_door import Door, opened
+from hosting import write_scale
 from remora_adapters import sagemaker
-from sagemaker_models import COUNTER, COUNTS, SEQUENCES, SUMS, V2, python_model
+from sagemaker_door import COUNTER, COUNTS, SEQUENCES, SUMS, V2, Door, opened, python_model
 
 JSON = {"Content-Type": "application/json"}
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="

@@ -1,9 +1,14 @@
-"""Models that SageMaker's tests serve besides those of all hosts: a stream, a sequence; and a request for `scale`."""
+"""SageMaker's port in this process, and models that its tests serve besides those of all hosts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from hosting import Got, ask, running
+from remora.server.doors import Host
 
 V2 = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 """A request that the model `scale` answers well."""
@@ -64,3 +69,21 @@ def python_model(folder: Path, config: str, code: str) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(config)
     (folder / "1" / "model.py").write_text(code)
+
+
+class Door:
+    """The platform's port of a server in this process."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Got:
+        """One request on a connection of its own."""
+        return ask(self.port, method, path, body, headers)
+
+
+@contextmanager
+def opened(host: Host) -> Iterator[Door]:
+    """The host's server, ready; stopped at the end."""
+    with running(host) as ports:
+        yield Door(ports.http)
