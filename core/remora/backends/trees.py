@@ -1,0 +1,183 @@
+"""The backend for forests of decision trees, under the name and parameters of Triton's FIL backend (spec C16).
+
+The law: the library that grew a forest runs it (docs/decisions/0021), and what comes out of it is what FIL would give:
+values, class numbers or probabilities, in FP32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.onnx_plan import concurrent_instances
+from remora.backends.opening import default_max_batch, existing, load_failure, model_path, said, truth
+from remora.backends.ragged import array_instance
+from remora.backends.trees_forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
+from remora.config import complete_from_tensors
+from remora.errors import ConfigError
+from remora.messages import Array, Tensor, TensorInfo
+from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger(__name__)
+
+_INPUT, _OUTPUT = "input__0", "output__0"
+_TYPES: Mapping[str, tuple[str, Callable[[str, Path, int], Forest]]] = {
+    "xgboost_ubj": ("xgboost.ubj", xgboost_forest),
+    "xgboost_json": ("xgboost.json", xgboost_forest),
+    "lightgbm": ("model.txt", lightgbm_forest),
+    "treelite_checkpoint": ("checkpoint.tl", treelite_forest),
+}
+_USED = frozenset({"model_type", "output_class", "is_classifier", "predict_proba", "threshold"})
+# These change how FIL lays out its trees, and no answer.
+_WITHOUT_EFFECT = frozenset(
+    {"storage_type", "algo", "blocks_per_sm", "threads_per_tree", "transfer_threshold", "chunk_size", "layout",
+     "use_experimental_optimizations", "xgboost_allow_unknown_field"}
+)  # fmt: skip
+
+
+class TreePlan(NamedTuple):
+    """What is asked of a forest: ``classes``: class numbers or probabilities; ``threshold`` for binary ones."""
+
+    model_type: str
+    classes: bool
+    probabilities: bool
+    threshold: float
+
+
+class TreesBackend:
+    """Serves ``xgboost.json``, ``xgboost.ubj``, LightGBM's ``model.txt`` and Treelite's ``checkpoint.tl``."""
+
+    name = "fil"
+
+    def open(self, source: Source, config: ModelConfig) -> TreesModel:
+        """Load the forest.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: a parameter nobody can read, or the library is not installed.
+            InternalError: the library cannot read the file.
+        """
+        kind = _model_type(config, source)
+        path = existing(model_path(source, config, _TYPES[kind][0]), source, "*.json", "*.ubj", "*.txt", "*.tl")
+        try:
+            forest = _TYPES[kind][1](source.name, path, max(1, source.cpus // concurrent_instances(config)))
+        except ConfigError:
+            raise
+        except Exception as error:  # each library has classes of its own
+            raise load_failure(source, path, str(error).strip().partition("\nStack trace")[0]) from error
+        plan = plan_trees(config, source.settings, kind, forest.classes)
+        for key in sorted(set(config.parameters) - _USED - _WITHOUT_EFFECT):
+            _log.warning("model '%s': the fil backend does not know the parameter '%s'", source.name, key)
+        return TreesModel(source, forest, plan)
+
+
+class TreesModel:
+    """An opened forest, shared by all instances."""
+
+    def __init__(self, source: Source, forest: Forest, plan: TreePlan) -> None:
+        self._source = source
+        self._forest = forest
+        self._plan = plan
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in what ``config`` leaves out, and check the rest. Raises ConfigError."""
+        given = next((list(row.dims) for row in config.output if row.name == _OUTPUT), [])
+        width = output_width(self._plan, self._forest)
+        if self._plan.probabilities and self._forest.classes == 2 and given == [1]:
+            width = 1
+        complete_from_tensors(
+            config,
+            [TensorInfo(_INPUT, "FP32", (-1, self._forest.features))],
+            [TensorInfo(_OUTPUT, "FP32", (-1, width))],
+            default_max_batch=default_max_batch(self._source.settings),
+        )
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance on the CPU. Raises ConfigError: a GPU is asked for."""
+        if placement.kind == "GPU":
+            raise ConfigError(
+                f"model '{config.name}' asks for a GPU, but forests run on the CPU here: set the instance group's kind "
+                "to KIND_CPU, or KIND_AUTO"
+            )
+        forest, plan = self._forest, self._plan
+        width = int(config.output[0].dims[0]) if config.output and config.output[0].dims else 1
+
+        def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+            rows = inputs[_INPUT]
+            table = rows if config.max_batch_size else rows.reshape(-1, forest.features)
+            found = finished(forest.predict(np.ascontiguousarray(table)), plan, forest.classes, width)
+            return [Tensor(name, "FP32", found) for name in wanted]
+
+        return array_instance(placement.name, config, run, quick=True)
+
+    def close(self) -> None:
+        """Nothing to give back: the library frees the forest."""
+
+
+def plan_trees(config: ModelConfig, settings: Mapping[str, str], kind: str, classes: int) -> TreePlan:
+    """What the parameters ask of a forest with so many classes. Raises ConfigError."""
+    classifier = truth(config, settings, "is_classifier", default=classes > 0)
+    output_class = truth(config, settings, "output_class", default=classifier)
+    probabilities = truth(config, settings, "predict_proba", default=False)
+    text = said(config, settings, "threshold") or "0.5"
+    try:
+        threshold = float(text)
+    except ValueError as error:
+        raise ConfigError(f"model '{config.name}': parameter 'threshold' is '{text}'; it must be a number") from error
+    if (output_class or probabilities) and not classes:
+        raise ConfigError(
+            f"model '{config.name}' asks for classes, but its forest is a regression: set output_class and "
+            "predict_proba to false"
+        )
+    return TreePlan(kind, output_class, probabilities, threshold)
+
+
+def output_width(plan: TreePlan, forest: Forest) -> int:
+    """How many values a row of the output has."""
+    if plan.probabilities:
+        return forest.classes
+    return 1 if plan.classes else forest.width
+
+
+def finished(values: Array, plan: TreePlan, classes: int, width: int) -> Array:
+    """A forest's values as they are answered.
+
+    A binary classifier's one value is the probability of its second class; probabilities of width 2 give both.
+    """
+    if plan.probabilities:
+        if classes == 2 and values.shape[1] == 1 and width == 2:
+            return np.concatenate([1 - values, values], axis=1)
+        return values[:, -1:] if width == 1 else values
+    if not plan.classes:
+        return values
+    if classes == 2:
+        chosen: Array = (values[:, -1:] > plan.threshold).astype(np.float32)
+        return chosen
+    numbers: Array = np.argmax(values, axis=1).astype(np.float32)[:, None]
+    return numbers
+
+
+def _model_type(config: ModelConfig, source: Source) -> str:
+    """The parameter ``model_type``, or what the file's name says. Raises ConfigError."""
+    given = said(config, source.settings, "model_type")
+    if given == "xgboost":
+        raise ConfigError(
+            f"model '{config.name}': XGBoost has given up its old binary format: load the model with an older XGBoost "
+            "and save it as xgboost.ubj, with model_type xgboost_ubj"
+        )
+    if given:
+        if given not in _TYPES:
+            known = ", ".join(_TYPES)
+            raise ConfigError(f"model '{config.name}': parameter 'model_type' is '{given}'; it must be one of {known}")
+        return given
+    name = config.default_model_filename
+    endings = {".ubj": "xgboost_ubj", ".json": "xgboost_json", ".txt": "lightgbm", ".tl": "treelite_checkpoint"}
+    if name:
+        return endings.get(Path(name).suffix, "xgboost_json")
+    there = [kind for kind, (file, _) in _TYPES.items() if (source.path / file).is_file()]
+    return there[0] if there else "xgboost_json"

@@ -1,0 +1,154 @@
+"""What the trees backend makes of a forest's values. No library is needed: the forests here are functions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakes import config_of
+from remora.backends import Placement, Source
+from remora.backends.trees import TreePlan, TreesBackend, TreesModel, finished, output_width, plan_trees
+from remora.backends.trees_forests import Forest
+from remora.config import infer_backend
+from remora.errors import ConfigError, InternalError, NotFoundError
+from remora.messages import Array
+from remora.proto.model_config_pb2 import ModelConfig
+
+
+def parameters(**given: str) -> ModelConfig:
+    text = " ".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in given.items())
+    return config_of(f'name: "m" backend: "fil" {text}')
+
+
+def forest(classes: int, width: int) -> Forest:
+    def predict(rows: Array) -> Array:
+        return np.tile(np.arange(width, dtype="f4") / 10, (len(rows), 1))
+
+    return Forest(4, classes, width, predict)
+
+
+def source(tmp_path: Path) -> Source:
+    (tmp_path / "m" / "1").mkdir(parents=True, exist_ok=True)
+    return Source("m", 1, tmp_path / "m", tmp_path / "m" / "1", tmp_path)
+
+
+def plan(*, classes: bool = False, probabilities: bool = False, threshold: float = 0.5) -> TreePlan:
+    return TreePlan("", classes, probabilities, threshold)
+
+
+@pytest.mark.parametrize(
+    ("values", "made", "classes", "width", "expected"),
+    [
+        ([[1.5], [-2.0]], plan(), 0, 1, [[1.5], [-2.0]]),  # a regression
+        ([[0.4], [0.6]], plan(classes=True), 2, 1, [[0], [1]]),
+        ([[0.4], [0.6]], plan(classes=True, threshold=0.7), 2, 1, [[0], [0]]),
+        ([[0.25]], plan(classes=True, probabilities=True), 2, 2, [[0.75, 0.25]]),
+        ([[0.25]], plan(classes=True, probabilities=True), 2, 1, [[0.25]]),
+        ([[0.75, 0.25]], plan(classes=True, probabilities=True), 2, 2, [[0.75, 0.25]]),
+        ([[0.4, 0.6]], plan(classes=True), 2, 1, [[1]]),  # one value for each of two classes
+        ([[0.1, 0.7, 0.2]], plan(classes=True), 3, 1, [[1]]),
+        ([[0.1, 0.7, 0.2]], plan(classes=True, probabilities=True), 3, 3, [[0.1, 0.7, 0.2]]),
+    ],
+)
+def test_values_become_what_is_asked_for(
+    values: list[list[float]], made: TreePlan, classes: int, width: int, expected: list[list[float]]
+) -> None:
+    found = finished(np.array(values, "f4"), made, classes, width)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.array(expected, "f4"), rtol=1e-6)
+
+
+def test_a_forest_says_what_it_takes_and_gives(tmp_path: Path) -> None:
+    config = parameters(predict_proba="true")
+    TreesModel(source(tmp_path), forest(2, 1), plan(classes=True, probabilities=True)).complete(config)
+    assert (config.input[0].name, list(config.input[0].dims)) == ("input__0", [4])
+    assert (config.output[0].name, list(config.output[0].dims)) == ("output__0", [2])
+    assert config.max_batch_size == 4
+
+
+def test_a_configuration_for_another_forest_is_refused(tmp_path: Path) -> None:
+    config = config_of(
+        'name: "m" backend: "fil" max_batch_size: 8 input { name: "input__0" data_type: TYPE_FP32 dims: 7 } '
+        'output { name: "output__0" data_type: TYPE_FP32 dims: 1 }'
+    )
+    with pytest.raises(ConfigError, match=r"shape \[-1,4\]"):
+        TreesModel(source(tmp_path), forest(0, 1), plan()).complete(config)
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(0, (False, False)), (2, (True, False)), (3, (True, False))])
+def test_without_parameters_a_classifier_gives_class_numbers(classes: int, expected: tuple[bool, bool]) -> None:
+    made = plan_trees(parameters(), {}, "xgboost_json", classes)
+    assert (made.classes, made.probabilities, made.threshold) == (*expected, 0.5)
+    assert output_width(made, forest(classes, max(classes, 1))) == 1
+
+
+def test_parameters_that_do_not_fit_the_forest_are_refused() -> None:
+    with pytest.raises(ConfigError, match="its forest is a regression"):
+        plan_trees(parameters(output_class="true"), {}, "lightgbm", 0)
+    with pytest.raises(ConfigError, match="'threshold' is 'half'"):
+        plan_trees(parameters(threshold="half"), {}, "lightgbm", 2)
+    assert plan_trees(parameters(threshold="0.3", storage_type="SPARSE"), {}, "lightgbm", 2).threshold == 0.3
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [("xgboost", "given up its old binary format"), ("catboost", "must be one of xgboost_ubj, xgboost_json")],
+)
+def test_a_type_that_cannot_be_read_is_told(tmp_path: Path, given: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        TreesBackend().open(source(tmp_path), parameters(model_type=given))
+
+
+def test_the_file_goes_by_the_type(tmp_path: Path) -> None:
+    made = source(tmp_path)
+    for kind, name in (
+        ("xgboost_ubj", "xgboost.ubj"),
+        ("lightgbm", "model.txt"),
+        ("treelite_checkpoint", "checkpoint.tl"),
+    ):
+        with pytest.raises(NotFoundError, match=f"unable to find '1/{name}'"):
+            TreesBackend().open(made, parameters(model_type=kind))
+
+
+def test_a_text_that_is_cut_short_never_reaches_lightgbm(tmp_path: Path) -> None:
+    made = source(tmp_path)
+    (made.path / "model.txt").write_text("tree\nversion=v4\nnum_class=1\n")
+    with pytest.raises(InternalError, match="not a whole model in LightGBM's text format"):
+        TreesBackend().open(made, parameters(model_type="lightgbm"))
+
+
+def test_a_missing_library_is_told_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    made = source(tmp_path)
+    (made.path / "xgboost.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"needs XGBoost, .*: pip install 'remora\[trees\]'"):
+        TreesBackend().open(made, parameters())
+
+
+def test_a_gpu_is_refused(tmp_path: Path) -> None:
+    model = TreesModel(source(tmp_path), forest(0, 1), plan())
+    with pytest.raises(ConfigError, match="forests run on the CPU here"):
+        model.instance(parameters(), Placement("m_0", "GPU", 0))
+
+
+@pytest.mark.parametrize(
+    ("filenames", "backend", "expected"),
+    [
+        (["xgboost.json"], "", ("fil", "xgboost.json")),
+        (["checkpoint.tl"], "", ("fil", "checkpoint.tl")),
+        (["model.txt"], "fil", ("fil", "model.txt")),
+        ([], "fil", ("fil", "")),
+        (["other.json"], "fil", ("fil", "")),
+    ],
+)
+def test_a_file_tells_the_backend_where_its_name_is_telling(
+    filenames: list[str], backend: str, expected: tuple[str, str]
+) -> None:
+    config = config_of(f'name: "m" backend: "{backend}"')
+    infer_backend(config, "m", filenames)
+    assert (config.backend, config.default_model_filename) == expected
