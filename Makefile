@@ -83,9 +83,13 @@ test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, loo
 
 # Each framework has an environment of its own: they bring hundreds of megabytes, and libraries that dislike each other.
 # Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
-FRAMEWORKS := torch trees
+FRAMEWORKS := torch trees openvino tensorflow
 WHEELS_torch := torch==2.13.0
 TESTS_torch := tests/core/backends/test_pytorch.py
+WHEELS_openvino := openvino==2026.4.1
+TESTS_openvino := tests/core/backends/test_openvino.py
+WHEELS_tensorflow := tensorflow-cpu==2.21.0
+TESTS_tensorflow := tests/core/backends/test_tensorflow.py
 # xgboost itself brings GPU libraries along.
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 

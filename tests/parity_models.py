@@ -466,6 +466,123 @@ class Treelite(Trees):
         return grown
 
 
+class OpenVino(Format):
+    """OpenVINO's own files."""
+
+    name = backend = "openvino"
+    needs = ("openvino",)
+    install = "make test-openvino"
+    datatypes = ("FP32", "FP16", "INT8", "UINT8", "INT32", "INT64", "BOOL")
+    has_strings = True
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        import openvino
+        import openvino.opset13 as ops
+
+        kinds = {"FP32": "f32", "FP16": "f16", "BOOL": "boolean", "BYTES": "string"}
+        kind = getattr(
+            openvino.Type, kinds.get(model.datatype) or model.datatype.lower().replace("uint", "u").replace("int", "i")
+        )
+        shapes = {"mlp": [-1, 16], "convolution": [-1, 3, -1, -1], "two": [-1, 5], "single": [2, 3]}
+        shape = shapes.get(model.kind, [-1, -1])
+        given = [ops.parameter(shape, dtype=kind, name=name) for name in model.inputs]
+        for node, name in zip(given, model.inputs, strict=True):
+            node.output(0).set_names({name})
+        x = given[0]
+        if model.kind == "mlp":
+            hidden = ops.relu(ops.matmul(x, ops.constant(W1), False, False))
+            found = {"y": ops.matmul(hidden, ops.constant(W2), False, False)}
+        elif model.kind == "convolution":
+            found = {"y": ops.convolution(x, ops.constant(KERNELS), [1, 1], [0, 0], [0, 0], [1, 1])}
+        elif model.kind == "two":
+            found = {"sum": ops.add(*given), "difference": ops.subtract(*given)}
+        elif model.kind == "single":
+            found = {"y": ops.add(x, ops.constant(np.ones(1, "f4")))}
+        else:
+            found = {"y": ops.reshape(x, ops.shape_of(x), False)}
+        for name, node in found.items():
+            node.output(0).set_names({name})
+        made = openvino.Model([ops.result(node) for node in found.values()], given, "m")
+        openvino.save_model(made, version / "model.xml", compress_to_fp16=False)
+        compiled = openvino.Core().compile_model(made, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+        def reference(inputs: Arrays) -> dict[str, Array]:
+            texts = [decoded(a).astype(np.str_) if a.dtype == object else a for a in inputs.values()]
+            answer = compiled(texts)
+            return {
+                name: encoded(answer[at].astype(object)) if model.datatype == "BYTES" else answer[at].copy()
+                for at, name in enumerate(found)
+            }
+
+        return 'backend: "openvino"', reference
+
+
+class OpenVinoOnnx(Onnx):
+    """ONNX files on OpenVINO."""
+
+    name, backend = "openvino-onnx", "openvino"
+    needs = ("openvino", "onnx", "onnxruntime")
+    install = "make test-openvino"
+    datatypes = ("FP32", "INT64")
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        _, reference = super().export(model, version)
+        return 'backend: "openvino"', reference
+
+
+class TensorFlow(Format):
+    """SavedModels."""
+
+    name = backend = "tensorflow"
+    needs = ("tensorflow",)
+    install = "make test-tensorflow"
+    datatypes = (*NUMBERS, "BF16", "BYTES")
+    has_strings = True
+
+    def export(self, model: Model, version: Path) -> tuple[str, Reference]:
+        import tensorflow as tf
+
+        kinds = {"FP32": "float32", "FP16": "float16", "FP64": "float64", "BF16": "bfloat16", "BYTES": "string"}
+        kind = tf.as_dtype(kinds.get(model.datatype, model.datatype.lower()))
+        shapes = {
+            "mlp": [None, 16],
+            "convolution": [None, 3, None, None],
+            "two": [None, 5],
+            "single": [2, 3],
+            "strings": [None, 1],
+        }
+        shape = shapes.get(model.kind, [None, None])
+        specs = [tf.TensorSpec(shape, kind, name=name) for name in model.inputs]
+
+        def compute_it(*given: Any) -> dict[str, Any]:
+            x = given[0]
+            if model.kind == "two":
+                return {"sum": given[0] + given[1], "difference": given[0] - given[1]}
+            if model.kind == "mlp":
+                return {"y": tf.nn.relu(x @ W1) @ W2}
+            if model.kind == "convolution":
+                images = tf.transpose(x, [0, 2, 3, 1])
+                found = tf.nn.conv2d(images, KERNELS.transpose(2, 3, 1, 0), 1, "VALID")
+                return {"y": tf.transpose(found, [0, 3, 1, 2])}
+            return {"y": x + 1 if model.kind == "single" else tf.identity(x)}
+
+        module = tf.Module()
+        if len(specs) == 2:
+            module.run = tf.function(lambda a, b: compute_it(a, b), input_signature=specs)
+        else:
+            module.run = tf.function(lambda x: compute_it(x), input_signature=specs)
+        tf.saved_model.save(module, str(version / "model.savedmodel"), signatures=module.run)
+
+        def reference(inputs: Arrays) -> dict[str, Array]:
+            given = [tf.constant(array) for array in inputs.values()]
+            if model.datatype == "BF16":
+                given = [tf.bitcast(each, tf.bfloat16) for each in given]
+            answer = {name: np.asarray(value.numpy()) for name, value in compute_it(*given).items()}
+            return {name: a.view("u2") if model.datatype == "BF16" else a for name, a in answer.items()}
+
+        return 'platform: "tensorflow_savedmodel"', reference
+
+
 PYTHON_MODEL = """
 import json
 from pathlib import Path
@@ -536,4 +653,7 @@ FORMATS: tuple[Format, ...] = (
     XGBoostUbj(),
     LightGbm(),
     Treelite(),
+    OpenVino(),
+    OpenVinoOnnx(),
+    TensorFlow(),
 )

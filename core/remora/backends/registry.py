@@ -13,6 +13,8 @@ _BUILT_IN = {
     "python": "remora.backends.python:PythonBackend",
     "fil": "remora.backends.trees:TreesBackend",
     "native": "remora.backends.native:NativeBackend",
+    "openvino": "remora.backends.openvino:OpenVinoBackend",
+    "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
     "pytorch": "remora.backends.pytorch:PyTorchBackend",
     "ensemble": "remora.backends.ensemble:EnsembleBackend",
 }

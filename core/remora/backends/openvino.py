@@ -1,0 +1,202 @@
+"""The OpenVINO backend; the law: one compiled model for all instances, one infer request for each.
+
+Serves OpenVINO's own files (``model.xml`` with ``model.bin``) and ONNX. OpenVINO is imported when the first model is
+opened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.onnx_plan import concurrent_instances
+from remora.backends.opening import (
+    count,
+    default_max_batch,
+    existing,
+    import_framework,
+    load_failure,
+    model_path,
+    said,
+    truth,
+)
+from remora.backends.ragged import array_instance
+from remora.config import complete_from_tensors
+from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError, UnsupportedError
+from remora.messages import Array, Tensor, TensorInfo
+from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger(__name__)
+
+_DATATYPES = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "f32": "FP32",
+    "f64": "FP64",
+    "string": "BYTES",
+}
+_HINTS = ("PERFORMANCE_HINT", "INFERENCE_PRECISION_HINT")
+_KNOWN = frozenset({"INFERENCE_NUM_THREADS", "NUM_STREAMS", "SKIP_OV_DYNAMIC_BATCHSIZE", *_HINTS})
+
+
+class OpenVinoBackend:
+    """Serves ``model.xml`` and ONNX files; its settings are defaults for the parameters of `compile_options`."""
+
+    name = "openvino"
+
+    def open(self, source: Source, config: ModelConfig) -> OpenVinoModel:
+        """Read the model and compile it for the CPU.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: a parameter nobody can read, or OpenVINO is not installed.
+            UnsupportedError: a tensor of a type that the protocol does not have.
+            InternalError: OpenVINO cannot read or compile the file.
+        """
+        path = model_path(source, config, "model.xml")
+        if not path.exists() and not config.default_model_filename.endswith(".onnx"):
+            beside = path.with_name("model.onnx")
+            path = beside if beside.is_file() else path
+        existing(path, source, "*.xml", "*.onnx")
+        openvino = import_framework("openvino", source.name, "OpenVINO", "'remora[openvino]'")
+        try:
+            return OpenVinoModel(openvino, source, path, config)
+        except RemoraError:
+            raise
+        except Exception as error:  # OpenVINO raises RuntimeError for everything
+            raise load_failure(source, path, _reason(error)) from error
+
+
+class OpenVinoModel:
+    """An opened model."""
+
+    def __init__(self, openvino: Any, source: Source, path: Path, config: ModelConfig) -> None:
+        self._source = source
+        for key in sorted(set(config.parameters) - _KNOWN):
+            _log.warning("model '%s': the openvino backend makes no use of the parameter '%s'", source.name, key)
+        core = openvino.Core()
+        model = core.read_model(path)
+        if config.max_batch_size and not truth(config, source.settings, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False):
+            _let_batches_vary(model)
+        self._inputs = [_info(source.name, "input", port, index) for index, port in enumerate(model.inputs)]
+        self._outputs = [_info(source.name, "output", port, index) for index, port in enumerate(model.outputs)]
+        self._compiled: Any = core.compile_model(
+            model, "CPU", compile_options(config, source.settings, source.cpus, concurrent_instances(config))
+        )
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in what ``config`` leaves out from the model's tensors, and check the rest. Raises ConfigError."""
+        batch = default_max_batch(self._source.settings)
+        complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance with an infer request of its own. Raises ConfigError: a GPU is asked for."""
+        if placement.kind == "GPU":
+            raise ConfigError(
+                f"model '{config.name}' asks for a GPU, but OpenVINO models run on the CPU here: set the instance "
+                "group's kind to KIND_CPU, or KIND_AUTO"
+            )
+        run = _Run(self._compiled.create_infer_request(), self._inputs, self._outputs)
+        return array_instance(placement.name, config, run, quick=True)
+
+    def close(self) -> None:
+        """Let the compiled model go."""
+        self._compiled = None
+
+
+class _Run:
+    """An infer request as a function from arrays to arrays; see ``arrays.Run``. One thread at a time."""
+
+    def __init__(self, request: Any, inputs: list[TensorInfo], outputs: list[TensorInfo]) -> None:
+        self._request = request
+        self._inputs = {info.name: (index, info.datatype) for index, info in enumerate(inputs)}
+        self._outputs = {info.name: (index, info.datatype) for index, info in enumerate(outputs)}
+
+    def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        given = {}
+        for name, array in inputs.items():
+            index, datatype = self._inputs[name]
+            given[index] = _texts(name, array) if datatype == "BYTES" else np.ascontiguousarray(array)
+        try:
+            found = self._request.infer(given, share_inputs=True)  # outputs are copies: the request keeps its memory
+        except Exception as error:
+            raise InternalError(_reason(error), from_model=True) from error
+        answer = []
+        for name in wanted:
+            index, datatype = self._outputs[name]
+            array = found[index]
+            answer.append(Tensor(name, datatype, _encoded(array) if datatype == "BYTES" else array))
+        return answer
+
+
+def compile_options(config: ModelConfig, settings: Mapping[str, str], cpus: int, instances: int) -> dict[str, str]:
+    """OpenVINO's properties for a model (spec C16): all its instances together use ``cpus`` and no more.
+
+    FP32 is computed in FP32 unless ``INFERENCE_PRECISION_HINT`` says otherwise. Raises ConfigError.
+    """
+    options = {
+        "INFERENCE_NUM_THREADS": str(count(config, settings, "INFERENCE_NUM_THREADS") or cpus),
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    hints = {key: text for key in _HINTS if (text := said(config, settings, key))}
+    streams = count(config, settings, "NUM_STREAMS")
+    if streams or "PERFORMANCE_HINT" not in hints:
+        options["NUM_STREAMS"] = str(streams or min(instances, cpus))
+    return {**options, **hints}
+
+
+def _let_batches_vary(model: Any) -> None:
+    """Make the first dimension of every input variable, where all begin with 1: a model exported for a single row."""
+    shapes = {port: list(port.partial_shape) for port in model.inputs}
+    if all(shape and shape[0].is_static and shape[0].get_length() == 1 for shape in shapes.values()):
+        model.reshape({port: [-1, *shape[1:]] for port, shape in shapes.items()})
+
+
+def _info(model: str, role: str, port: Any, index: int) -> TensorInfo:
+    names = port.get_names()
+    name = port.get_any_name() if names else f"{role}_{index}"
+    kind = port.element_type.get_type_name()
+    if kind not in _DATATYPES:
+        raise UnsupportedError(
+            f"model '{model}': {role} '{name}' has the OpenVINO type {kind}, which cannot be served: convert it to f32"
+        )
+    shape = port.partial_shape
+    dims = () if shape.rank.is_dynamic else tuple(d.get_length() if d.is_static else -1 for d in shape)
+    return TensorInfo(name, _DATATYPES[kind], dims)
+
+
+def _texts(name: str, array: Array) -> Array:
+    try:
+        texts: Array = np.array([element.decode() for element in array.ravel()], np.str_)
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"input '{name}' takes UTF-8 text, but an element has the byte 0x{error.object[error.start]:02x}: "
+            "send binary values as text, in base64 for example"
+        ) from error
+    return texts.reshape(array.shape)
+
+
+def _encoded(array: Array) -> Array:
+    encoded = np.empty(array.size, object)
+    encoded[:] = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
+    return encoded.reshape(array.shape)
+
+
+def _reason(error: Exception) -> str:
+    """OpenVINO's reason in one line: it comes below the places in its source."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("Exception from", "Check '", "FrontEnd API failed"))]
+    return (telling or lines or [type(error).__name__])[-1][:1000]

@@ -1,0 +1,237 @@
+"""The TensorFlow backend: SavedModels by their signatures; the law: a graph that reaches for files is not loaded.
+
+TensorFlow is imported when the first model is opened. Its thread pools are the process's; the first model sets them up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.opening import (
+    count,
+    default_max_batch,
+    existing,
+    import_framework,
+    load_failure,
+    model_path,
+    said,
+)
+from remora.backends.ragged import array_instance
+from remora.config import complete_from_tensors
+from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.messages import DTYPES, Array, Tensor, TensorInfo
+from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger(__name__)
+
+_DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "bfloat16": "BF16",
+    "string": "BYTES",
+}
+_DEFAULT_SIGNATURE = "serving_default"
+_DEFAULT_TAG = "serve"
+_KNOWN = frozenset(
+    {"TF_GRAPH_TAG", "TF_SIGNATURE_DEF", "TF_NUM_INTRA_THREADS", "TF_NUM_INTER_THREADS", "TF_USE_PER_SESSION_THREADS",
+     "MAX_SESSION_SHARE_COUNT"}
+)  # fmt: skip
+
+REFUSED_OPERATIONS = frozenset(
+    {"ReadFile", "WriteFile", "MatchingFiles", "PyFunc", "PyFuncStateless", "EagerPyFunc", "DebugIdentityV3"}
+)
+"""What a served graph has no business with: files of the machine, and Python functions."""
+
+MAX_GRAPH_BYTES = 2 << 30
+"""How long ``saved_model.pb`` may be: more than protobuf can hold is no graph."""
+
+
+class TensorFlowBackend:
+    """Serves ``model.savedmodel``; its settings are defaults for the parameters."""
+
+    name = "tensorflow"
+
+    def open(self, source: Source, config: ModelConfig) -> TensorFlowModel:
+        """Load the SavedModel.
+
+        Raises:
+            NotFoundError: there is no model.
+            ConfigError: a parameter nobody can read, a signature that the model lacks, or TensorFlow is not installed.
+            UnsupportedError: a frozen graph, an operation that is refused, a tensor of a type the protocol lacks.
+            InternalError: TensorFlow cannot read it.
+        """
+        if config.platform == "tensorflow_graphdef":
+            raise UnsupportedError(
+                f"model '{source.name}' is a frozen graph, which says nothing of its inputs: save it as a SavedModel"
+            )
+        path = existing(model_path(source, config, "model.savedmodel"), source, "*savedmodel*", "saved_model.pb")
+        graph = path / "saved_model.pb"
+        existing(graph, source)
+        if graph.stat().st_size > MAX_GRAPH_BYTES:
+            raise InternalError(f"model '{source.name}': its graph is {graph.stat().st_size} bytes long")
+        tensorflow = import_framework("tensorflow", source.name, "TensorFlow", "'remora[tensorflow]'")
+        try:
+            return TensorFlowModel(tensorflow, source, path, config)
+        except RemoraError:
+            raise
+        except Exception as error:  # its errors have no common class
+            raise load_failure(source, path, error) from error
+
+
+class TensorFlowModel:
+    """An opened SavedModel: one signature of it, shared by all instances."""
+
+    def __init__(self, tensorflow: Any, source: Source, path: Path, config: ModelConfig) -> None:
+        self._tensorflow = tensorflow
+        self._source = source
+        for key in sorted(set(config.parameters) - _KNOWN):
+            _log.warning("model '%s': the tensorflow backend makes no use of the parameter '%s'", source.name, key)
+        check_operations(source.name, _operations(path / "saved_model.pb"))
+        self._set_threads(config)
+        self._loaded: Any = tensorflow.saved_model.load(
+            str(path), tags=[said(config, source.settings, "TF_GRAPH_TAG") or _DEFAULT_TAG]
+        )
+        wanted = said(config, source.settings, "TF_SIGNATURE_DEF") or _DEFAULT_SIGNATURE
+        signatures = self._loaded.signatures
+        if wanted not in signatures:
+            there = ", ".join(sorted(signatures)) or "none"
+            raise ConfigError(
+                f"model '{source.name}' has no signature '{wanted}': set TF_SIGNATURE_DEF to one of these: {there}"
+            )
+        self._function: Any = signatures[wanted]
+        takes, gives = self._function.structured_input_signature[1], self._function.structured_outputs
+        self._inputs = [_info(source.name, "input", name, spec) for name, spec in takes.items()]
+        self._outputs = [_info(source.name, "output", name, spec) for name, spec in gives.items()]
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in what ``config`` leaves out from the signature, and check the rest. Raises ConfigError."""
+        batch = default_max_batch(self._source.settings)
+        complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance on a device that TensorFlow sees. Raises ConfigError: it does not see the GPU asked for."""
+        device = None
+        if placement.kind != "MODEL":
+            device = f"/{placement.kind}:{placement.device_id if placement.kind == 'GPU' else 0}"
+        seen = len(self._tensorflow.config.list_physical_devices("GPU")) if placement.kind == "GPU" else 1
+        if placement.kind == "GPU" and placement.device_id >= seen:
+            raise ConfigError(
+                f"model '{config.name}' asks for GPU {placement.device_id}, but TensorFlow sees {seen}: install a "
+                "build of TensorFlow for CUDA and check the driver, or set the instance group's kind to KIND_CPU"
+            )
+        run = _Run(self._tensorflow, self._function, self._inputs, self._outputs, device)
+        return array_instance(placement.name, config, run, quick=placement.kind == "CPU")
+
+    def close(self) -> None:
+        """Let the model go."""
+        self._loaded = self._function = None
+
+    def _set_threads(self, config: ModelConfig) -> None:
+        """The pools can be set up before their first use only; unless a model asks, they get the process's share."""
+        threading = self._tensorflow.config.threading
+        settings = self._source.settings
+        for key, kind, default in (
+            ("TF_NUM_INTRA_THREADS", "intra", self._source.cpus),
+            ("TF_NUM_INTER_THREADS", "inter", 0),
+        ):
+            asked = count(config, settings, key)
+            wanted = asked or default
+            if not wanted or wanted == getattr(threading, f"get_{kind}_op_parallelism_threads")():
+                continue
+            try:
+                getattr(threading, f"set_{kind}_op_parallelism_threads")(wanted)
+            except RuntimeError:
+                if asked:
+                    _log.warning("model '%s': %s comes too late: the pool is running", self._source.name, key)
+
+
+class _Run:
+    """A signature as a function from arrays to arrays; see ``arrays.Run``. Any number of threads may call it."""
+
+    def __init__(
+        self, tensorflow: Any, function: Any, inputs: list[TensorInfo], outputs: list[TensorInfo], device: str | None
+    ) -> None:
+        self._tensorflow = tensorflow
+        self._function = function
+        self._inputs = {info.name: info.datatype for info in inputs}
+        self._outputs = {info.name: info.datatype for info in outputs}
+        self._device = device
+
+    def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        tensorflow = self._tensorflow
+        try:
+            with tensorflow.device(self._device):
+                given = {name: self._given(name, array) for name, array in inputs.items()}
+                found = self._function(**given)
+                return [Tensor(name, self._outputs[name], self._array(name, found[name])) for name in wanted]
+        except Exception as error:
+            reason = str(getattr(error, "message", error)).partition("\n")[0]
+            raise InternalError(f"TensorFlow: {reason[:1000]}", from_model=True) from error
+
+    def _given(self, name: str, array: Array) -> Any:
+        if self._inputs[name] == "BF16":
+            return self._tensorflow.bitcast(self._tensorflow.constant(array), self._tensorflow.bfloat16)
+        return self._tensorflow.constant(array, self._tensorflow.string if array.dtype.hasobject else None)
+
+    def _array(self, name: str, tensor: Any) -> Array:
+        array = np.asarray(tensor.numpy())
+        if self._outputs[name] == "BF16":
+            return array.view(DTYPES["BF16"])
+        return array.astype(object) if self._outputs[name] == "BYTES" else array
+
+
+def check_operations(model: str, operations: Mapping[str, str]) -> None:
+    """Refuse a graph that reaches for what it has no business with.
+
+    Args:
+        model: its name.
+        operations: where each kind of operation is found, by kind.
+
+    Raises:
+        UnsupportedError: with the operation and its place.
+    """
+    for kind in sorted(REFUSED_OPERATIONS & operations.keys()):
+        raise UnsupportedError(
+            f"model '{model}': its graph has the operation {kind} ({operations[kind]}), which reaches out of the model "
+            "and is refused: do that part before the request is sent, or in a Python model"
+        )
+
+
+def _operations(path: Path) -> dict[str, str]:
+    """All kinds of operations in a SavedModel's graphs and functions, and the name of one of each."""
+    messages = __import__("tensorflow.core.protobuf.saved_model_pb2", fromlist=["SavedModel"])
+    saved = messages.SavedModel.FromString(path.read_bytes())
+    found: dict[str, str] = {}
+    for meta in saved.meta_graphs:
+        nodes = list(meta.graph_def.node)
+        for function in meta.graph_def.library.function:
+            nodes += function.node_def
+        for node in nodes:
+            found.setdefault(node.op, node.name)
+    return found
+
+
+def _info(model: str, role: str, name: str, spec: Any) -> TensorInfo:
+    kind = spec.dtype.name
+    if kind not in _DATATYPES:
+        raise UnsupportedError(
+            f"model '{model}': {role} '{name}' has the TensorFlow type {kind}, which cannot be served"
+        )
+    dims = () if spec.shape.rank is None else tuple(-1 if dim is None else int(dim) for dim in spec.shape)
+    return TensorInfo(name, _DATATYPES[kind], dims)
