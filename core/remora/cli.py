@@ -106,8 +106,8 @@ def _serve(options: argparse.Namespace) -> int:
     if not host.engine.paths and not host.engine.model_repository:
         print("remora serve: give a model repository, a model's directory or a model file", file=sys.stderr)
         return 2
-    if host.engine.load_model and host.engine.model_control_mode != "explicit":
-        print("remora serve: --load-model needs --model-control-mode=explicit", file=sys.stderr)
+    if host.engine.load_model and host.engine.model_control_mode not in ("explicit", "ondemand"):
+        print("remora serve: --load-model needs --model-control-mode=explicit or ondemand", file=sys.stderr)
         return 2
     try:
         host = replace(host, doors=(*host.doors, *beside(host.server, os.environ)))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from remora import messages
 from remora._version import __version__
 from remora.answer_stream import AnswerStream
-from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnavailableError, UnsupportedError
+from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnsupportedError
 from remora.lifecycle import Lifecycle, Readiness
 from remora.loading import ModelLoader
 from remora.messages import (
@@ -35,7 +35,6 @@ from remora.messages import (
     Ticket,
 )
 from remora.model import Reply, ServedModel
-from remora.model_table import LoadingError
 from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.sequence_report import SequenceReport
@@ -181,16 +180,7 @@ class Engine:
 
         Raises UnavailableError when ``timeout_s``, at most the option ``waiting_secs``, is over.
         """
-        limit_s = self.options.waiting_secs if timeout_s is None else min(timeout_s, self.options.waiting_secs)
-        end_ns = self._clock.monotonic_ns() + int(limit_s * 1e9)
-        while True:
-            try:
-                return self.resolve(model, version)
-            except LoadingError as loading:
-                try:
-                    loading.ready.result(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
-                except TimeoutError:
-                    raise UnavailableError(f"{loading.message}: the request could wait no longer") from None
+        return self._lifecycle.wait_for(model, version, timeout_s)
 
     def resolve(self, model: str, version: int = -1) -> ServedModel:
         """The model version that would serve; -1 for the highest ready one.

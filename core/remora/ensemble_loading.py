@@ -96,6 +96,17 @@ class EnsembleLoader:
                 self._implied.discard(each)
         return names
 
+    def needed(self) -> set[str]:
+        """The models that ensembles are composed of."""
+        with self._lock:
+            return {model for name, plan in self._plans.items() for model in self._models(name, plan)}
+
+    def company(self, name: str) -> list[str]:
+        """The models that go when this one goes, besides itself: loaded for it alone."""
+        with self._lock:
+            composed = {other: self._models(other, plan) for other, plan in self._plans.items()}
+            return freed_by(name, composed, self._implied)
+
     # -- loading ----------------------------------------------------------------------------------------------------
 
     def load(self, name: str, plan: LoadPlan, failures: Mapping[str, RemoraError], chain: tuple[str, ...] = ()) -> None:

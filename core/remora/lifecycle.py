@@ -19,21 +19,27 @@ from remora.composing import step_models
 from remora.ensemble_loading import EnsembleLoader, PollFailedError
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.loading import LoadPlan, ModelLoader, PollError
+from remora.memory_gate import MemoryGate
 from remora.messages import IndexEntry
 from remora.model import ServedModel, Steps
 from remora.model_loads import ModelLoads
 from remora.model_table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
+from remora.on_demand import OnDemand
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import CacheSettings, Repository, open_repository
 from remora.repository.offers import Offers, name_of
 from remora.repository.sent import SentModel, sent_files
+from remora.residency import Resident, Space
 from remora.system.clock import Clock
+from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 
 _log = logging.getLogger("remora.models")
 
 _NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _DUPLICATE = "model appears in two or more repositories"
+_UNLIMITED = Space(None, 0)
+_EVICTION_S = 30.0
 _NOTHING: Mapping[str, str | bytes] = {}
 
 
@@ -63,7 +69,14 @@ class Lifecycle:
         self._clock = clock
         self._offers = Offers(open_repositories(options), namespacing=options.model_namespacing)
         self.table = ModelTable(namespacing=options.model_namespacing)
-        self._loads = ModelLoads(self.table, loader, clock, retries=options.model_load_retry_count)
+        self._on_demand = OnDemand(self._load_one, clock) if options.model_control_mode == "ondemand" else None
+        gate = MemoryGate(
+            _machine_memory if options.memory_gate else lambda: _UNLIMITED,
+            options.model_memory_budget or None,
+            self._residents,
+            self._evict if self._on_demand is not None else None,
+        )
+        self._loads = ModelLoads(self.table, loader, clock, retries=options.model_load_retry_count, gate=gate)
         self._ensembles = EnsembleLoader(self)
         self._ended = threading.Event()
         self._started: Future[None] = Future()
@@ -112,11 +125,32 @@ class Lifecycle:
             raise UnavailableError(f"the server is stopping: request for model '{name}' is not taken") from error
         if not self.started and self._options.wait_for_models:
             raise LoadingError(f"model '{name}' is still being loaded", self._started) from error
+        if self._on_demand is not None and self._offers.is_offered(name) and self.table.newest(name) is None:
+            raise LoadingError(f"model '{name}' is being loaded", self._on_demand.want(name)) from error
         raise error
 
     def is_model_ready(self, name: str, version: int) -> bool:
         """Whether a request would be served (spec H05). Raises NotFoundError or UnavailableError (spec H09)."""
+        idle = self._on_demand is not None and self.table.newest(name) is None and not self.table.failure(name)
+        if idle and version < 0 and self._offers.is_offered(name):
+            return True  # its first request would load it
         return not self.table.look_up(name, version).trouble
+
+    def wait_for(self, name: str, version: int, timeout_s: float | None = None) -> ServedModel:
+        """As `resolve`, and blocks while what would serve is being loaded and may be waited for.
+
+        Raises UnavailableError when ``timeout_s``, at most the option ``waiting_secs``, is over.
+        """
+        limit_s = self._options.waiting_secs if timeout_s is None else min(timeout_s, self._options.waiting_secs)
+        end_ns = self._clock.monotonic_ns() + int(limit_s * 1e9)
+        while True:
+            try:
+                return self.resolve(name, version)
+            except LoadingError as loading:
+                try:
+                    loading.ready.result(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
+                except TimeoutError:
+                    raise UnavailableError(f"{loading.message}: the request could wait no longer") from None
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """The repository index (spec M08) of what the repositories have now, by name and version."""
@@ -150,7 +184,7 @@ class Lifecycle:
         failures.update(self._bring(wanted))
         self._ensembles.wish(wanted)
         self._started.set_result(None)
-        if self._options.model_control_mode == "poll" and self._options.repository_poll_secs > 0:
+        if self._options.model_control_mode in ("poll", "ondemand") and self._options.repository_poll_secs > 0:
             threading.Thread(target=self._keep_polling, name="remora poll", daemon=True).start()
         return failures
 
@@ -168,7 +202,7 @@ class Lifecycle:
 
     def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
         """Load or reload a model and wait until it is done (spec M09). Raises RemoraError with Triton's texts."""
-        if self._options.model_control_mode != "explicit":
+        if self._options.model_control_mode not in ("explicit", "ondemand"):
             raise UnavailableError(_NOT_ALLOWED)
         if any(parameter.startswith("file:") for parameter in parameters):
             keys = [name]
@@ -188,7 +222,7 @@ class Lifecycle:
 
         ``unload_dependents``: with the models that were loaded for this ensemble alone.
         """
-        if self._options.model_control_mode != "explicit":
+        if self._options.model_control_mode not in ("explicit", "ondemand"):
             raise UnavailableError(_NOT_ALLOWED)
         for key in self.table.keys_of(name) or [name]:
             for each in self._ensembles.drop(key, with_models=unload_dependents):
@@ -198,16 +232,48 @@ class Lifecycle:
     def poll(self) -> dict[str, RemoraError]:
         """Make what serves follow what the repositories have now (spec M06); returns what could not be loaded."""
         self._offers.look(forgiving=True)
-        wanted = self._offers.models()
+        offered = self._offers.models()
+        wanted = offered if self._on_demand is None else [key for key in offered if self.table.newest(key) is not None]
         for key in self.table.known():
-            if key not in wanted:
+            if key not in offered:
                 for each in self._ensembles.drop(key):
                     self.take_out(each)
                 self.table.forget(key)
         failures = self._bring([key for key in wanted if self._is_changed(key)])
-        self._ensembles.wish(wanted)
+        if self._on_demand is None:
+            self._ensembles.wish(wanted)
         self._ensembles.settle()
         return failures
+
+    # -- on demand --------------------------------------------------------------------------------------------------
+
+    def _load_one(self, key: str) -> None:
+        """Load a model because a request came for it."""
+        plan = self._load_plain(key, _NOTHING)
+        if plan is not None:
+            self._ensembles.load(key, plan, {})
+        self._ensembles.wish((key,))
+
+    def _residents(self) -> list[Resident]:
+        """What can go to make room: a model, or an ensemble with what was loaded for it alone."""
+        needed, found = self._ensembles.needed(), list[Resident]()
+        for key in self.table.known():
+            if key in needed or self.table.newest(key) is None:
+                continue
+            group = (key, *self._ensembles.company(key))
+            models = [model for each in group for model in self.table.serving(each).values()]
+            size = sum(self._loads.cost.estimate(model.file_bytes) for model in models)
+            used_ms = max(max(model.loaded_ms, model.statistics.last_inference_ms) for model in models)
+            busy = any(model.in_flight for model in models)
+            found.append(Resident(key, size, used_ms, busy, pinned=key in self._options.load_model))
+        return found
+
+    def _evict(self, key: str) -> None:
+        """Let go of an idle model; returns when its memory is free."""
+        _log.info("model '%s' goes to make room", key)
+        for each in self._ensembles.drop(key, with_models=True):
+            self.take_out(each)
+        self._loads.join(_EVICTION_S)
 
     def _keep_polling(self) -> None:
         while not self._ended.wait(self._options.repository_poll_secs):
@@ -352,3 +418,7 @@ def open_repositories(options: EngineOptions) -> list[Repository]:
         ),
         *(open_repository(place, cache=cache) for place in options.model_repository),
     ]
+
+
+def _machine_memory() -> Space:
+    return Space(memory_limit_bytes(), memory_in_use_bytes())

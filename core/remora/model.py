@@ -100,6 +100,8 @@ class ServedModel:
         self.statistics = statistics or ModelStatistics()
         self.steps = steps
         self.load_ns = 0
+        self.loaded_ms = 0
+        self.file_bytes = 0
         self.places: tuple[Placement, ...] = ()
         """Where each of the instances lives."""
         self._backend_model = backend_model

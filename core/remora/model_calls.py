@@ -51,6 +51,7 @@ class ModelCalls:
 
     def _borrow(self, call: ModelCall) -> ServedModel:
         try:
+            self._lifecycle.wait_for(call.model, call.version)  # a model on demand may have to be loaded first
             served = self._lifecycle.borrow(call.model, call.version)
         except RemoraError as error:
             raise NotFoundError(

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.lifecycle_policy import Action, Standing, next_action
 from remora.loading import LoadPlan, ModelLoader
+from remora.memory_gate import MemoryGate
 from remora.model import ServedModel, Steps
 from remora.model_table import UNAVAILABLE, ModelTable
+from remora.residency import LoadCost
 from remora.system.clock import Clock
 
 _log = logging.getLogger("remora.models")
@@ -58,17 +60,26 @@ class ModelLoads:
         loader: opens versions.
         clock: for load times.
         retries: how often a version that fails is opened again (spec M18).
+        gate: lets a load begin when there is memory for it.
     """
 
-    def __init__(self, table: ModelTable, loader: ModelLoader, clock: Clock, *, retries: int = 0) -> None:
+    def __init__(
+        self, table: ModelTable, loader: ModelLoader, clock: Clock, *, retries: int = 0, gate: MemoryGate | None = None
+    ) -> None:
         self._table = table
         self._loader = loader
         self._clock = clock
         self._retries = retries
+        self._gate = gate
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
         self._locks: dict[str, threading.RLock] = {}
         self.closing: list[threading.Thread] = []
+
+    @property
+    def cost(self) -> LoadCost:
+        """How much memory loads take."""
+        return self._gate.cost if self._gate is not None else LoadCost()
 
     def lock_of(self, key: str) -> AbstractContextManager[bool]:
         """Whoever plans and loads a model holds this."""
@@ -113,13 +124,20 @@ class ModelLoads:
         begin_ns = self._clock.monotonic_ns()
         loaded: dict[int, ServedModel] = {}
         failed: dict[int, RemoraError] = {}
-        for number in action.open:
-            try:
-                plan = plan.fetched(action.open)
-                loaded[number] = self._open_version(plan, number, steps)
-                loaded[number].load_ns = self._clock.monotonic_ns() - begin_ns
-            except RemoraError as error:
-                failed[number] = error
+        try:
+            plan = plan.fetched(action.open)
+            sizes = {number: plan.folder.file_bytes(number) for number in action.open}
+            with self._gate.load(sum(sizes.values())) if self._gate is not None else nullcontext():
+                for number in action.open:
+                    try:
+                        model = loaded[number] = self._open_version(plan, number, steps)
+                    except RemoraError as error:
+                        failed[number] = error
+                        continue
+                    model.load_ns = self._clock.monotonic_ns() - begin_ns
+                    model.file_bytes, model.loaded_ms = sizes[number], self._clock.wall_ms()
+        except RemoraError as error:
+            failed = dict.fromkeys(action.open, error)
         return loaded, failed
 
     def _open_version(self, plan: LoadPlan, number: int, steps: Steps | None) -> ServedModel:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CONTROL_MODES = ("none", "poll", "explicit")
+CONTROL_MODES = ("none", "poll", "explicit", "ondemand")
 RATE_LIMITS = ("off", "execution_count")
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -56,13 +56,23 @@ class EngineOptions:
     id: str = option("The server's name in its metadata.", default="triton", metavar="NAME")
     model_control_mode: str = option(
         "none: load everything at start. poll: and follow what changes in the repositories. explicit: load what "
-        "--load-model names, then what clients ask for.",
+        "--load-model names, then what clients ask for. ondemand: load a model at its first request.",
         default="none",
         choices=CONTROL_MODES,
     )
     load_model: tuple[str, ...] = option(
-        "A model to load at start in explicit mode; * for all of them. May be given again.", metavar="NAME", many=True
+        "A model to load at start in explicit mode; * for all of them. In mode ondemand it also stays. May be given "
+        "again.",
+        metavar="NAME",
+        many=True,
     )
+    model_memory_budget: int = option(
+        "How much memory all models together may take by estimate; 0 for what there is. In mode ondemand the least "
+        "recently used idle ones go.",
+        default=0,
+        metavar="BYTES",
+    )
+    memory_gate: bool = option("Refuse a load whose estimated peak does not fit into memory.", default=True)
     repository_poll_secs: int = option(
         "How often the repositories are looked at in mode poll; 0 for never.", default=15, metavar="S"
     )

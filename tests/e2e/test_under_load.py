@@ -175,6 +175,35 @@ def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serv
     assert "Found 0 model versions that have in-flight inferences" in log
 
 
+def test_on_demand_no_request_fails_with_more_models_than_there_is_room_for(
+    tmp_path: Path, serving: Callable[..., Any]
+) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    names = [f"m{index}" for index in range(20 if SOAK else 8)]
+    for name in names:
+        write_version(repository, 1, name=name)
+    size = (repository / "m0" / "1" / "model.py").stat().st_size
+    budget = (f"--model-memory-budget={size * 2 * 5}", "--model-control-mode=ondemand", "--load-model=m0")
+    with serving(repository, *budget, *THREADS) as server:
+
+        def ask_around(first: int) -> list[tuple[int, Any]]:
+            with client(server.http) as connection:
+                order = [names[(first + index * 3) % len(names)] for index in range(3 * len(names))]
+                return [ask(connection, value, name) for value, name in enumerate(order)]
+
+        with ThreadPoolExecutor(4) as clients:
+            replies = list(clients.map(ask_around, range(4)))
+        for each in replies:
+            assert [status for status, _ in each] == [200] * len(each)
+            assert [reply["outputs"][0]["data"] for _, reply in each] == [[value] for value in range(len(each))]
+        with client(server.http) as connection:
+            connection.request("POST", "/v2/repository/index", '{"ready": true}')
+            ready = [row["name"] for row in json.loads(connection.getresponse().read())]
+        assert "m0" in ready, "it is pinned"
+        assert len(ready) <= 5
+
+
 # -- the process ----------------------------------------------------------------------------------------------------
 
 

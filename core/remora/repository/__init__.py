@@ -42,6 +42,12 @@ class ModelFolder(NamedTuple):
             return (f"model{path.suffix}",)
         return tuple(sorted(entry.name for entry in path.iterdir()))
 
+    def file_bytes(self, version: int) -> int:
+        """The size of a version's files on disk."""
+        path = self.versions[version]
+        paths = path.rglob("*") if path.is_dir() else (path,)
+        return sum(each.stat().st_size for each in paths if each.is_file())
+
 
 class Repository(Protocol):
     """One place that holds models. Thread-safe; every method may block."""

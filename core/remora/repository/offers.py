@@ -67,6 +67,10 @@ class Offers:
         """The keys that stand for one model each."""
         return sorted(key for key, offers in self._offered.items() if len(offers) == 1)
 
+    def is_offered(self, key: str) -> bool:
+        """Whether a key stands for one model."""
+        return len(self._offered.get(key, ())) == 1
+
     def all_keys(self) -> list[str]:
         """Every key, also those that more than one place has."""
         return sorted(self._offered)

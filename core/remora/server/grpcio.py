@@ -29,6 +29,7 @@ from remora.errors import (
     error_of,
 )
 from remora.messages import Call, Data, InferForm, Outcome, Response, ServerReady, Ticket
+from remora.model_table import LoadingError
 from remora.protocols.restriction import GROUP_OF_RPC, Restrictions
 from remora.protocols.v2_grpc import (
     DECOUPLED_TEXT,
@@ -235,7 +236,18 @@ class GrpcServer:
             raise UnavailableError(f"This protocol is restricted, expecting header '{_SECRET_PREFIX}{key}'")
 
     def _performing(self, rpc: Rpc) -> Behaviour:
-        return lambda message, _context: rpc.encode(self._engine.perform(rpc.decode(message)))
+        def perform(message: bytes, context: Context) -> bytes:
+            call = rpc.decode(message)
+            while True:
+                try:
+                    return rpc.encode(self._engine.perform(call))
+                except LoadingError as loading:  # it asks about a model that is loaded on demand
+                    try:
+                        loading.ready.result(_seconds_left(context))
+                    except TimeoutError:
+                        raise UnavailableError(loading.message) from None
+
+        return perform
 
     # -- Inference --------------------------------------------------------------------------------------------------
 

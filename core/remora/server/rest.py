@@ -348,6 +348,8 @@ class RestService:
         def answer() -> HttpAnswer:
             try:
                 return encode_result(where, self._engine.perform(call))
+            except LoadingError:
+                raise
             except RemoraError as error:
                 return encode_error(error, plain=where.plain_errors)
 

@@ -33,6 +33,20 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
+def memory_in_use_bytes(root: Path = Path("/")) -> int:
+    """What is taken of the memory that `memory_limit_bytes` limits, without what the kernel can take back at once."""
+    limits = [(limit, folder) for limit, folder in _cgroup_limits(root) if 0 < limit < _NO_LIMIT]
+    total, available = (_meminfo(root, key) for key in ("MemTotal", "MemAvailable"))
+    if limits and min(limits)[0] < total:
+        folder = min(limits)[1]
+        taken = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
+        if taken.isdigit():
+            rows = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
+            cached = rows.get("inactive_file", rows.get("total_inactive_file", "0"))
+            return max(int(taken) - int(cached), 0)
+    return max(total - available, 0)
+
+
 def cpu_signature(root: Path = Path("/")) -> str:
     """What kind of processor this is: equal where code that was made for one runs on the other."""
     for line in _text(root / "proc/cpuinfo").splitlines():
@@ -58,14 +72,25 @@ def _quotas(root: Path) -> Iterator[int]:
 
 
 def _memory_limits(root: Path) -> Iterator[int]:
+    yield from (limit for limit, _ in _cgroup_limits(root))
+    yield _meminfo(root, "MemTotal")
+
+
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path]]:
+    """The limits of the process's cgroup and those above it, each with its folder."""
     for folder in _folders(root, "memory"):
         text = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
         if text.isdigit():
-            yield int(text)
+            yield int(text), folder
+
+
+def _meminfo(root: Path, key: str) -> int:
+    """A row of /proc/meminfo in bytes; 0 when it is not there."""
     for line in _text(root / "proc/meminfo").splitlines():
-        key, _, value = line.partition(":")
-        if key == "MemTotal" and value.split()[:1]:
-            yield int(value.split()[0]) * 1024  # "16384 kB"
+        name, _, value = line.partition(":")
+        if name == key and value.split()[:1]:
+            return int(value.split()[0]) * 1024  # "16384 kB"
+    return 0
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
