@@ -25,7 +25,7 @@ STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle soak test-lambda test-azureml \
-        test-containers test-backends test-storage bench proto reference lock wheel image clean
+        test-infra test-containers test-backends test-storage bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -39,7 +39,7 @@ embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compa
 
 venv: $(VENV)/dev.stamp  ## the environment that every other target uses
 
-test: check test-containers unit test-oracle  ## all that CI runs
+test: check test-infra test-containers unit test-oracle  ## all that CI runs
 
 check: check-format check-lint check-types check-imports  ## formatting, lint, types, import contracts; changes nothing
 
@@ -76,6 +76,10 @@ test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## scoring scripts on Azu
 
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
+
+# Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
+test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp  ## Terraform modules, manifests and chart against schemas and rules
+	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" $(VENV)-infra/bin/python -m pytest tests/infra $(T)
 
 # Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
 test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
@@ -177,9 +181,18 @@ $(VENV)-proto/stamp: Makefile
 	@$(VENV)-proto/bin/python -m pip install --quiet --disable-pip-version-check $(PROTO_TOOLS)
 	@touch $@
 
-$(VENV)-infra/stamp: tests/infra/requirements.txt
+$(VENV)-infra/stamp: tests/infra/requirements.txt $(LOCKED)
 	@$(PYTHON) -m venv $(VENV)-infra
-	@$(VENV)-infra/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@$(VENV)-infra/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    --editable '.[onnx]' --requirement $<
+	@touch $@
+
+# The wheels are read as data: last schemas of the providers, and the classes of Azure's client. Nothing of them runs.
+$(VENV)-stub/stamp: tests/infra/stub-requirements.txt tests/infra/schema-wheels.txt
+	@$(PYTHON) -m venv $(VENV)-stub
+	@$(VENV)-stub/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@$(VENV)-stub/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+	    --dest $(VENV)-stub/wheels --requirement tests/infra/schema-wheels.txt
 	@touch $@
 
 $(VENV)-storage/stamp: Makefile

@@ -1,0 +1,33 @@
+# Real-time on GPUs, and no instance while nobody asks. The first requests fail until one is there: retry them.
+
+terraform {
+  required_version = ">= 1.9"
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.100"
+    }
+  }
+}
+
+variable "image_uri" {
+  description = "The image built from containers/sagemaker, by digest."
+  type        = string
+}
+
+module "remora" {
+  source = "../.."
+
+  name          = "remora-idle"
+  mode          = "scale-to-zero"
+  model_uri     = "s3://example-models/repository/"
+  image_uri     = var.image_uri
+  instance_type = "ml.g6.xlarge"
+  capacity      = { min = 0, max = 2 }
+  component     = { memory_mb = 8192 }
+}
+
+output "invoke" {
+  description = "A command that asks the endpoint."
+  value       = module.remora.invoke
+}

@@ -1,0 +1,106 @@
+# What the module refuses, each by its own message.
+
+mock_provider "aws" {}
+
+variables {
+  name      = "remora"
+  model_uri = "s3://example-models/repository/"
+  image_uri = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000"
+}
+
+run "a_name_that_sagemaker_refuses" {
+  command = plan
+  variables {
+    name = "remora_endpoint"
+  }
+  expect_failures = [var.name]
+}
+
+run "models_outside_s3" {
+  command = plan
+  variables {
+    model_uri = "gs://bucket/models/"
+  }
+  expect_failures = [var.model_uri]
+}
+
+run "a_prefix_that_takes_its_neighbours" {
+  command = plan
+  variables {
+    model_uri = "s3://example-models/repository"
+  }
+  expect_failures = [var.model_uri]
+}
+
+run "an_image_by_tag" {
+  command = plan
+  variables {
+    image_uri = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/remora:latest"
+  }
+  expect_failures = [var.image_uri]
+}
+
+run "an_unknown_mode" {
+  command = plan
+  variables {
+    mode = "batch"
+  }
+  expect_failures = [var.mode]
+}
+
+run "a_real_time_endpoint_without_instances" {
+  command = plan
+  variables {
+    capacity = { min = 0, max = 2 }
+  }
+  expect_failures = [var.capacity]
+}
+
+run "fewer_at_most_than_at_least" {
+  command = plan
+  variables {
+    capacity = { min = 3, max = 2 }
+  }
+  expect_failures = [var.capacity]
+}
+
+run "async_without_a_place_for_answers" {
+  command = plan
+  variables {
+    mode = "async"
+  }
+  expect_failures = [var.async]
+}
+
+run "serverless_with_an_odd_memory" {
+  command = plan
+  variables {
+    mode       = "serverless"
+    serverless = { memory_mb = 4000, max_concurrency = 5 }
+  }
+  expect_failures = [var.serverless]
+}
+
+run "subnets_without_security_groups" {
+  command = plan
+  variables {
+    subnet_ids = ["subnet-1"]
+  }
+  expect_failures = [var.security_group_ids]
+}
+
+run "a_start_that_takes_too_long" {
+  command = plan
+  variables {
+    startup_timeout_seconds = { health_check = 7200, download = 900 }
+  }
+  expect_failures = [var.startup_timeout_seconds]
+}
+
+run "a_canary_of_more_than_half" {
+  command = plan
+  variables {
+    rollout = { canary_percent = 80, watch_seconds = 60, keep_old_seconds = 60 }
+  }
+  expect_failures = [var.rollout]
+}

@@ -1,0 +1,211 @@
+variable "name" {
+  description = "What everything here is called: endpoint, model, role, alarms."
+  type        = string
+  validation {
+    condition     = can(regex("^[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}$", var.name))
+    error_message = "name: up to 40 letters, digits and single hyphens, as SageMaker's names are made of."
+  }
+}
+
+variable "model_uri" {
+  description = "Where the models are: an S3 prefix that holds a model repository (s3://bucket/models/), or one archive of it (s3://bucket/models.tar.gz)."
+  type        = string
+  validation {
+    condition     = can(regex("^s3://[a-z0-9][a-z0-9.-]+[a-z0-9]/.+$", var.model_uri))
+    error_message = "model_uri: expected s3://BUCKET/PREFIX/ or s3://BUCKET/KEY.tar.gz; SageMaker reads models from S3 alone."
+  }
+  validation {
+    condition     = endswith(var.model_uri, ".tar.gz") || endswith(var.model_uri, "/")
+    error_message = "model_uri: a prefix ends with a slash, so that models/ does not also take models-old/; an archive ends with .tar.gz."
+  }
+}
+
+variable "image_uri" {
+  description = "The image built from containers/sagemaker, by digest."
+  type        = string
+  validation {
+    condition     = can(regex("@sha256:[0-9a-f]{64}$", var.image_uri))
+    error_message = "image_uri: name the image by digest (...@sha256:...); a tag can move without the plan changing."
+  }
+}
+
+variable "mode" {
+  description = "realtime: instances that are always there. async: requests and answers through S3, instances down to 0. serverless: no instances, processors only. scale-to-zero: real-time through an inference component, instances down to 0."
+  type        = string
+  default     = "realtime"
+  validation {
+    condition     = contains(["realtime", "async", "serverless", "scale-to-zero"], var.mode)
+    error_message = "mode: one of realtime, async, serverless, scale-to-zero."
+  }
+}
+
+variable "instance_type" {
+  description = "The instance type, such as ml.g5.xlarge or ml.c7i.large; serverless has none."
+  type        = string
+  default     = "ml.g5.xlarge"
+  validation {
+    condition     = can(regex("^ml\\.[a-z0-9-]+\\.[a-z0-9]+$", var.instance_type))
+    error_message = "instance_type: expected ml.FAMILY.SIZE, such as ml.g5.xlarge."
+  }
+}
+
+variable "inference_ami_version" {
+  description = "The AMI of the instances, which brings the driver. null: on GPU instances the one with driver 580 and CUDA 13, which the wheels of the gpu extra need; elsewhere SageMaker's default."
+  type        = string
+  default     = null
+}
+
+variable "gpu_families" {
+  description = "Instance families that have NVIDIA GPUs, to choose the AMI and the accelerators of an inference component."
+  type        = list(string)
+  default     = ["g4dn", "g5", "g6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en"]
+}
+
+variable "environment" {
+  description = "Environment variables of the container, such as SAGEMAKER_TRITON_DEFAULT_MODEL_NAME. Not for secrets: they can be read by who may describe the model."
+  type        = map(string)
+  default     = {}
+  validation {
+    condition     = length(var.environment) <= 100
+    error_message = "environment: SageMaker takes 100 variables at most."
+  }
+}
+
+variable "capacity" {
+  description = "The fewest and the most instances (copies of the model for scale-to-zero). min may be 0 for async and scale-to-zero."
+  type        = object({ min = number, max = number })
+  default     = { min = 1, max = 4 }
+  validation {
+    condition     = var.capacity.min >= 0 && var.capacity.max >= 1 && var.capacity.min <= var.capacity.max
+    error_message = "capacity: 0 <= min <= max, and max at least 1."
+  }
+  validation {
+    condition     = var.capacity.min > 0 || contains(["async", "scale-to-zero", "serverless"], var.mode)
+    error_message = "capacity.min = 0 needs mode async or scale-to-zero: a real-time variant keeps at least one instance."
+  }
+}
+
+variable "target_concurrency" {
+  description = "Requests under way in each instance or copy that scaling aims at. About 0.7 of the largest batch times the instances of the model: docs/infrastructure.md."
+  type        = number
+  default     = 8
+  validation {
+    condition     = var.target_concurrency > 0
+    error_message = "target_concurrency: above 0."
+  }
+}
+
+variable "cooldown_seconds" {
+  description = "How long scaling waits after it added (out) or removed (in) capacity."
+  type        = object({ in = number, out = number })
+  default     = { in = 300, out = 60 }
+}
+
+variable "startup_timeout_seconds" {
+  description = "How long the container may take until /ping answers, and the models until they are downloaded."
+  type        = object({ health_check = number, download = number })
+  default     = { health_check = 600, download = 900 }
+  validation {
+    condition     = alltrue([for seconds in values(var.startup_timeout_seconds) : seconds >= 60 && seconds <= 3600])
+    error_message = "startup_timeout_seconds: SageMaker takes 60 to 3600."
+  }
+}
+
+variable "async" {
+  description = "For mode async: where answers go, how many requests an instance takes at once, and the topics that are told."
+  type = object({
+    output_uri              = string
+    max_concurrent_requests = optional(number, 16)
+    success_topic_arn       = optional(string)
+    error_topic_arn         = optional(string)
+  })
+  default = null
+  validation {
+    condition     = (var.async != null) == (var.mode == "async")
+    error_message = "async: give it for mode async, where output_uri says where answers go, and for no other mode."
+  }
+  validation {
+    condition     = var.async == null ? true : can(regex("^s3://[^/]+/.+$", var.async.output_uri)) && var.async.max_concurrent_requests >= 1 && var.async.max_concurrent_requests <= 1000
+    error_message = "async: output_uri is s3://BUCKET/PREFIX, and max_concurrent_requests lies between 1 and 1000."
+  }
+}
+
+variable "serverless" {
+  description = "For mode serverless: memory in MB, and how many requests may run at once."
+  type        = object({ memory_mb = number, max_concurrency = number })
+  default     = { memory_mb = 4096, max_concurrency = 20 }
+  validation {
+    condition     = contains([1024, 2048, 3072, 4096, 5120, 6144], var.serverless.memory_mb) && var.serverless.max_concurrency >= 1 && var.serverless.max_concurrency <= 200
+    error_message = "serverless: memory_mb is 1024, 2048, ... 6144, and max_concurrency lies between 1 and 200."
+  }
+}
+
+variable "component" {
+  description = "For mode scale-to-zero: what one copy of the model takes of an instance. accelerators null: one on GPU instances, none elsewhere."
+  type        = object({ memory_mb = number, accelerators = optional(number) })
+  default     = { memory_mb = 4096 }
+  validation {
+    condition     = var.component.memory_mb >= 128
+    error_message = "component.memory_mb: at least 128."
+  }
+}
+
+variable "subnet_ids" {
+  description = "Subnets for the instances; empty for none. With them, the S3 and ECR endpoints of the VPC are the caller's to make."
+  type        = list(string)
+  default     = []
+  validation {
+    condition     = length(var.subnet_ids) == 0 || var.mode != "serverless"
+    error_message = "subnet_ids: serverless endpoints have no VPC."
+  }
+}
+
+variable "security_group_ids" {
+  description = "Security groups for the instances; needed with subnet_ids."
+  type        = list(string)
+  default     = []
+  validation {
+    condition     = (length(var.security_group_ids) > 0) == (length(var.subnet_ids) > 0)
+    error_message = "security_group_ids and subnet_ids belong together: give both or none."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "The key of the instances' storage volume and of the model's objects; null for the service's own."
+  type        = string
+  default     = null
+}
+
+variable "rollout" {
+  description = "How a new image or model takes over: the share of capacity that gets traffic first, how long it is watched, and how long the old one is kept."
+  type        = object({ canary_percent = number, watch_seconds = number, keep_old_seconds = number })
+  default     = { canary_percent = 20, watch_seconds = 300, keep_old_seconds = 300 }
+  validation {
+    condition     = var.rollout.canary_percent >= 1 && var.rollout.canary_percent <= 50
+    error_message = "rollout.canary_percent: SageMaker takes 1 to 50."
+  }
+}
+
+variable "alarm" {
+  description = "When to raise an alarm, and whom to tell: server errors within five minutes, the 99th percentile of the model's latency, topics."
+  type        = object({ errors = number, latency_p99_seconds = number, topic_arns = list(string) })
+  default     = { errors = 5, latency_p99_seconds = 5, topic_arns = [] }
+}
+
+variable "create_repository" {
+  description = "Make an ECR repository for images, named after `name`, with immutable tags and a scan on push. Make it first (terraform apply -target=aws_ecr_repository.this), push, then name the image."
+  type        = bool
+  default     = false
+}
+
+variable "create_bucket" {
+  description = "Make the bucket that model_uri names: private, encrypted, versioned."
+  type        = bool
+  default     = false
+}
+
+variable "tags" {
+  description = "Tags of everything that can have them."
+  type        = map(string)
+  default     = {}
+}

@@ -1,0 +1,128 @@
+# remora on a managed online endpoint. azurerm has no resource for endpoints and deployments: azapi sends the service's own
+# bodies. tests/infra compares their keys with those that the service's client knows.
+
+locals {
+  api = "2024-10-01"
+
+  # What the container tells the platform: where to ask and on which port. `/` lets clients append /v2/... themselves.
+  routes = {
+    liveness_route  = { path = "/v2/health/live", port = 8080 }
+    readiness_route = { path = "/v2/health/ready", port = 8080 }
+    scoring_route   = { path = "/", port = 8080 }
+  }
+}
+
+resource "azapi_resource" "endpoint" {
+  type      = "Microsoft.MachineLearningServices/workspaces/onlineEndpoints@${local.api}"
+  name      = var.name
+  parent_id = local.workspace_id
+  location  = var.location
+  tags      = var.tags
+
+  identity {
+    type = "SystemAssigned"
+  }
+  body = {
+    kind = "Managed"
+    properties = {
+      # Callers bring a token of their own identity: there is no key to leak.
+      authMode            = "AADToken"
+      publicNetworkAccess = var.public_access ? "Enabled" : "Disabled"
+    }
+  }
+  lifecycle {
+    ignore_changes = [body.properties.traffic, body.properties.mirrorTraffic]
+  }
+}
+
+resource "azapi_resource" "model" {
+  for_each  = toset([for each in values(var.deployments) : each.model_version])
+  type      = "Microsoft.MachineLearningServices/workspaces/models/versions@${local.api}"
+  name      = each.value
+  parent_id = "${local.workspace_id}/models/${var.name}"
+  body = {
+    properties = {
+      modelType = "custom_model"
+      modelUri  = var.model_uri
+    }
+  }
+}
+
+resource "azapi_resource" "environment" {
+  for_each  = var.deployments
+  type      = "Microsoft.MachineLearningServices/workspaces/environments/versions@${local.api}"
+  name      = substr(split("@sha256:", each.value.image_uri)[1], 0, 12)
+  parent_id = "${local.workspace_id}/environments/${var.name}-${each.key}"
+  body = {
+    properties = {
+      image  = each.value.image_uri
+      osType = "Linux"
+      inferenceConfig = {
+        livenessRoute  = local.routes.liveness_route
+        readinessRoute = local.routes.readiness_route
+        scoringRoute   = local.routes.scoring_route
+      }
+    }
+  }
+}
+
+resource "azapi_resource" "deployment" {
+  for_each  = var.deployments
+  type      = "Microsoft.MachineLearningServices/workspaces/onlineEndpoints/deployments@${local.api}"
+  name      = each.key
+  parent_id = azapi_resource.endpoint.id
+  location  = var.location
+  tags      = var.tags
+
+  body = {
+    kind = "Managed"
+    sku  = { name = "Default", capacity = each.value.instances.min }
+    properties = {
+      endpointComputeType  = "Managed"
+      environmentId        = azapi_resource.environment[each.key].id
+      environmentVariables = each.value.environment
+      instanceType         = each.value.instance_type
+      model                = azapi_resource.model[each.value.model_version].id
+      modelMountPath       = "/models"
+      appInsightsEnabled   = true
+      scaleSettings        = { scaleType = "Default" }
+      requestSettings = {
+        # Azure ML's defaults, 5 s and one request at a time, end long requests and keep batches from forming.
+        requestTimeout                   = "PT${each.value.timeout_ms / 1000}S"
+        maxConcurrentRequestsPerInstance = each.value.max_concurrent
+      }
+      # A model that loads slowly is not ready, but alive: two routes, and only readiness waits for the models.
+      livenessProbe = {
+        initialDelay     = "PT10S"
+        period           = "PT10S"
+        timeout          = "PT2S"
+        successThreshold = 1
+        failureThreshold = 30
+      }
+      readinessProbe = {
+        initialDelay     = "PT2S"
+        period           = "PT5S"
+        timeout          = "PT2S"
+        successThreshold = 1
+        failureThreshold = ceil(each.value.load_seconds / 5)
+      }
+    }
+  }
+  lifecycle {
+    # Autoscaling owns the count.
+    ignore_changes = [body.sku.capacity]
+  }
+}
+
+# Traffic is given when the deployments are there, and taken before they go.
+resource "azapi_update_resource" "traffic" {
+  type        = azapi_resource.endpoint.type
+  resource_id = azapi_resource.endpoint.id
+  body = {
+    properties = {
+      traffic       = { for name, each in var.deployments : name => each.traffic if each.traffic > 0 }
+      mirrorTraffic = { for name, each in var.deployments : name => each.mirror if each.mirror > 0 }
+    }
+  }
+  depends_on = [azapi_resource.deployment]
+}

@@ -1,0 +1,45 @@
+# Instances follow the processors of the deployment, which is what Azure Monitor can see. A deployment with one instance at
+# most needs no rules.
+
+resource "azurerm_monitor_autoscale_setting" "deployment" {
+  for_each            = { for name, each in var.deployments : name => each if each.instances.max > each.instances.min }
+  name                = "${var.name}-${each.key}"
+  resource_group_name = var.resource_group_name
+  location            = var.location
+  target_resource_id  = azapi_resource.deployment[each.key].id
+  tags                = var.tags
+
+  profile {
+    name = "load"
+    capacity {
+      minimum = each.value.instances.min
+      default = each.value.instances.min
+      maximum = each.value.instances.max
+    }
+
+    dynamic "rule" {
+      for_each = {
+        Increase = { operator = "GreaterThan", threshold = var.scale_at_percent.out, window = "PT5M", cooldown = "PT5M" }
+        Decrease = { operator = "LessThan", threshold = var.scale_at_percent.in, window = "PT15M", cooldown = "PT15M" }
+      }
+      content {
+        metric_trigger {
+          metric_name        = "CpuUtilizationPercentage"
+          metric_resource_id = azapi_resource.deployment[each.key].id
+          time_grain         = "PT1M"
+          statistic          = "Average"
+          time_window        = rule.value.window
+          time_aggregation   = "Average"
+          operator           = rule.value.operator
+          threshold          = rule.value.threshold
+        }
+        scale_action {
+          direction = rule.key
+          type      = "ChangeCount"
+          value     = "1"
+          cooldown  = rule.value.cooldown
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,81 @@
+# What is sent for endpoint, deployments and traffic.
+
+mock_provider "azurerm" {
+  mock_data "azurerm_client_config" {
+    defaults = { tenant_id = "00000000-0000-0000-0000-000000000000", subscription_id = "00000000-0000-0000-0000-000000000000" }
+  }
+}
+mock_provider "azapi" {}
+
+variables {
+  name                = "remora"
+  resource_group_name = "example"
+  location            = "westeurope"
+  model_uri           = "azureml://datastores/workspaceblobstore/paths/models"
+  deployments = {
+    blue = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100 }
+  }
+}
+
+run "traffic_goes_where_it_is_sent" {
+  command = plan
+  variables {
+    deployments = {
+      blue  = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100 }
+      green = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", mirror = 20, model_version = "2" }
+    }
+  }
+  assert {
+    condition     = azapi_update_resource.traffic.body.properties.traffic == { blue = 100 } && azapi_update_resource.traffic.body.properties.mirrorTraffic == { green = 20 }
+    error_message = "a mirrored deployment gets copies and no traffic of its own"
+  }
+  assert {
+    condition     = toset(keys(azapi_resource.model)) == toset(["1", "2"])
+    error_message = "each version of the model is registered once"
+  }
+}
+
+run "measured_settings_take_the_place_of_the_defaults" {
+  command = plan
+  variables {
+    deployments = { blue = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100, max_concurrent = 64, timeout_ms = 90000, load_seconds = 120 } }
+  }
+  assert {
+    condition     = azapi_resource.deployment["blue"].body.properties.requestSettings == { requestTimeout = "PT90S", maxConcurrentRequestsPerInstance = 64 }
+    error_message = "the request settings are those given"
+  }
+  assert {
+    condition     = azapi_resource.deployment["blue"].body.properties.readinessProbe.failureThreshold == 24
+    error_message = "readiness waits as long as the models load"
+  }
+}
+
+run "liveness_and_readiness_are_two_routes" {
+  command = plan
+  assert {
+    condition     = azapi_resource.environment["blue"].body.properties.inferenceConfig.livenessRoute.path != azapi_resource.environment["blue"].body.properties.inferenceConfig.readinessRoute.path
+    error_message = "one route for both restarts a container that is still loading"
+  }
+}
+
+run "one_instance_needs_no_rules" {
+  command = plan
+  variables {
+    deployments = { blue = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100, instances = { min = 1, max = 1 } } }
+  }
+  assert {
+    condition     = length(azurerm_monitor_autoscale_setting.deployment) == 0
+    error_message = "there is nothing to scale"
+  }
+}
+
+run "a_workspace_that_is_there_is_used" {
+  command = plan
+  variables {
+    workspace = "/subscriptions/0/resourceGroups/example/providers/Microsoft.MachineLearningServices/workspaces/theirs"
+  }
+  assert {
+    condition     = length(azurerm_machine_learning_workspace.this) == 0 && azapi_resource.endpoint.parent_id == var.workspace
+    error_message = "nothing is made beside the workspace named"
+  }
+}

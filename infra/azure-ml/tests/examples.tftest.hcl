@@ -1,0 +1,15 @@
+# The example plans as it stands.
+
+mock_provider "azurerm" {}
+mock_provider "azapi" {}
+
+variables {
+  image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000"
+}
+
+run "simple" {
+  command = plan
+  module {
+    source = "./examples/simple"
+  }
+}

@@ -1,0 +1,103 @@
+variable "name" {
+  description = "The endpoint's name, also its host's: unique in the region."
+  type        = string
+  validation {
+    condition     = can(regex("^[A-Za-z][A-Za-z0-9-]{1,30}[A-Za-z0-9]$", var.name))
+    error_message = "name: 3 to 32 letters, digits and hyphens, beginning with a letter and not ending with a hyphen."
+  }
+}
+
+variable "resource_group_name" {
+  description = "The resource group, which is there already."
+  type        = string
+}
+
+variable "location" {
+  description = "The region."
+  type        = string
+}
+
+variable "workspace" {
+  description = "The workspace to use: its full resource id. null makes one, with its storage account, key vault, registry and insights."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.workspace == null || can(regex("^/subscriptions/.+/providers/Microsoft.MachineLearningServices/workspaces/[^/]+$", var.workspace))
+    error_message = "workspace: expected /subscriptions/.../providers/Microsoft.MachineLearningServices/workspaces/NAME."
+  }
+}
+
+variable "model_uri" {
+  description = "Where the models are, in words of Azure ML: azureml://datastores/NAME/paths/FOLDER, or https://ACCOUNT.blob.core.windows.net/CONTAINER/FOLDER."
+  type        = string
+  validation {
+    condition     = can(regex("^(azureml://|https://[a-z0-9]+\\.blob\\.core\\.windows\\.net/).+", var.model_uri))
+    error_message = "model_uri: expected azureml://... or https://ACCOUNT.blob.core.windows.net/...; Azure ML mounts models from there alone."
+  }
+}
+
+variable "deployments" {
+  description = "Deployments by name: image (from containers/azureml, by digest), model version to register, instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md."
+  type = map(object({
+    image_uri      = string
+    model_version  = optional(string, "1")
+    instance_type  = optional(string, "Standard_NC4as_T4_v3")
+    instances      = optional(object({ min = number, max = number }), { min = 1, max = 3 })
+    traffic        = optional(number, 0)
+    mirror         = optional(number, 0)
+    environment    = optional(map(string), {})
+    max_concurrent = optional(number, 32)
+    timeout_ms     = optional(number, 60000)
+    load_seconds   = optional(number, 300)
+  }))
+  validation {
+    condition     = alltrue([for name in keys(var.deployments) : can(regex("^[A-Za-z][A-Za-z0-9-]{1,30}[A-Za-z0-9]$", name))])
+    error_message = "deployments: a name has 3 to 32 letters, digits and hyphens."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : can(regex("@sha256:[0-9a-f]{64}$", each.image_uri))])
+    error_message = "deployments: name the image by digest (...@sha256:...); a tag can move without the plan changing."
+  }
+  validation {
+    condition     = contains([0, 100], sum([for each in values(var.deployments) : each.traffic]))
+    error_message = "deployments: the shares of traffic add up to 100, or all are 0."
+  }
+  validation {
+    condition     = length([for each in values(var.deployments) : each if each.mirror > 0]) <= 1 && alltrue([for each in values(var.deployments) : each.mirror >= 0 && each.mirror <= 50 && (each.mirror == 0 || each.traffic == 0)])
+    error_message = "deployments: traffic is mirrored to one deployment at most, 50 percent at most, and to none that also gets live traffic."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : each.timeout_ms >= 1 && each.timeout_ms <= 180000])
+    error_message = "deployments: timeout_ms lies between 1 and 180000, Azure ML's most for a request."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : each.max_concurrent >= 1])
+    error_message = "deployments: max_concurrent is at least 1; with 1, Azure ML's default, no batch ever forms."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : each.instances.min >= 1 && each.instances.max >= each.instances.min])
+    error_message = "deployments: 1 <= instances.min <= instances.max; managed endpoints do not go down to none."
+  }
+}
+
+variable "scale_at_percent" {
+  description = "Processor load above which an instance is added, and below which one is taken away."
+  type        = object({ out = number, in = number })
+  default     = { out = 70, in = 25 }
+  validation {
+    condition     = var.scale_at_percent.in < var.scale_at_percent.out / 2
+    error_message = "scale_at_percent: in must be less than half of out, or going from two instances to one brings the second back."
+  }
+}
+
+variable "public_access" {
+  description = "Whether the endpoint can be reached from outside the workspace's network."
+  type        = bool
+  default     = true
+}
+
+variable "tags" {
+  description = "Tags of everything that can have them."
+  type        = map(string)
+  default     = {}
+}

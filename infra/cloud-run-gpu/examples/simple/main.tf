@@ -1,0 +1,30 @@
+# A model on one L4, asleep when nobody asks, called by one application.
+
+terraform {
+  required_version = ">= 1.9"
+  required_providers {
+    google = {
+      source  = "hashicorp/google"
+      version = "~> 6.50"
+    }
+  }
+}
+
+variable "image_uri" {
+  description = "The image built from containers/gpu, by digest."
+  type        = string
+}
+
+module "remora" {
+  source     = "../.."
+  project_id = "example-project"
+  region     = "europe-west1"
+  model_uri  = "gs://example-models/repository"
+  image_uri  = var.image_uri
+  invokers   = ["serviceAccount:app@example-project.iam.gserviceaccount.com"]
+}
+
+output "url" {
+  description = "Where the service answers."
+  value       = module.remora.url
+}

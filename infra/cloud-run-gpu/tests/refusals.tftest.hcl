@@ -1,0 +1,66 @@
+# What the module refuses, each by its own message.
+
+mock_provider "google" {}
+
+variables {
+  project_id = "example-project"
+  region     = "europe-west1"
+  model_uri  = "gs://example-models/repository"
+  image_uri  = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000"
+}
+
+run "models_outside_cloud_storage" {
+  command = plan
+  variables {
+    model_uri = "s3://bucket/models"
+  }
+  expect_failures = [var.model_uri]
+}
+
+run "an_image_by_tag" {
+  command = plan
+  variables {
+    image_uri = "registry.example/remora:latest"
+  }
+  expect_failures = [var.image_uri]
+}
+
+run "a_gpu_with_too_little_memory" {
+  command = plan
+  variables {
+    resources = { cpu = 4, memory_gib = 8 }
+  }
+  expect_failures = [var.resources]
+}
+
+run "more_at_least_than_at_most" {
+  command = plan
+  variables {
+    instances = { min = 2, max = 1 }
+  }
+  expect_failures = [var.instances]
+}
+
+run "more_requests_than_an_instance_may_hold" {
+  command = plan
+  variables {
+    concurrency = 2000
+  }
+  expect_failures = [var.concurrency]
+}
+
+run "an_open_door" {
+  command = plan
+  variables {
+    invokers = ["allUsers"]
+  }
+  expect_failures = [var.invokers]
+}
+
+run "a_start_that_takes_too_long" {
+  command = plan
+  variables {
+    startup_seconds = 600
+  }
+  expect_failures = [var.startup_seconds]
+}

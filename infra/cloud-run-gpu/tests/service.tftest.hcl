@@ -1,0 +1,42 @@
+# What the service looks like, by the provider's schema.
+
+mock_provider "google" {}
+
+variables {
+  project_id = "example-project"
+  region     = "europe-west1"
+  model_uri  = "gs://example-models/repository"
+  image_uri  = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000"
+}
+
+run "a_gpu_instance" {
+  command = plan
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].resources[0].limits["nvidia.com/gpu"] == "1" && google_cloud_run_v2_service.this.template[0].node_selector[0].accelerator == "nvidia-l4"
+    error_message = "an instance has its GPU"
+  }
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].resources[0].cpu_idle == false
+    error_message = "with a GPU the processors are always there"
+  }
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].args[0] == "/mnt/models/repository"
+    error_message = "the models' folder is served"
+  }
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].startup_probe[0].failure_threshold == 240
+    error_message = "an instance may take as long as it was given"
+  }
+}
+
+run "without_a_gpu" {
+  command = plan
+  variables {
+    gpu       = null
+    resources = { cpu = 2, memory_gib = 2 }
+  }
+  assert {
+    condition     = length(google_cloud_run_v2_service.this.template[0].node_selector) == 0 && google_cloud_run_v2_service.this.template[0].containers[0].resources[0].cpu_idle
+    error_message = "an instance without GPU pays for processors while it answers"
+  }
+}

@@ -1,0 +1,37 @@
+# The pool goes down to nothing and comes back.
+
+mock_provider "azurerm" {}
+
+variables {
+  cluster_id = "/subscriptions/0/resourceGroups/example/providers/Microsoft.ContainerService/managedClusters/example"
+}
+
+run "nothing_but_gpu_work_lands_there" {
+  command = plan
+  assert {
+    condition     = contains(azurerm_kubernetes_cluster_node_pool.this.node_taints, "nvidia.com/gpu=present:NoSchedule")
+    error_message = "the nodes are tainted"
+  }
+  assert {
+    condition     = azurerm_kubernetes_cluster_node_pool.this.min_count == 0 && azurerm_kubernetes_cluster_node_pool.this.eviction_policy == null
+    error_message = "no node while no pod asks, and none that is taken back unasked"
+  }
+}
+
+run "spot_nodes_may_be_taken_back" {
+  command = plan
+  variables {
+    spot = true
+  }
+  assert {
+    condition     = azurerm_kubernetes_cluster_node_pool.this.priority == "Spot" && azurerm_kubernetes_cluster_node_pool.this.spot_max_price == -1
+    error_message = "at most the price of a regular node"
+  }
+}
+
+run "simple" {
+  command = plan
+  module {
+    source = "./examples/simple"
+  }
+}

@@ -1,0 +1,41 @@
+# The pool goes down to nothing and comes back.
+
+mock_provider "aws" {
+  mock_data "aws_partition" {
+    defaults = { partition = "aws" }
+  }
+  mock_resource "aws_iam_role" {
+    defaults = { arn = "arn:aws:iam::111122223333:role/node" }
+  }
+  mock_resource "aws_eks_node_group" {
+    defaults = { resources = [{ autoscaling_groups = [{ name = "eks-gpu" }], remote_access_security_group_id = "" }] }
+  }
+}
+
+variables {
+  cluster_name = "example"
+  subnet_ids   = ["subnet-0example"]
+}
+
+run "nothing_but_gpu_work_lands_there" {
+  command = apply
+  assert {
+    condition     = one(aws_eks_node_group.this.taint).key == "nvidia.com/gpu" && one(aws_eks_node_group.this.taint).effect == "NO_SCHEDULE"
+    error_message = "the nodes are tainted"
+  }
+  assert {
+    condition     = aws_eks_node_group.this.scaling_config[0].min_size == 0
+    error_message = "no node while no pod asks"
+  }
+  assert {
+    condition     = length(aws_autoscaling_group_tag.hints) == 3
+    error_message = "from nothing the autoscaler needs its hints"
+  }
+}
+
+run "simple" {
+  command = plan
+  module {
+    source = "./examples/simple"
+  }
+}

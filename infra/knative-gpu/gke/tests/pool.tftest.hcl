@@ -1,0 +1,28 @@
+# The pool goes down to nothing and comes back.
+
+mock_provider "google" {}
+
+variables {
+  project_id   = "example-project"
+  cluster_name = "example"
+  location     = "europe-west1"
+}
+
+run "nothing_but_gpu_work_lands_there" {
+  command = plan
+  assert {
+    condition     = google_container_node_pool.this.node_config[0].taint[0].effect == "NO_SCHEDULE" && google_container_node_pool.this.node_config[0].guest_accelerator[0].type == "nvidia-l4"
+    error_message = "the nodes have their GPU and are tainted"
+  }
+  assert {
+    condition     = google_container_node_pool.this.autoscaling[0].total_min_node_count == 0
+    error_message = "no node while no pod asks"
+  }
+}
+
+run "simple" {
+  command = plan
+  module {
+    source = "./examples/simple"
+  }
+}

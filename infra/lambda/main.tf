@@ -1,0 +1,99 @@
+# remora as a Lambda function: models loaded while an environment starts, then one event at a time. Processors only.
+
+data "aws_partition" "current" {}
+
+locals {
+  bucket = var.model_uri == null ? null : split("/", trimprefix(var.model_uri, "s3://"))[0]
+  prefix = var.model_uri == null ? null : trimprefix(var.model_uri, "s3://${local.bucket}/")
+  # No more threads than processors, and at least one.
+  threads = max(1, floor(var.memory_mb / 1769))
+  statements = concat(
+    [{
+      Sid      = "WriteLogs"
+      Effect   = "Allow"
+      Action   = ["logs:CreateLogStream", "logs:PutLogEvents"]
+      Resource = ["${aws_cloudwatch_log_group.this.arn}:*"]
+    }],
+    var.model_uri == null ? [] : [{
+      Sid      = "ReadModels"
+      Effect   = "Allow"
+      Action   = ["s3:GetObject"]
+      Resource = ["arn:${data.aws_partition.current.partition}:s3:::${local.bucket}/${local.prefix}*"]
+    }],
+  )
+  list_statements = var.model_uri == null ? [] : [{
+    Sid       = "ListModels"
+    Effect    = "Allow"
+    Action    = ["s3:ListBucket"]
+    Resource  = ["arn:${data.aws_partition.current.partition}:s3:::${local.bucket}"]
+    Condition = { StringLike = { "s3:prefix" = ["${local.prefix}*"] } }
+  }]
+}
+
+resource "aws_cloudwatch_log_group" "this" {
+  name              = "/aws/lambda/${var.name}"
+  retention_in_days = var.log_days
+  tags              = var.tags
+}
+
+resource "aws_iam_role" "this" {
+  name_prefix = "${substr(var.name, 0, 30)}-"
+  tags        = var.tags
+  assume_role_policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "lambda.amazonaws.com" } }]
+  })
+}
+
+resource "aws_iam_role_policy" "this" {
+  name   = "function"
+  role   = aws_iam_role.this.id
+  policy = jsonencode({ Version = "2012-10-17", Statement = concat(local.statements, local.list_statements) })
+}
+
+resource "aws_lambda_function" "this" {
+  function_name                  = var.name
+  role                           = aws_iam_role.this.arn
+  package_type                   = "Image"
+  image_uri                      = var.image_uri
+  architectures                  = [var.architecture]
+  memory_size                    = var.memory_mb
+  timeout                        = var.timeout_seconds
+  reserved_concurrent_executions = var.max_concurrency
+  publish                        = var.kept_warm > 0
+  tags                           = var.tags
+
+  ephemeral_storage {
+    size = var.scratch_mb
+  }
+  environment {
+    variables = merge(
+      { OMP_NUM_THREADS = tostring(local.threads) },
+      var.model_uri == null ? {} : { REMORA_MODEL_REPOSITORY = var.model_uri },
+      var.environment,
+    )
+  }
+
+  depends_on = [aws_iam_role_policy.this, aws_cloudwatch_log_group.this]
+}
+
+resource "aws_lambda_alias" "live" {
+  count            = var.kept_warm > 0 ? 1 : 0
+  name             = "live"
+  function_name    = aws_lambda_function.this.function_name
+  function_version = aws_lambda_function.this.version
+}
+
+resource "aws_lambda_provisioned_concurrency_config" "live" {
+  count                             = var.kept_warm > 0 ? 1 : 0
+  function_name                     = aws_lambda_function.this.function_name
+  qualifier                         = aws_lambda_alias.live[0].name
+  provisioned_concurrent_executions = var.kept_warm
+}
+
+resource "aws_lambda_function_url" "this" {
+  count              = var.function_url ? 1 : 0
+  function_name      = aws_lambda_function.this.function_name
+  qualifier          = one(aws_lambda_alias.live[*].name)
+  authorization_type = "AWS_IAM"
+}

@@ -1,0 +1,51 @@
+"""Terraform as the tests call it: each module in a copy of its own, providers real or stubbed, away from any cloud."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+INFRA = ROOT / "infra"
+MODULES = {str(path.parent.relative_to(INFRA)): path.parent for path in sorted(INFRA.rglob("versions.tf"))}
+
+
+class Prepared(NamedTuple):
+    """An initialised copy of a module, and the environment that Terraform runs in."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return terraform(*arguments, folder=self.folder, environment=self.environment)
+
+    def resources(self, file: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """What the runs of a test file plan or make: run, address, values (what is not known yet is left out)."""
+        done = self.run("test", "-json", "-verbose", f"-filter=tests/{file}")
+        assert done.returncode == 0, done.stderr
+        for line in done.stdout.splitlines():
+            event = json.loads(line)
+            run = event.get("@testrun", "")
+            for change in event.get("test_plan", {}).get("resource_changes", ()):
+                yield run, change["address"], change["change"]["after"] or {}
+            state = event.get("test_state", {})
+            for made in state.get("root_module", state.get("values", {}).get("root_module", {})).get("resources", ()):
+                yield run, made["address"], made["values"]
+
+
+def terraform(*arguments: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = ["terraform", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+def providers(module: str) -> set[str]:
+    """The names of the providers that a module needs."""
+    return set(
+        re.findall(r"^    (\w+) = \{\n      source", (MODULES[module] / "versions.tf").read_text(), re.MULTILINE)
+    )
