@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
 _ALIASES = {
     "model_repository": ("--model-store",),
+    "model_name": ("--model_name",),  # as KServe's own runtimes take it
     "disable_auto_complete_config": ("--strict-model-config",),
 }
 

@@ -249,6 +249,16 @@ class RestService:
             self._beyond_v2(plan.refusal, head, body, exchange)
         return None
 
+    def locked(self, action: str, head: Head) -> HttpAnswer | None:
+        """The refusal for a host's own route that does what ``action`` does, such as "infer"; None when it may pass.
+
+        Every route that reaches a model asks this first: a restriction that holds for V2 alone protects nothing.
+        """
+        key = _missing_key(head, action, self._restrictions) if self._restrictions else None
+        if key is None:
+            return None
+        return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
+
     def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
         """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
         if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):

@@ -1,0 +1,188 @@
+"""KServe's routes on the server's port: V1, and V2 as KServe's own server answers it; the law: one answer per request.
+
+Bodies, codes and texts are those of KServe's ModelServer (spec clouds 4). V2 inference is the server's own; only what
+surrounds it differs.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from remora.errors import NotFoundError, RemoraError
+from remora.messages import Buffer, ModelReady, ServerReady, Ticket
+from remora.protocols.http1 import Head
+from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, failure
+from remora.server.doors import Inside
+from remora.server.exchange import Exchange
+from remora.server.predict import Predictor
+from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
+
+_V1 = "/v1/models"
+_V2 = "/v2/models"
+_REPOSITORY = "/v2/repository/models/"
+_NOT_FOUND = b'{"detail":"Not Found"}'
+_NOT_ALLOWED = b'{"detail":"Method Not Allowed"}'
+
+
+class KServeService:
+    """Answers V1, and V2 the way KServe does.
+
+    Args:
+        inside: the server.
+        as_kserve: False leaves V2 as Triton answers it.
+        now: the time as RFC 3339, for events.
+    """
+
+    def __init__(self, inside: Inside, *, as_kserve: bool = True, now: Callable[[], str] | None = None) -> None:
+        self._inside = inside
+        self._engine = inside.engine
+        self._as_kserve = as_kserve
+        self._now = now or (lambda: datetime.now(UTC).isoformat())
+        self._predictor = Predictor(inside.engine, inside.mailbox, refusal, inside.options.http_max_input_size)
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Answer one request, now or later."""
+        path = head.path
+        if path.startswith("/v2"):
+            return self._v2(head, body, exchange)
+        if path == "/":
+            exchange.respond(self._get(head, lambda: _json({"status": "alive"})))
+        elif path == "/metrics":
+            locked = self._inside.rest.locked("metrics", head)
+            exchange.respond(locked or self._get(head, self._inside.rest.metrics))
+        elif path == _V1:
+            exchange.respond(self._get(head, self._models))
+        elif path.startswith(f"{_V1}/"):
+            return self._v1(head, path.removeprefix(f"{_V1}/"), body, exchange)
+        else:
+            exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
+        return None
+
+    # -- V1 ---------------------------------------------------------------------------------------------------------
+
+    def _v1(self, head: Head, rest: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+        name, colon, verb = rest.partition(":")
+        if not name or "/" in rest:
+            exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
+        elif not colon or head.method == "GET":
+            exchange.respond(self._get(head, lambda: self._ready(rest)))
+        elif verb not in ("predict", "explain"):
+            exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
+        elif head.method != "POST":
+            exchange.respond(HttpAnswer(405, (JSON,), [_NOT_ALLOWED]))
+        elif verb == "explain":
+            exchange.respond(failure(501, f"model '{name}' has no explainer", plain=False))
+        else:
+            return self._predict(head, name, body, exchange)
+        return None
+
+    def _predict(self, head: Head, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+        locked = self._inside.rest.locked("infer", head)
+        if locked is not None:
+            exchange.respond(locked)
+            return None
+        try:
+            event = read_event(head, body)
+        except RemoraError as error:
+            exchange.respond(refusal(error))
+            return None
+        if event is None:
+            return self._predictor.handle(name, body, exchange)
+        return self._predictor.handle(name, event.data, _EventExchange(exchange, event, name, self._now))
+
+    def _models(self) -> HttpAnswer:
+        return _json({"models": sorted({model.name for model in self._engine.models()})})
+
+    def _ready(self, name: str) -> HttpAnswer:
+        try:
+            if self._engine.perform(ModelReady(name)):
+                return _json({"name": name, "ready": True})
+        except NotFoundError:
+            return failure(404, f"Model with name {name} does not exist.", plain=False)
+        except RemoraError:
+            pass  # known, and not serving now
+        return failure(503, f"Model with name {name} is not ready.", plain=False)
+
+    def _get(self, head: Head, answer: Callable[[], HttpAnswer]) -> HttpAnswer:
+        return answer() if head.method in ("GET", "HEAD") else HttpAnswer(405, (JSON,), [_NOT_ALLOWED])
+
+    # -- V2 ---------------------------------------------------------------------------------------------------------
+
+    def _v2(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """V2 of the server, but for what KServe says in other words."""
+        rest = self._inside.rest
+        if head.path == _V2:  # KServe's list of models, which Triton has not
+            exchange.respond(rest.locked("model_metadata", head) or self._get(head, self._models))
+            return None
+        if not self._as_kserve:
+            return rest.handle(head, body, exchange)
+        told: dict[str, Any] | None = None
+        if head.path == "/v2/health/live":
+            told = {"live": True}
+        elif head.path == "/v2/health/ready":
+            if not rest.locked("ready", head) and not self._engine.perform(ServerReady()):
+                exchange.respond(failure(503, "Server is not ready.", plain=False))
+                return None
+            told = {"ready": True}
+        elif head.path.startswith(f"{_V2}/") and head.path.endswith("/ready"):
+            name = head.path.removeprefix(f"{_V2}/").partition("/")[0]
+            if head.path == f"{_V2}/{name}/ready":
+                exchange.respond(rest.locked("model_ready", head) or self._get(head, lambda: self._ready(name)))
+                return None
+            told = {"name": name, "ready": True}
+        elif head.path.startswith(_REPOSITORY):
+            name, _, verb = head.path.removeprefix(_REPOSITORY).partition("/")
+            told = {"name": name, verb: True}
+        return rest.handle(head, body, _JsonExchange(exchange, told))
+
+
+def refusal(error: RemoraError) -> HttpAnswer:
+    """An error as KServe tells it: always JSON, and a body that cannot be read is the client's fault."""
+    return failure(STATUS_OF.get(error.code, 400), error.message, plain=False)
+
+
+def _json(value: object) -> HttpAnswer:
+    return HttpAnswer(200, (JSON,), [orjson.dumps(value)])
+
+
+class _JsonExchange:
+    """An exchange whose errors are JSON by their content type, and whose empty answers say ``told``."""
+
+    __slots__ = ("_exchange", "_told", "begin", "finish", "send")
+
+    def __init__(self, exchange: Exchange, told: dict[str, Any] | None) -> None:
+        self._exchange = exchange
+        self._told = told
+        self.begin, self.send, self.finish = exchange.begin, exchange.send, exchange.finish
+
+    def respond(self, answer: HttpAnswer) -> None:
+        if answer.status == 200 and self._told is not None and not any(len(piece) for piece in answer.body):
+            answer = _json(self._told)
+        elif answer.status >= 400:
+            kept = tuple(pair for pair in answer.headers if pair[0].lower() != b"content-type")
+            answer = HttpAnswer(answer.status, (JSON, *kept), answer.body)
+        self._exchange.respond(answer)
+
+
+class _EventExchange:
+    """An exchange that answers an event with an event."""
+
+    __slots__ = ("_event", "_exchange", "_model", "_now", "finish", "send")
+
+    def __init__(self, exchange: Exchange, event: Event, model: str, now: Callable[[], str]) -> None:
+        self._exchange = exchange
+        self._event = event
+        self._model = model
+        self._now = now
+        self.send, self.finish = exchange.send, exchange.finish
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._exchange.respond(answer_event(self._event, self._model, answer, str(uuid.uuid4()), self._now()))
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self._exchange.begin(status, headers)

@@ -1,0 +1,123 @@
+"""Predict requests between their codec and the engine; the law: one answer, and all of a body's instances or none.
+
+What a model cannot take in one request goes in several, side by side. The answer is made when all of theirs are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remora.engine import Engine
+from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
+from remora.model import ServedModel
+from remora.protocols.http_answer import JSON, HttpAnswer
+from remora.protocols.v1_predict import Part, Rows, decode_predict, encode_predict
+from remora.server.exchange import Exchange
+
+Refuse = Callable[[RemoraError], HttpAnswer]
+"""How a host tells an error."""
+
+
+class Predictor:
+    """Answers predict requests.
+
+    Args:
+        engine: does the work.
+        mailbox: where answers are delivered.
+        refuse: makes the answer of an error.
+        limit: the longest body, in bytes.
+    """
+
+    def __init__(self, engine: Engine, mailbox: Mailbox | None, refuse: Refuse, limit: int) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._refuse = refuse
+        self._limit = limit
+
+    def handle(self, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
+        try:
+            model = self._engine.resolve(name)
+            if model.decoupled:
+                raise UnsupportedError(f"model '{name}' gives any number of answers: ask for it by generate or gRPC")
+            rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
+            optional = frozenset(row.name for row in model.config.input if row.optional)
+            parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
+            return _Gathering(exchange, parts, rows, self._refuse).start(model, parts, self._mailbox)
+        except RetiredError:
+            return self.handle(name, body, exchange)
+        except RemoraError as error:
+            exchange.respond(self._refuse(error))
+        return None
+
+
+class _Gathering:
+    """The answers to the parts of one body, as they come in."""
+
+    __slots__ = ("_exchange", "_left", "_open", "_parts", "_refuse", "_responses", "_rows", "_tickets")
+
+    def __init__(self, exchange: Exchange, parts: list[Part], rows: Rows, refuse: Refuse) -> None:
+        self._exchange = exchange
+        self._parts = parts
+        self._rows = rows
+        self._refuse = refuse
+        self._responses: list[Response | None] = [None] * len(parts)
+        self._tickets: list[Ticket] = []
+        self._left = len(parts)
+        self._open = True
+
+    def start(self, model: ServedModel, parts: list[Part], mailbox: Mailbox | None) -> Ticket | None:
+        """Hand in all parts; a refusal of one is the answer. Raises RetiredError, and then nothing was answered."""
+        for index, part in enumerate(parts):
+            try:
+                ticket = model.submit(part.form, part.data, self._take, mailbox=mailbox, context=index)
+            except RetiredError:  # replaced amid the parts: all of them go to the version that serves now
+                self._open = False
+                self._cancel(self._tickets)
+                raise
+            except RemoraError as error:
+                self.give_up(error)
+                break
+            self._tickets.append(ticket)
+        if not self._tickets:
+            return None
+        if len(self._tickets) > 1:
+            self._tickets[0].request.when_cancelled(lambda: self._cancel(self._tickets[1:]))
+        return self._tickets[0]
+
+    def give_up(self, error: RemoraError) -> None:
+        """The answer is this error; what still waits is not run."""
+        if self._open:
+            self._open = False
+            self._exchange.respond(self._refuse(error))
+            self._cancel(self._tickets)
+
+    @staticmethod
+    def _cancel(tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.cancel()
+
+    def _take(self, ticket: Ticket, outcome: Outcome) -> None:
+        if not self._open:
+            return
+        if isinstance(outcome, RemoraError):
+            self.give_up(outcome)
+            return
+        index = ticket.context
+        if not isinstance(outcome, Response) or not isinstance(index, int):
+            return  # decoupled models are refused above
+        self._responses[index] = outcome
+        self._left -= 1
+        if not self._left:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            responses = [response for response in self._responses if response is not None]
+            body = encode_predict(responses, [part.instances for part in self._parts], self._rows)
+        except RemoraError as error:
+            self.give_up(error)
+            return
+        self._open = False
+        self._exchange.respond(HttpAnswer(200, (JSON,), [body]))

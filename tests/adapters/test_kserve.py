@@ -1,0 +1,274 @@
+"""KServe: its own client finds a server, its own server says the same, and its agent, batcher and events are served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import end, free_ports
+from hosting import Got, ask, hosted, running, v2_request, write_scale, write_words
+from remora.options import EngineOptions
+from remora_adapters import kserve as adapter
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+
+THEIRS = """
+import sys
+import numpy
+from kserve import InferOutput, InferResponse, Model, ModelServer
+
+class Scale(Model):
+    def load(self):
+        self.ready = True
+
+    def predict(self, request, headers=None, response_headers=None):
+        if isinstance(request, dict):
+            rows = numpy.array(request["inputs"] if "inputs" in request else request["instances"], numpy.float32)
+            return {"predictions": (rows * 2).tolist()}
+        rows = request.inputs[0].as_numpy()
+        output = InferOutput("y", list(rows.shape), "FP32")
+        output.set_data_from_numpy(rows * 2, binary_data=False)
+        return InferResponse(request.id, "scale", [output])
+
+if __name__ == "__main__":
+    model = Scale("scale")
+    model.load()
+    ModelServer(http_port=int(sys.argv[1]), enable_grpc=False).start([model])
+"""
+ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.5]]
+DOUBLED = [[2.0, 4.0, 6.0, 8.0], [10.0, 12.0, 14.0, 17.0]]
+JSON = {"Content-Type": "application/json"}
+EVENT = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "here", "ce-type": "request", **JSON}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_scale(folder / "scale")
+    write_words(folder / "words")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(repository: Path) -> Iterator[int]:
+    with hosted("kserve", {"REMORA_MODEL_REPOSITORY": str(repository)}) as found:
+        yield found
+
+
+# -- KServe's own server and client -----------------------------------------------------------------------------------
+
+STRUCTURED = {
+    "specversion": "1.0",
+    "id": "1",
+    "source": "here",
+    "type": "request",
+    "time": "2026-01-01T00:00:00Z",
+    "data": {"instances": ROWS},
+}
+CASES: list[tuple[str, str, Any, dict[str, str]]] = [
+    ("GET", "/", b"", {}),
+    ("GET", "/v1/models/scale", b"", {}),
+    ("GET", "/v1/models/none", b"", {}),
+    ("POST", "/v1/models/scale:predict", {"instances": ROWS}, {}),
+    ("POST", "/v1/models/scale:predict", {"inputs": ROWS}, {}),
+    ("POST", "/v1/models/scale:predict", b"{", JSON),
+    ("GET", "/v1/models/scale:predict", b"", {}),
+    ("POST", "/v1/models/scale:predict", {"instances": ROWS}, EVENT),
+    ("POST", "/v1/models/scale:predict", STRUCTURED, {"Content-Type": "application/cloudevents+json"}),
+    ("POST", "/v1/models/scale:predict", {"instances": ROWS}, {"ce-specversion": "1.0", "ce-id": "1", **JSON}),
+    ("POST", "/v1/models/none:predict", {"instances": ROWS}, {}),
+    ("GET", "/v2/health/live", b"", {}),
+    ("GET", "/v2/health/ready", b"", {}),
+    ("GET", "/v2/models/scale/ready", b"", {}),
+    ("GET", "/v2/models/none/ready", b"", {}),
+    ("POST", "/v2/models/scale/infer", v2_request(ROWS, id="7"), {}),
+    ("POST", "/v2/models/none/infer", v2_request(ROWS), {}),
+    ("GET", "/nowhere", b"", {}),
+    ("POST", "/v1/models", b"", {}),
+]
+WORDED = {"/v1/models/none:predict", "/v2/models/none/infer"}
+"""Where ours says the same in Triton's words."""
+
+
+def comparable(path: str, got: Got) -> tuple[object, ...]:
+    """What clients go by: codes, kinds of content, values. Reasons for a malformed body are each server's own."""
+    body = json.loads(got.body)
+    if path.endswith("/infer") and got.status == 200:
+        body = {key: body[key] for key in ("id", "model_name", "outputs")}
+        body["outputs"] = [{**row, "data": np.ravel(row["data"]).tolist()} for row in body["outputs"]]
+        for row in body["outputs"]:
+            row.pop("parameters", None)
+    if got.status == 400 or (got.status == 404 and path in WORDED):
+        body = sorted(body)
+    for name in ("id", "time") if "specversion" in body else ():
+        assert body.pop(name)
+    events = {name: value for name, value in got.headers.items() if name.startswith("ce-")}
+    for name in ("ce-id", "ce-time") if events else ():
+        assert events.pop(name)
+    return got.status, got.headers["content-type"], events, body
+
+
+def test_kserves_own_server_answers_the_same(port: int, tmp_path: Path) -> None:
+    (theirs,) = free_ports(1)
+    (tmp_path / "model.py").write_text(THEIRS)
+    with (tmp_path / "log.txt").open("wb") as log:
+        process = subprocess.Popen([sys.executable, tmp_path / "model.py", str(theirs)], stdout=log, stderr=log)
+        try:
+            wait_for(process, lambda: ask(theirs, "GET", "/v2/health/ready").status == 200, tmp_path / "log.txt")
+            print("kserve", version("kserve"))
+            different = []
+            for method, path, body, headers in CASES:
+                wanted, got = (comparable(path, ask(each, method, path, body, headers)) for each in (theirs, port))
+                if wanted != got:
+                    different.append(f"{method} {path} {headers}\n  theirs {wanted}\n  ours   {got}")
+            assert not different, "\n".join(different)
+        finally:
+            end(process)
+
+
+def wait_for(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
+    for _ in range(600):
+        try:
+            if ready():
+                return
+        except OSError:
+            pass
+        try:
+            process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    pytest.fail(log.read_text())
+
+
+def test_kserves_client_finds_a_server(port: int) -> None:
+    kserve = pytest.importorskip("kserve", reason="kserve is not installed: pip install 'remora[dev]'")
+
+    async def talk() -> None:
+        base = f"http://127.0.0.1:{port}"
+        v2 = kserve.InferenceRESTClient(kserve.inference_client.RESTConfig(protocol="v2"))
+        assert await v2.is_server_live(base)
+        assert await v2.is_server_ready(base)
+        assert await v2.is_model_ready(base, "scale")
+        tensor = kserve.InferInput("x", [2, 4], "FP32")
+        tensor.set_data_from_numpy(np.array(ROWS, np.float32), binary_data=True)
+        request = kserve.InferRequest(
+            "scale", [tensor], request_outputs=[kserve.protocol.infer_type.RequestedOutput("y")]
+        )
+        answer = await v2.infer(base, request, model_name="scale")
+        assert answer.outputs[0].as_numpy().tolist() == DOUBLED
+        v1 = kserve.InferenceRESTClient(kserve.inference_client.RESTConfig(protocol="v1"))
+        assert await v1.is_model_ready(base, "scale")
+        assert (await v1.infer(base, {"instances": ROWS}, model_name="scale"))["predictions"] == DOUBLED
+        await v1.close()
+        await v2.close()
+
+    asyncio.run(talk())
+
+
+# -- what KServe's parts do -------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_one_for_one_beyond_the_models_batch_size(port: int) -> None:
+    rows = [[float(index)] * 4 for index in range(37)]  # the model takes 8
+    answer = ask(port, "POST", "/v1/models/scale:predict", {"instances": rows})
+    assert answer.json["predictions"] == [[2.0 * index] * 4 for index in range(37)]
+
+
+def test_one_instance_that_does_not_fit_fails_the_whole_request(port: int) -> None:
+    rows = [[1.0] * 4] * 9 + [[1.0] * 3]
+    answer = ask(port, "POST", "/v1/models/scale:predict", {"instances": rows})
+    assert (answer.status, list(answer.json)) == (400, ["error"])
+    wide = ask(port, "POST", "/v1/models/scale:predict", {"instances": [[1.0] * 5] * 20})
+    assert (wide.status, list(wide.json)) == (400, ["error"])
+
+
+def test_text_and_models_of_fixed_shape_are_predicted(port: int) -> None:
+    answer = ask(port, "POST", "/v1/models/words:predict", {"instances": [["a"], ["é"], [{"b64": "Yg=="}]]})
+    assert answer.json == {"predictions": [["a"], ["é"], ["b"]]}
+
+
+def test_there_is_no_explainer(port: int) -> None:
+    assert ask(port, "POST", "/v1/models/scale:explain", {"instances": ROWS}).status == 501
+
+
+def test_models_are_listed_in_both_protocols(port: int) -> None:
+    for path in ("/v1/models", "/v2/models"):
+        assert ask(port, "GET", path).json == {"models": ["scale", "words"]}
+
+
+def test_metrics_are_on_the_one_port(port: int) -> None:
+    ask(port, "POST", "/v1/models/scale:predict", {"instances": ROWS})
+    assert b'nv_inference_request_success{model="scale"' in ask(port, "GET", "/metrics").body
+
+
+def test_the_agent_loads_and_unloads_with_empty_bodies_even_what_it_has_deleted(tmp_path: Path) -> None:
+    options = EngineOptions(paths=(str(tmp_path),), model_control_mode="explicit")
+    host = adapter.host({})
+    with running(type(host)(options, host.server, host.front)) as ports:
+        write_scale(tmp_path / "scale")
+        loaded = ask(ports.http, "POST", "/v2/repository/models/scale/load")
+        assert (loaded.status, loaded.json) == (200, {"name": "scale", "load": True})
+        assert ask(ports.http, "GET", "/v1/models/scale").json == {"name": "scale", "ready": True}
+        shutil.rmtree(tmp_path / "scale")
+        unloaded = ask(ports.http, "POST", "/v2/repository/models/scale/unload")
+        assert (unloaded.status, unloaded.json) == (200, {"name": "scale", "unload": True})
+        assert ask(ports.http, "GET", "/v1/models/scale").status in (404, 503)
+        missing = ask(ports.http, "POST", "/v2/repository/models/none/load")
+        assert missing.status >= 400
+        assert missing.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("layout", ["repository", "model", "file"])
+def test_both_layouts_of_the_mounted_folder_are_served(tmp_path: Path, layout: str) -> None:
+    write_scale(tmp_path / "scale" if layout == "repository" else tmp_path / "made")
+    if layout == "model":
+        (tmp_path / "made" / "1").rename(tmp_path / "1")
+    if layout == "file":
+        (tmp_path / "made" / "1" / "model.onnx").rename(tmp_path / "model.onnx")
+    if layout != "repository":
+        shutil.rmtree(tmp_path / "made")
+    host = adapter.host({"REMORA_MODEL_REPOSITORY": str(tmp_path)})
+    named = EngineOptions(paths=host.engine.paths, model_name="isvc")
+    name = "scale" if layout == "repository" else "isvc"
+    with running(type(host)(named, host.server, host.front)) as ports:
+        answer = ask(ports.http, "POST", f"/v1/models/{name}:predict", {"instances": ROWS})
+        assert answer.json["predictions"] == DOUBLED
+
+
+def test_v2_can_be_as_triton_has_it(repository: Path) -> None:
+    with hosted("kserve", {"REMORA_MODEL_REPOSITORY": str(repository), "REMORA_V2_ANSWERS": "triton"}) as port:
+        assert ask(port, "GET", "/v2/health/live").body == b""
+        assert ask(port, "GET", "/v2/models/none/ready").headers["content-type"] == "text/plain"
+
+
+def test_the_ports_are_those_that_kserve_has_fixed() -> None:
+    server = adapter.host({}).server
+    assert (server.http_address, server.http_port, server.grpc_port) == ("0.0.0.0", 8080, 8081)
+    assert adapter.host({}).engine.paths == ("/mnt/models",)
+    with pytest.raises(ValueError, match="REMORA_V2_ANSWERS"):
+        adapter.host({"REMORA_V2_ANSWERS": "both"})
+
+
+def test_it_starts_with_the_arguments_of_a_serving_runtime(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_scale(tmp_path / "mounted")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "remora_adapters.kserve", "--model_name=isvc", f"--http-port={port}"]
+    command += ["--allow-grpc=false", str(tmp_path / "mounted")]
+    log = tmp_path / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=child_environment, stdout=output, stderr=output)
+    try:
+        wait_for(process, lambda: ask(port, "GET", "/v1/models/isvc").status == 200, log)
+    finally:
+        assert end(process) == 0
