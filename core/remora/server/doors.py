@@ -20,7 +20,12 @@ if TYPE_CHECKING:  # a host is made before the server's modules are imported
     from remora.server.http import Service
     from remora.server.rest import Later, RestService
 
-PLATFORMS = ("container", "azureml", "kserve")
+PLATFORMS = (
+    "azureml",
+    "container",
+    "kserve",
+    "sagemaker",
+)
 """The platforms that have an adapter here: modules of ``remora_adapters``."""
 _GROUP = "remora.hosts"
 _BESIDE = {"allow_sagemaker": "sagemaker"}
