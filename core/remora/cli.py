@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import sys
+import time
 from collections.abc import Container, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ _ALIASES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    entered_ns = time.monotonic_ns()
     argv = list(sys.argv[1:] if arguments is None else arguments)
     # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: Triton's way to start.
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if argv and argv[0] == "serve":
         gc.disable()  # a start makes hardly any garbage, and looking for it takes a tenth of its time: tuning.freeze
     options = _parse(argv)
+    options.entered_ns = entered_ns
     command = getattr(options, "command", None)
     if command is None:
         _parser().print_help()
@@ -117,22 +120,41 @@ def _serve(options: argparse.Namespace) -> int:
         return 2
     set_up_logging(host.server)
     _warn_of_ignored(options)
-    from remora.system import tuning
+    return _start(host, options.entered_ns)
 
+
+def _start(host: Host, entered_ns: int) -> int:
+    """Load the models while the rest of the server is imported, and serve."""
+    from remora.startup import SLOW_IMPORT_NS, Ledger
+    from remora.system import tuning
+    from remora.system.clock import SystemClock
+    from remora.system.imports import time_imports
+    from remora.system.machine import process_age_s
+
+    now_ns = SystemClock.monotonic_ns
+    ledger = Ledger(now_ns, now_ns() - int(process_age_s() * 1e9))
+    ledger.mark("interpreter", entered_ns)
+    ledger.mark("options")
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
+    end_of_timing = time_imports(now_ns, ledger.imported, SLOW_IMPORT_NS)
     from remora.engine import Engine
     from remora.errors import RemoraError
     from remora.server.starting import begin, with_hooks, with_secrets, with_workers
 
+    ledger.mark("import of the engine")
     try:
-        engine = Engine(options=with_workers(with_secrets(with_hooks(host.engine, os.environ), os.environ)))
+        engine = Engine(
+            options=with_workers(with_secrets(with_hooks(host.engine, os.environ), os.environ)), ledger=ledger
+        )
     except (ValueError, RemoraError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
     loading = begin(engine)
+    loading.add_done_callback(lambda done: end_of_timing())
     from remora.server.main import serve  # asyncio and the codecs: imported while the models load
 
+    ledger.mark("import of the server")
     return serve(engine, loading, host, settings)
 
 

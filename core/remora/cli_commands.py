@@ -51,6 +51,8 @@ def add_commands(commands: Any) -> None:
     _add_explain(commands)
     for parser in cli_hosts.add_emulate(commands):
         _runs(parser, cli_hosts.emulate)
+    _add_storage(commands)
+    _add_startup(commands)
     version = commands.add_parser(
         "version",
         help="print what is installed here",
@@ -208,7 +210,8 @@ def _add_models(commands: Any) -> None:
         ("load", "load or reload a model and wait until it is ready"),
         ("unload", "take a model out of service"),
     ):
-        parser = kinds.add_parser(action, help=help_text, description=f"{help_text.capitalize()}.")
+        aliases = ["index"] if action == "list" else []
+        parser = kinds.add_parser(action, aliases=aliases, help=help_text, description=f"{help_text.capitalize()}.")
         name_help = "only this model" if action == "list" else "the model's name"
         parser.add_argument("name", nargs="?" if action == "list" else None, metavar="NAME", help=name_help)
         parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
@@ -219,6 +222,14 @@ def _add_models(commands: Any) -> None:
         elif action == "load":
             parser.add_argument(
                 "--config", type=Path, metavar="FILE", help="serve it with this configuration instead of its own"
+            )
+            parser.add_argument(
+                "--file",
+                type=_pair,
+                action="append",
+                default=[],
+                metavar="PATH=FILE",
+                help="a file of the model, such as 1/model.onnx=new.onnx, sent along; needs --config",
             )
         else:
             parser.add_argument("--dependents", action="store_true", help="unload the models of an ensemble with it")
@@ -258,6 +269,25 @@ def _add_explain(commands: Any) -> None:
         return cli_explain.explain(options)
 
     _runs(explain, run)
+
+
+# -- storage and startup ----------------------------------------------------------------------------------------------
+
+
+def _add_storage(commands: Any) -> None:
+    from remora import cli_storage
+
+    _runs(cli_storage.add_pull(commands), cli_storage.pull)
+    listing, clear = cli_storage.add_cache(commands)
+    _runs(listing, cli_storage.show)
+    _runs(clear, cli_storage.clear)
+
+
+def _add_startup(commands: Any) -> None:
+    from remora import cli_startup
+
+    _runs(cli_startup.add_startup(commands, DEFAULT_URL), cli_startup.startup)
+    _runs(cli_startup.add_bench(commands), cli_startup.coldstart)
 
 
 # -- version ----------------------------------------------------------------------------------------------------------

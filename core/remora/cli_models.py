@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+from pathlib import Path
 from typing import Any
 
 from remora.cli_doors import HttpDoor, ask, model_path
-from remora.cli_output import columns, one_line
+from remora.cli_output import UsageError, columns, one_line
 from remora.errors import MalformedError, NotFoundError
 
 _INDEX = "/v2/repository/index"
@@ -36,12 +38,16 @@ def show(options: argparse.Namespace) -> int:
 
 def load(options: argparse.Namespace) -> int:
     """Load a model and print its versions. Raises RemoraError with the server's reason, ConfigError for --config."""
-    document: dict[str, Any] = {}
+    parameters: dict[str, str] = {}
     if options.config is not None:
         from remora.config import read_config, to_json
 
-        document = {"parameters": {"config": to_json(read_config(options.config)).decode()}}
-    return _change(options, "load", document)
+        parameters["config"] = to_json(read_config(options.config)).decode()
+    if options.file and not parameters:
+        raise UsageError("--file needs --config: files that are sent make a model of their own (spec M11)")
+    for path, file in options.file:
+        parameters[f"file:{path}"] = base64.b64encode(Path(file).read_bytes()).decode()
+    return _change(options, "load", {"parameters": parameters} if parameters else {})
 
 
 def unload(options: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ from remora.model import Reply, ServedModel
 from remora.options import EngineOptions, MetricsSettings
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.sequence_report import SequenceReport
+from remora.startup import Ledger, StartupReport
 from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Engine:
         paths: each a model repository, one model's directory, or a model file such as ``model.onnx``.
         options: everything else; ``paths`` are added to its own.
         clock: another one in tests.
+        ledger: keeps where the time of the start goes; one of the engine's own when not given.
         settings: single fields of EngineOptions, for those who do not want to build one.
 
     Thread-safe. `infer` blocks its caller; `infer_async` gives a Future, `infer_stream` an iterator; `submit` is what
@@ -111,13 +113,16 @@ class Engine:
         *paths: str | Path,
         options: EngineOptions | None = None,
         clock: Clock | None = None,
+        ledger: Ledger | None = None,
         **settings: Any,
     ) -> None:
         options = replace(options or EngineOptions(), **settings)
         self.options = replace(options, paths=(*options.paths, *paths))
         self._clock = clock or SystemClock()
+        self.ledger = ledger or Ledger(self._clock.monotonic_ns)
         loader = ModelLoader(self.options, self._clock)
         loader.calls = self._model_calls
+        loader.ledger = self.ledger
         self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._table = self._lifecycle.table
@@ -349,6 +354,8 @@ class Engine:
     @overload
     def perform(self, call: messages.ModelExplain) -> Explanation: ...
     @overload
+    def perform(self, call: messages.Startup) -> StartupReport: ...
+    @overload
     def perform(self, call: messages.RepositoryIndex) -> list[messages.IndexEntry]: ...
     @overload
     def perform(self, call: messages.ModelLoad | messages.ModelUnload) -> None: ...
@@ -381,6 +388,8 @@ class Engine:
                 return self.resolve(model, version).sequences()
             case messages.ModelExplain(model, version):
                 return self._explain(model, version)
+            case messages.Startup():
+                return self._startup()
             case messages.RepositoryIndex(ready):
                 return self._lifecycle.index(ready=ready)
             case messages.ModelLoad(model, parameters):
@@ -397,7 +406,11 @@ class Engine:
             from remora.metrics import MetricsExporter  # not needed to start
 
             self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock, self._cache)
-        return self._exporter.render(self.models())
+        return self._exporter.render(self.models(), self._startup())
+
+    def _startup(self) -> StartupReport:
+        answered = [model.statistics.first_answer_ns for model in self.models()]
+        return self.ledger.report(min((ns for ns in answered if ns), default=0))
 
     def _explain(self, name: str, version: int) -> Explanation:
         from remora.explaining import explain, setup_of  # not needed to start
@@ -416,18 +429,12 @@ class Engine:
 
     def _statistics(self, name: str, version: int) -> list[ModelStats]:
         if not name:
-            return [_stats(model) for model in self.models()]
+            return [model.stats() for model in self.models()]
         state = self._lifecycle.state(name)
         if state is None or state.newest is None:
             raise InvalidArgumentError(f"requested model '{name}' is not available")
         rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]
-        found = [_stats(model) for model in rows if model is not None]
+        found = [model.stats() for model in rows if model is not None]
         if not found:
             raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
         return found
-
-
-def _stats(model: ServedModel) -> ModelStats:
-    # Triton's Python backend reports no single responses (spec T03).
-    responses = model.config.backend != "python"
-    return model.statistics.snapshot(model.name, model.version_text, responses=responses)

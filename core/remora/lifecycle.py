@@ -31,6 +31,7 @@ from remora.repository import CacheSettings, Repository, open_repository
 from remora.repository.offers import Offers, name_of
 from remora.repository.sent import SentModel, sent_files
 from remora.residency import Resident, Space
+from remora.startup import Ledger
 from remora.system.clock import Clock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 
@@ -67,7 +68,7 @@ class Lifecycle:
         self._options = options
         self._loader = loader
         self._clock = clock
-        self._offers = Offers(open_repositories(options), namespacing=options.model_namespacing)
+        self._offers = Offers(open_repositories(options, loader.ledger), namespacing=options.model_namespacing)
         self.table = ModelTable(namespacing=options.model_namespacing)
         self._on_demand = OnDemand(self._load_one, clock) if options.model_control_mode == "ondemand" else None
         gate = MemoryGate(
@@ -408,15 +409,15 @@ class Lifecycle:
         return self._loads.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)) and done
 
 
-def open_repositories(options: EngineOptions) -> list[Repository]:
+def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository]:
     """Every place that the options name. Raises NotFoundError for a URL that nothing understands."""
     cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
     return [
         *(
-            open_repository(place, any_layout=True, bare_name=options.model_name, cache=cache)
+            open_repository(place, any_layout=True, bare_name=options.model_name, cache=cache, ledger=ledger)
             for place in options.paths
         ),
-        *(open_repository(place, cache=cache) for place in options.model_repository),
+        *(open_repository(place, cache=cache, ledger=ledger) for place in options.model_repository),
     ]
 
 

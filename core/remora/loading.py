@@ -29,6 +29,7 @@ from remora.model import ServedModel, Steps
 from remora.options import EngineOptions, MetricsSettings, cache_settings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder, Repository
+from remora.startup import Ledger
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import usable_cpus
@@ -85,6 +86,7 @@ class ModelLoader:
         self._options = options
         self._settings = options.backend_settings()
         self.calls: Callable[[], ModelCaller] | None = None
+        self.ledger = Ledger(clock.monotonic_ns)
         self._clock = clock
         self._gpus = gpus
         self._cpus = usable_cpus()
@@ -104,6 +106,7 @@ class ModelLoader:
 
         Raises PollError.
         """
+        begin_ns = self.ledger.now_ns()
         try:
             config = self._written_config(folder, parameters)
             if config.name and config.name != folder.name:
@@ -118,6 +121,7 @@ class ModelLoader:
                 self._check_as_written(config, folder.name)
         except (ConfigError, OSError) as error:
             raise PollError(str(error)) from error
+        self.ledger.add(folder.name, "config", begin_ns)
         revision = revision_of(folder, config, versions, files)
         return LoadPlan(folder, config, versions, revision, repository, bool(parameters), files)
 
@@ -154,6 +158,7 @@ class ModelLoader:
         instances: list[Instance] = []
         turns: Sequence[Turn] = ()
         places: tuple[Placement, ...] = ()
+        begin_ns = self.ledger.now_ns()
         try:
             backend = self._backend(config)
             source = Source(
@@ -210,6 +215,7 @@ class ModelLoader:
                 backlog_hold=self._options.backlog_delay_scheduler,
             )
             served.places = places
+            self.ledger.add(folder.name, "session", begin_ns)
             self._warm(folder)(served, instances)
             return served
         except RemoraError:
@@ -245,7 +251,9 @@ class ModelLoader:
             if served.config.model_warmup or self._options.derived_warmup:
                 from remora.warming import warm_up  # only where a model is warmed up
 
+                begin_ns = self.ledger.now_ns()
                 warm_up(served, instances, folder.path, self._clock, derive=self._options.derived_warmup)
+                self.ledger.add(folder.name, "warmup", begin_ns)
 
         return warm
 

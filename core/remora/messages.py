@@ -284,6 +284,10 @@ class ModelExplain(NamedTuple):
     version: int = -1
 
 
+class Startup(NamedTuple):
+    """Where did the time of this start go? -> StartupReport (``startup``)"""
+
+
 class RepositoryIndex(NamedTuple):
     """-> list[IndexEntry]"""
 
@@ -319,6 +323,7 @@ Call = (
     | ModelStatistics
     | ModelSequences
     | ModelExplain
+    | Startup
     | RepositoryIndex
     | ModelLoad
     | ModelUnload

@@ -14,6 +14,7 @@ from remora.custom_metrics import snapshot as custom_families
 from remora.messages import Duration, ModelStats
 from remora.model import ServedModel
 from remora.options import MetricsSettings
+from remora.startup import StartupReport
 from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, CacheSample, Histogram
 from remora.system.clock import Clock
 from remora.system.machine import CpuUsage, memory_bytes
@@ -37,8 +38,8 @@ class MetricsExporter:
         self._clock = clock
         self._cpu = CpuUsage()
 
-    def render(self, models: Sequence[ServedModel]) -> str:
-        """The page for these model versions: text/plain; charset=utf-8."""
+    def render(self, models: Sequence[ServedModel], startup: StartupReport | None = None) -> str:
+        """The page for these model versions and this start: text/plain; charset=utf-8."""
         lines: list[str] = []
         for name, kind, help_text, read in _FAMILIES:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
@@ -48,6 +49,8 @@ class MetricsExporter:
         if self._settings.summary_latencies:
             self._summaries(lines, models)
         self._machine(lines)
+        if startup is not None and startup.ready:
+            _startup(lines, startup)
         for family in custom_families():
             rows = [_Row(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
             _family(lines, family.name, family.kind.lower(), family.description, rows)
@@ -105,6 +108,15 @@ class MetricsExporter:
             ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
         ):
             _family(lines, name, "gauge", help_text, [_Row("", (), value)])
+
+
+def _startup(lines: list[str], report: StartupReport) -> None:
+    """The phases sum to the whole, so that a graph of them stacks."""
+    rows = [_Row("", (("phase", each.name),), (each.end_ns - each.begin_ns) / 1e9) for each in report.phases]
+    _family(lines, "remora_startup_phase_seconds", "gauge", "Phases of this server's start", rows)
+    if report.first_answer_ns:
+        row = _Row("", (), report.first_answer_ns / 1e9)
+        _family(lines, "remora_startup_first_answer_seconds", "gauge", "From exec to the first answered request", [row])
 
 
 def _labels(model: ServedModel) -> Labels:

@@ -16,6 +16,7 @@ from remora.messages import (
     InferForm,
     Mailbox,
     ModelInfo,
+    ModelStats,
     Outcome,
     Response,
     Streamed,
@@ -323,6 +324,10 @@ class ServedModel:
                 f"model '{self.name}' keeps no sequences: its configuration has no sequence_batching"
             )
         return report()
+
+    def stats(self) -> ModelStats:
+        """All numbers of one moment. Triton's Python backend reports no single responses (spec T03)."""
+        return self.statistics.snapshot(self.name, self.version_text, responses=self.config.backend != "python")
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
         """What clients may know (spec H07)."""

@@ -110,6 +110,8 @@ class ModelStatistics:
         self._samples: deque[Sample] | None = deque(maxlen=samples) if samples else None
         self._cache_samples: deque[CacheSample] | None = deque(maxlen=samples) if samples else None
         self.last_inference_ms = 0
+        self.first_answer_ns = 0
+        """When the first request was answered, by the clock; 0 for not yet."""
         self.inference_count = 0
         self.execution_count = 0
         self._success, self._fail, self._queue = [0, 0], [0, 0], [0, 0]
@@ -148,6 +150,8 @@ class ModelStatistics:
     def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> int:
         """Count requests that were answered; what they waited in all."""
         count = len(done)
+        if not self.first_answer_ns:
+            self.first_answer_ns = end
         total_ns = queue_ns = rows = 0
         bounds, request_buckets, queue_buckets = LATENCY_BOUNDS_NS, self._request_buckets, self._queue_buckets
         for ticket in done:

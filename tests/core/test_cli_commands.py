@@ -60,6 +60,7 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], capsys: pyte
         (["infer", "m", "--random", "--url", "ftp://h"], "expected http://HOST:PORT"),
         (["models", "list", "--url", "http://h:port"], "--url http://h:port"),
         (["models", "list", "--url", "http://"], "expected http://HOST:PORT"),
+        (["models", "load", "m", "--file", "1/model.onnx=x"], "--file needs --config"),
     ],
 )
 def test_arguments_that_do_not_go_together_end_with_2(

@@ -34,6 +34,7 @@ GROUP_OF_ACTION: Mapping[str, str] = {
     "model_sequences": "statistics",
     "all_stats": "statistics",
     "model_explain": "statistics",
+    "startup": "statistics",
     "metrics": "statistics",
     "index": "model-repository",
     "load": "model-repository",

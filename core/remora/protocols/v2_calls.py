@@ -31,6 +31,7 @@ from remora.messages import (
     ServerLive,
     ServerMetadata,
     ServerReady,
+    Startup,
     TensorInfo,
 )
 from remora.protocols import json_access as access
@@ -39,6 +40,7 @@ from remora.protocols.json_print import quoted
 from remora.protocols.v2_request import SHARED_MEMORY_OFF
 from remora.protocols.v2_routes import Route
 from remora.sequence_report import SequenceReport
+from remora.startup import as_document
 
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 
@@ -138,6 +140,7 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "model_sequences": lambda route, body: ModelSequences(route.model, route.version),
     "all_stats": lambda route, body: ModelStatistics(),
     "model_explain": lambda route, body: ModelExplain(route.model, route.version),
+    "startup": lambda route, body: Startup(),
     "index": _index,
     "load": _load,
     "unload": _unload,
@@ -235,6 +238,13 @@ def _model_statistics(stats: ModelStats) -> bytes:
     )
 
 
+def _startup(result: Any) -> bytes:
+    """Our own page (docs/cold-start.md)."""
+    import json  # nobody waits for this page
+
+    return json.dumps(as_document(result)).encode()
+
+
 def _sequences(result: Any) -> bytes:
     """Our own page (docs/sequences.md): times in microseconds, places only where there are any."""
     import json  # nobody waits for this page
@@ -303,6 +313,7 @@ _RESULTS: dict[str, Callable[[Any], bytes]] = {
     "model_config": _config,
     "model_stats": _statistics,
     "model_sequences": _sequences,
+    "startup": _startup,
     "all_stats": _statistics,
     "model_explain": _explanation,
     "index": _entries,

@@ -100,6 +100,8 @@ def _find(parts: list[str]) -> tuple[Route, str] | None:
             return Route("trace"), ""
         case ["logging"]:
             return Route("logging"), ""
+        case ["startup"]:  # ours
+            return Route("startup"), ""
         case ["systemsharedmemory", *rest]:
             return _shared_memory("system_shm", rest)
         case ["cudasharedmemory", *rest]:

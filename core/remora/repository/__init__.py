@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.archive import is_archive
+
+if TYPE_CHECKING:
+    from remora.startup import Ledger
 
 Fingerprint = Mapping[str, Hashable]
 """A model's files as paths relative to its folder (``config.pbtxt``, ``1/model.onnx``), each with a stamp that is
@@ -91,7 +94,12 @@ _USUAL = CacheSettings()
 
 
 def open_repository(
-    location: str | Path, *, any_layout: bool = False, bare_name: str = "", cache: CacheSettings = _USUAL
+    location: str | Path,
+    *,
+    any_layout: bool = False,
+    bare_name: str = "",
+    cache: CacheSettings = _USUAL,
+    ledger: Ledger | None = None,
 ) -> Repository:
     """The repository at a path or URL, or in an archive at either.
 
@@ -100,6 +108,7 @@ def open_repository(
         any_layout: the place may also be one model's directory or a model file (spec M01 knows repositories alone).
         bare_name: what a model is called then; its directory's or file's name when empty. For local paths.
         cache: for models of clouds and archives.
+        ledger: told how long listings and downloads take.
 
     Raises:
         NotFoundError: for a scheme that nothing here understands.
@@ -112,7 +121,7 @@ def open_repository(
     if colon or is_archive(text):
         from remora.repository.clouds import open_elsewhere  # storage: where models are not simply on disk
 
-        return open_elsewhere(text, any_layout=any_layout, cache=cache)
+        return open_elsewhere(text, any_layout=any_layout, cache=cache, ledger=ledger)
     from remora.repository.local import LocalRepository  # it needs the protocol's types
 
     return LocalRepository(Path(text), any_layout=any_layout, bare_name=bare_name)

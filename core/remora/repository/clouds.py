@@ -9,23 +9,26 @@ from remora.errors import NotFoundError
 from remora.repository import CacheSettings, Repository
 from remora.repository.packed import PackedRepository
 from remora.repository.remote import RemoteRepository
+from remora.startup import Ledger
 from remora.storage.cache import LIMIT_BYTES, ModelCache
 from remora.storage.credentials import settings_for
 from remora.storage.local_file import LocalFile
 from remora.storage.location import SCHEMES, Location, is_url, parse_location
 from remora.storage.objects import ObjectStorage
+from remora.system.clock import SystemClock
 from remora.system.surroundings import boot_id, cache_directory, variables
 
 
-def open_elsewhere(place: str, *, any_layout: bool, cache: CacheSettings) -> Repository:
+def open_elsewhere(place: str, *, any_layout: bool, cache: CacheSettings, ledger: Ledger | None = None) -> Repository:
     """The repository at a URL, or in a local archive. Arguments and errors are those of `open_repository`."""
     models = open_cache(cache)
+    ledger = ledger or Ledger(SystemClock.monotonic_ns)
     if "://" not in place:
-        return PackedRepository(LocalFile(Path(place)), models)
+        return PackedRepository(LocalFile(Path(place)), models, ledger)
     storage, location = open_storage(place)
     if is_archive(location.path):
-        return PackedRepository(storage, models)
-    return RemoteRepository(storage, _model_name(location), models, any_layout=any_layout)
+        return PackedRepository(storage, models, ledger)
+    return RemoteRepository(storage, _model_name(location), models, ledger, any_layout=any_layout)
 
 
 def open_storage(url: str) -> tuple[ObjectStorage, Location]:

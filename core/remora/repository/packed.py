@@ -11,6 +11,7 @@ from remora.config import find_config
 from remora.errors import NotFoundError
 from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import LocalRepository
+from remora.startup import Ledger
 from remora.storage import Storage
 from remora.storage.cache import Layout, ModelCache
 
@@ -21,10 +22,12 @@ class PackedRepository:
     Args:
         storage: has the archive as its only object.
         cache: where it is unpacked.
+        ledger: told of the download.
     """
 
-    def __init__(self, storage: Storage, cache: ModelCache) -> None:
+    def __init__(self, storage: Storage, cache: ModelCache, ledger: Ledger) -> None:
         self._storage = storage
+        self._ledger = ledger
         self._cache = cache
         self._lock = threading.Lock()
         self._etag = ""
@@ -42,8 +45,9 @@ class PackedRepository:
             if len(items) != 1:
                 raise NotFoundError(f"'{self.location}' is no archive but a folder with {len(items)} files")
             if self._inside is None or items[0].etag != self._etag:
-                packed = items[0].path
+                packed, begin_ns = items[0].path, self._ledger.now_ns()
                 fetched = self._cache.fetch(self._storage, _stem(packed), {packed: items[0]}, Layout(unpack=True))
+                self._ledger.add("", "download" if fetched.fetched_bytes else "cache", begin_ns, fetched.fetched_bytes)
                 self._inside, self._etag = LocalRepository(_root(fetched.path), any_layout=True), items[0].etag
             return self._inside.models(name)
 

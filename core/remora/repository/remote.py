@@ -10,6 +10,7 @@ from pathlib import Path
 from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError, UnavailableError
 from remora.repository import Fingerprint, ModelFolder
+from remora.startup import Ledger
 from remora.storage import ChangedError, Storage, StoredObject
 from remora.storage.cache import Fetched, Layout, ModelCache
 
@@ -31,13 +32,17 @@ class RemoteRepository:
         storage: the place.
         name: what the model is called when the place is one model's folder.
         cache: where models are brought.
+        ledger: told of listings and downloads.
         any_layout: the place may also be one model's folder or a model file.
     """
 
-    def __init__(self, storage: Storage, name: str, cache: ModelCache, *, any_layout: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, name: str, cache: ModelCache, ledger: Ledger, *, any_layout: bool = False
+    ) -> None:
         self._storage = storage
         self._name = name
         self._cache = cache
+        self._ledger = ledger
         self._any_layout = any_layout
         self._lock = threading.Lock()
         self._seen: dict[str, Files] = {}
@@ -62,7 +67,9 @@ class RemoteRepository:
         return {key: [self._folder(key, files)] for key, files in found.items() if not name or key == name}
 
     def _look(self, name: str = "") -> dict[str, Files]:
+        begin_ns = self._ledger.now_ns()
         objects = self._storage.listing(name)
+        self._ledger.add(name, "list", begin_ns)
         if not objects and not name:
             raise NotFoundError(
                 f"failed to open model repository '{self.location}': there are no files below it. "
@@ -111,7 +118,10 @@ class RemoteRepository:
             wanted = {path: item for path, item in files.items() if path.partition("/")[0] not in left_out}
         folders = [path for path in files if _is_marker(path, files[path])]
         real = {path: item for path, item in wanted.items() if path not in folders}
-        return self._cache.fetch(self._storage, name, real, Layout([path for path in folders if path in wanted]))
+        begin_ns = self._ledger.now_ns()
+        fetched = self._cache.fetch(self._storage, name, real, Layout([path for path in folders if path in wanted]))
+        self._ledger.add(name, "download" if fetched.fetched_bytes else "cache", begin_ns, fetched.fetched_bytes)
+        return fetched
 
 
 # -- what paths mean, without a storage -------------------------------------------------------------------------------

@@ -101,13 +101,20 @@ class Server:
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
         await self._open_ports(inside, mailbox)
+        self.engine.ledger.mark("ports")
         self._sweep()
         early = options.allow_grpc and self.engine.options.wait_for_models
         if early:  # else requests over gRPC would be refused before they could wait
-            self.ports = self.ports._replace(grpc=await loop.run_in_executor(None, self._start_grpc))
+            await self._open_grpc()
         await (asyncio.wrap_future(loading) if loading else loop.run_in_executor(None, self.engine.start))
+        self.engine.ledger.mark("models")
         if options.allow_grpc and not early:
-            self.ports = self.ports._replace(grpc=await loop.run_in_executor(None, self._start_grpc))
+            await self._open_grpc()
+
+    async def _open_grpc(self) -> None:
+        port = await asyncio.get_running_loop().run_in_executor(None, self._start_grpc)
+        self.ports = self.ports._replace(grpc=port)
+        self.engine.ledger.mark("gRPC")
 
     async def _open_ports(self, inside: Inside, mailbox: LoopMailbox) -> None:
         """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
@@ -274,8 +281,10 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
         _log.error("cannot start: %s", error)
         await server.stop()
         return 1
+    age_s = process_age_s()
+    engine.ledger.ready()
     freeze(settings)
-    print(ready_table(server), file=sys.stderr, flush=True)
+    print(ready_table(server, age_s), file=sys.stderr, flush=True)
     await loop.run_in_executor(None, give_back)
     await stopping
     if await server.stop(drain=True):
@@ -285,7 +294,7 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     return 1
 
 
-def ready_table(server: Server) -> str:
+def ready_table(server: Server, age_s: float) -> str:
     """What serves, how long it took to load, and where to reach it."""
     rows = [("model", "version", "backend", "load")]
     rows += [
@@ -305,7 +314,7 @@ def ready_table(server: Server) -> str:
         )
         if port
     ]
-    lines.append(f"READY after {process_age_s():.2f} s: {', '.join(places)}")
+    lines.append(f"READY after {age_s:.2f} s: {', '.join(places)}")
     return "\n".join(lines)
 
 

@@ -83,7 +83,7 @@ def test_a_front_answers_its_own_paths_and_v2_the_others(tmp_path: Path) -> None
             status, _ = await loop.run_in_executor(None, get, server.ports.http, "/v2/health/live")
             assert status == 200
             assert await loop.run_in_executor(None, get, server.ports.doors[0], "/hello") == (200, b"hello")
-            assert f"second 127.0.0.1:{server.ports.doors[0]}" in ready_table(server)
+            assert f"second 127.0.0.1:{server.ports.doors[0]}" in ready_table(server, 1.0)
         finally:
             await server.stop()
 
