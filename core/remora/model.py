@@ -220,6 +220,12 @@ class ServedModel:
             raise
         return ticket
 
+    def try_out(self, form: InferForm, data: Sequence[Data], reply: Reply) -> Ticket:
+        """Run a request past the response cache, whether the model serves or not. Raises RemoraError as `submit`."""
+        ticket = Ticket(self.signature.request(form, data), reply)
+        self._inner.submit(ticket)
+        return ticket
+
     def _refuse_circle(self, held: frozenset[object]) -> None:
         """A call that only those could answer who wait for it would never end (spec L04)."""
         if self._instances and held.issuperset(self._instances):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.golden_tests import FILENAME as GOLDEN_TESTS
 from remora.lifecycle_policy import Action, Standing, next_action
 from remora.loading import LoadPlan, ModelLoader
 from remora.memory_gate import MemoryGate
@@ -130,7 +131,8 @@ class ModelLoads:
             with self._gate.load(sum(sizes.values())) if self._gate is not None else nullcontext():
                 for number in action.open:
                     try:
-                        model = loaded[number] = self._open_version(plan, number, steps)
+                        model = self._open_version(plan, number, steps)
+                        loaded[number] = self._tested(model, plan)
                     except RemoraError as error:
                         failed[number] = error
                         continue
@@ -139,6 +141,19 @@ class ModelLoads:
         except RemoraError as error:
             failed = dict.fromkeys(action.open, error)
         return loaded, failed
+
+    def _tested(self, model: ServedModel, plan: LoadPlan) -> ServedModel:
+        """The model, once it has passed its golden tests. Raises RemoraError."""
+        if not (plan.folder.path / GOLDEN_TESTS).is_file():
+            return model
+        from remora.golden_gate import check  # only where a model has such tests
+
+        try:
+            check(model, plan.folder, self._table.newest(plan.folder.name), self._clock)
+        except RemoraError:
+            model.close()
+            raise
+        return model
 
     def _open_version(self, plan: LoadPlan, number: int, steps: Steps | None) -> ServedModel:
         """Open one version, again if it fails and may be tried again."""

@@ -125,6 +125,12 @@ class ModelStatistics:
         self._request_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
         self._queue_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
 
+    def forget(self) -> None:
+        """Begin anew: what ran before the model served is nothing that clients asked for."""
+        fresh = ModelStatistics(self._samples.maxlen or 0 if self._samples is not None else 0)
+        with self._lock:
+            vars(self).update({name: value for name, value in vars(fresh).items() if name != "_lock"})
+
     def record_execution(
         self, done: Sequence[Ticket], failed: Sequence[Ticket], rows: int, phases: Phases, reason: str, now_ms: int
     ) -> None:

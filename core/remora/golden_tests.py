@@ -1,0 +1,162 @@
+"""What a model's ``tests.json`` asks of it: requests, the answers they must have, and how slow it may be. Pure.
+
+A case is a V2 request and its answer as JSON: ``inputs`` and ``outputs`` with name, shape, datatype and data, and a
+``tolerance`` with ``absolute`` and ``relative``. Values that are no floats must be equal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.errors import ConfigError
+from remora.messages import DTYPES, Array, InferForm, InputSpec, OutputSpec
+
+FILENAME = "tests.json"
+MAX_CASES = 1000
+_SHOWN = 3
+"""How many values of an output a diff shows."""
+
+
+class GoldenCase(NamedTuple):
+    """One request and its answer."""
+
+    name: str
+    inputs: Mapping[str, tuple[str, Array]]
+    outputs: Mapping[str, tuple[str, Array]]
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    def form(self) -> tuple[InferForm, list[Array]]:
+        """The request."""
+        specs = tuple(InputSpec(name, datatype, array.shape) for name, (datatype, array) in self.inputs.items())
+        form = InferForm(specs, tuple(OutputSpec(name) for name in self.outputs), self.name)
+        return form, [array for _, array in self.inputs.values()]
+
+
+class GoldenSuite(NamedTuple):
+    """All cases; ``max_slowdown`` is how many times longer than the version it replaces a model may take; 0 for any."""
+
+    cases: tuple[GoldenCase, ...]
+    max_slowdown: float = 0.0
+
+
+def read_suite(text: str) -> GoldenSuite:
+    """The suite that a file holds. Raises ConfigError, with the place, for what cannot be used."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{FILENAME}: not JSON: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("tests"), list):
+        raise ConfigError(f'{FILENAME}: expected {{"tests": [...], "max_slowdown": 1.5}}')
+    rows = document["tests"]
+    if len(rows) > MAX_CASES:
+        raise ConfigError(f"{FILENAME}: {len(rows)} tests, at most {MAX_CASES} are run")
+    unknown = document.keys() - {"tests", "max_slowdown"}
+    if unknown:
+        raise ConfigError(f"{FILENAME}: unknown key '{min(unknown)}': there are 'tests' and 'max_slowdown'")
+    return GoldenSuite(
+        tuple(_case(row, index) for index, row in enumerate(rows)),
+        _number(document.get("max_slowdown", 0), "max_slowdown"),
+    )
+
+
+def _case(row: Any, index: int) -> GoldenCase:
+    where = f"tests[{index}]"
+    if not isinstance(row, dict):
+        raise ConfigError(f"{FILENAME}: {where}: expected an object with inputs and outputs")
+    tolerance = row.get("tolerance", {})
+    if not isinstance(tolerance, dict):
+        raise ConfigError(f'{FILENAME}: {where}.tolerance: expected {{"absolute": 1e-6, "relative": 1e-5}}')
+    return GoldenCase(
+        str(row.get("name", index)),
+        _tensors(row.get("inputs"), f"{where}.inputs"),
+        _tensors(row.get("outputs"), f"{where}.outputs"),
+        _number(tolerance.get("absolute", 0), f"{where}.tolerance.absolute"),
+        _number(tolerance.get("relative", 0), f"{where}.tolerance.relative"),
+    )
+
+
+def _tensors(rows: Any, where: str) -> dict[str, tuple[str, Array]]:
+    if not isinstance(rows, list) or not rows:
+        raise ConfigError(f"{FILENAME}: {where}: expected a list of tensors with name, shape, datatype and data")
+    found: dict[str, tuple[str, Array]] = {}
+    for index, row in enumerate(rows):
+        try:
+            name, datatype = str(row["name"]), str(row["datatype"])
+            found[name] = (datatype, _array(row["data"], datatype).reshape([int(dim) for dim in row["shape"]]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{FILENAME}: {where}[{index}]: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _array(data: Any, datatype: str) -> Array:
+    if datatype not in DTYPES or datatype == "BF16":
+        raise ValueError(f"datatype '{datatype}' cannot be written in {FILENAME}")
+    dtype = DTYPES[datatype]
+    if not dtype.hasobject:
+        return np.asarray(data, dtype).reshape(-1)
+    flat = np.asarray(data, object).reshape(-1)
+    out = np.empty(len(flat), object)
+    out[:] = [str(text).encode() for text in flat]
+    return out
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{FILENAME}: {where}: expected a number from 0, got {json.dumps(value)[:40]}")
+    return float(value)
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+def differences(case: GoldenCase, answer: Mapping[str, Array]) -> list[str]:
+    """What an answer has otherwise than the case wants, a line for each output; empty when it passes."""
+    lines: list[str] = []
+    for name, (_, wanted) in case.outputs.items():
+        given = answer.get(name)
+        if given is None:
+            lines.append(f"{name} is missing")
+        elif given.shape != wanted.shape:
+            lines.append(f"{name} has shape {list(given.shape)}, expected {list(wanted.shape)}")
+        else:
+            lines += _value_differences(name, given, wanted, case)
+    return lines
+
+
+def _value_differences(name: str, given: Array, wanted: Array, case: GoldenCase) -> list[str]:
+    if wanted.dtype.kind == "f" and given.dtype.kind == "f":
+        same = np.isclose(given, wanted, rtol=case.relative, atol=case.absolute, equal_nan=True)
+    else:
+        same = np.asarray(given == wanted)
+    places = np.argwhere(~same.astype(bool))
+    if not len(places):
+        return []
+    shown = []
+    for place in places[:_SHOWN].tolist():
+        at = tuple(place)
+        off = f" (off by {abs(float(given[at]) - float(wanted[at])):.3g})" if wanted.dtype.kind == "f" else ""
+        shown.append(f"{name}{place} is {given[at]}, expected {wanted[at]}{off}")
+    more = f"; {len(places)} of {wanted.size} values of {name} differ" if len(places) > _SHOWN else ""
+    return ["; ".join(shown) + more]
+
+
+def too_slow(suite: GoldenSuite, taken_ns: Sequence[int], before_ns: Sequence[int]) -> str:
+    """Why a model is too slow for its suite; "" when it is not.
+
+    Args:
+        taken_ns: the best time of each case.
+        before_ns: the same of the version that it would replace.
+    """
+    now, before = sum(taken_ns), sum(before_ns)
+    if not suite.max_slowdown or not before or now <= suite.max_slowdown * before:
+        return ""
+    return (
+        f"{now / 1e6:.3f} ms for all cases where the version that serves takes {before / 1e6:.3f} ms: "
+        f"{now / before:.2f} times as long, at most {suite.max_slowdown:g} are allowed"
+    )

@@ -1,0 +1,112 @@
+"""Loads and unloads leave nothing behind: memory, file descriptors and threads stay flat, also with many models.
+
+`make soak` runs 1,000 cycles by REMORA_SOAK and prints the figures of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from live_server import ask, client, free_port, process, status_of, until, write_version
+
+SOAK = bool(os.environ.get("REMORA_SOAK"))
+CYCLES = 1000 if SOAK else 30
+MODELS = 100
+KIB = 1024
+
+
+class Held(NamedTuple):
+    """What a process holds: resident bytes, file descriptors, threads."""
+
+    rss: int
+    fds: int
+    threads: int
+
+
+def held(pid: int) -> Held:
+    root = Path(f"/proc/{pid}")
+    rows = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines() if ":" in line)
+    return Held(int(rows["VmRSS"].split()[0]) * KIB, len(os.listdir(root / "fd")), int(rows["Threads"]))
+
+
+def settled(pid: int, wanted: Held) -> Held:
+    """What is held once retired models are closed: they are in threads of their own, for a moment."""
+    for _ in range(1000):
+        now = held(pid)
+        if now.threads <= wanted.threads and now.fds <= wanted.fds:
+            break
+        os.sched_yield()
+    return now
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An ONNX model that adds one, and a Python model."""
+    onnx = pytest.importorskip("onnx", reason="the ONNX model of this test is built with onnx: pip install onnx")
+    path = tmp_path / "models"
+    path.mkdir()
+    write_version(path, 1)
+    shape = [None, 1]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["IN", "ONE"], ["OUT"])],
+        "adds_one",
+        [onnx.helper.make_tensor_value_info("IN", onnx.TensorProto.INT32, shape)],
+        [onnx.helper.make_tensor_value_info("OUT", onnx.TensorProto.INT32, shape)],
+        [onnx.helper.make_tensor("ONE", onnx.TensorProto.INT32, [1], [1])],
+    )
+    model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    (path / "plus" / "1").mkdir(parents=True)
+    onnx.save(model, path / "plus" / "1" / "model.onnx")
+    return path
+
+
+def test_cycles_of_load_and_unload_leave_nothing_behind(repository: Path, child_environment: dict[str, str]) -> None:
+    port = free_port()
+    explicit = ("--model-control-mode=explicit",)
+    readings: list[Held] = []
+    with process(repository, port, child_environment, *explicit) as server, client(port) as connection:
+        until(port, "/readyz", server)
+        for cycle in range(CYCLES):
+            for name in ("plus", "m"):
+                assert status_of(port, f"/v2/repository/models/{name}/load", "POST") == 200
+                status, answer = ask(connection, 41, name)
+                assert (status, answer["outputs"][0]["data"]) == (200, [42 if name == "plus" else 41])
+                assert status_of(port, f"/v2/repository/models/{name}/unload", "POST") == 200
+            if cycle >= CYCLES // 5:  # the first ones fill pools and caches
+                readings.append(settled(server.pid, readings[0]) if readings else held(server.pid))
+    first, last = readings[0], readings[-1]
+    grown = (last.rss - first.rss) / len(readings)
+    print(f"{CYCLES} cycles of 2 loads and unloads: {grown:.0f} bytes of RSS each, {first} -> {last}")
+    assert last.threads <= first.threads
+    assert last.fds <= first.fds
+    assert last.rss - first.rss < 16 * KIB * KIB
+    assert not SOAK or grown < 8 * KIB
+
+
+def test_a_hundred_models_are_loaded_asked_and_unloaded_one_by_one(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    names = [f"m{index:03}" for index in range(MODELS)]
+    for index, name in enumerate(names):
+        write_version(repository, index + 1, name=name)
+    port = free_port()
+    with process(repository, port, child_environment, "--model-control-mode=explicit") as server:
+        until(port, "/readyz", server)
+        with client(port) as connection:
+            for index, name in enumerate(names):
+                assert status_of(port, f"/v2/repository/models/{name}/load", "POST") == 200
+                assert ask(connection, 1, name)[1]["outputs"][0]["data"] == [index + 1]
+            connection.request("POST", "/v2/repository/index", '{"ready": true}')
+            assert [row["name"] for row in json.loads(connection.getresponse().read())] == names
+            for name in names:
+                assert status_of(port, f"/v2/repository/models/{name}/unload", "POST") == 200
+            connection.request("POST", "/v2/repository/index", '{"ready": true}')
+            assert json.loads(connection.getresponse().read()) == []
+        assert status_of(port, "/v2/health/ready") == 200

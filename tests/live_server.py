@@ -1,0 +1,101 @@
+"""A real server process and a real client, for tests of what happens over its life."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60.0
+THREADS = ("--backend-config=python,isolation=thread", "--allow-grpc=false")
+
+CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+        self.factor = {factor}
+
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array * self.factor)]) for array in arrays]
+"""
+
+
+BODY = '{"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [0]}]}'
+
+
+def write_version(repository: Path, number: int, *, name: str = "m", initialize: str = "pass") -> None:
+    """Version N of a model multiplies by N; it appears in the repository all at once."""
+    folder = repository / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(CONFIG)
+    making = repository.parent / f"making-{name}-{number}"
+    making.mkdir()
+    (making / "model.py").write_text(MODEL.format(factor=number, initialize=initialize))
+    making.rename(folder / str(number))
+
+
+def ask(connection: http.client.HTTPConnection, value: int, name: str = "m") -> tuple[int, Any]:
+    connection.request("POST", f"/v2/models/{name}/infer", BODY.replace("[0]", f"[{value}]"))
+    reply = connection.getresponse()
+    return reply.status, json.loads(reply.read() or b"null")
+
+
+def client(port: int) -> AbstractContextManager[http.client.HTTPConnection]:
+    """A connection to the server, closed at the end."""
+    return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S))
+
+
+def status_of(port: int, path: str, method: str = "GET") -> int:
+    with client(port) as connection:
+        connection.request(method, path)
+        with connection.getresponse() as reply:
+            reply.read()
+            return reply.status
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def process(repository: Path, port: int, environment: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A server that is not waited for. Killed at the end if it still runs."""
+    command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
+    server = subprocess.Popen(
+        [*command, "--allow-metrics=false", *THREADS, *flags], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def until(port: int, path: str, server: subprocess.Popen[str], wanted: int = 200) -> None:
+    """Until a path has the status that is wanted."""
+    while server.poll() is None:
+        try:
+            if status_of(port, path) == wanted:
+                return
+        except OSError:
+            threading.Event().wait(0.01)
+    raise AssertionError(server.communicate()[1])
