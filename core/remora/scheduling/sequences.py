@@ -160,10 +160,11 @@ class SequenceTable:
         if ticket.request.cancelled or sequence.doomed:
             if again:
                 orders.dropped.append((ticket, cancelled_in_queue(ticket)))
-            if not sequence.doomed:  # else what waits now has come after the end
+            if sequence.doomed:  # what waits now has come after the end
+                sequence.doomed = False
+                self._leave(sequence, CANCELLED, orders)
+            else:
                 self._cancel(sequence, orders)
-            sequence.doomed = False
-            self._leave(sequence, CANCELLED, orders)
         elif again:
             sequence.waiting.appendleft(ticket)
             self._waiting += 1

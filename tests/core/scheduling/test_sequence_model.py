@@ -1,0 +1,341 @@
+"""The sequence scheduler against a simple reference: any story of clients, time, cancellation and dying instances.
+
+The reference is a page of loops over lists: it knows who holds a slot, who waits for one in which order, what each
+sequence was asked and what its state is. `SEQUENCE_STEPS=10000` takes more steps than the usual run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
+from remora.config import sequence_policy
+from remora.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
+from remora.messages import InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.scheduling.sequence_scheduler import SequenceScheduler
+from remora.signature import Signature
+
+STEPS = int(os.environ.get("SEQUENCE_STEPS", "2000"))
+STORY = 50
+IDLE_US = 100
+
+MODEL = """
+backend: "fake" max_batch_size: %(slots)d
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+sequence_batching { max_sequence_idle_microseconds: 100 %(strategy)s
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }
+  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } }
+  state { input_name: "SUM" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: 1 }
+}
+"""
+
+
+@dataclass
+class Known:
+    """What the reference knows of one sequence."""
+
+    asked: list[Ticket] = field(default_factory=list)  # not answered yet
+    alive: bool = False  # a request without START may follow
+    doomed: bool = False  # it ends with the request that its instance has
+    quiet_since: int = 0  # 0 while it has something to do
+    gives_up_ns: int = 0  # when its wait for a slot is over; 0 for never
+    state: int = 0
+
+
+class Reference:
+    """The rules of sequences, told without any thought of speed."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.sequences: dict[int, Known] = {}
+        self.holders: list[int] = []
+        self.backlog: list[int] = []
+        self.told: dict[Ticket, type[Outcome]] = {}
+
+    def settle(self, now_ns: int) -> None:
+        """Time has passed: the silent lose their slots, those behind get them, and some have waited for too long."""
+        for number in list(self.holders):
+            known = self.sequences[number]
+            if known.quiet_since and now_ns - known.quiet_since >= IDLE_US * 1000:
+                self.leave(number)
+        self.fill()
+        for number in list(self.backlog):
+            known = self.sequences[number]
+            if 0 < known.gives_up_ns <= now_ns:
+                self.told |= dict.fromkeys(known.asked, UnavailableError)
+                known.asked.clear()
+                self.leave(number)
+
+    def fill(self) -> None:
+        while self.backlog and len(self.holders) < self.slots:
+            number = self.backlog.pop(0)
+            self.holders.append(number)
+            self.sequences[number].gives_up_ns = 0
+
+    def leave(self, number: int) -> None:
+        """The sequence is over; what begins it anew waits behind all others."""
+        known = self.sequences[number]
+        for line in (self.holders, self.backlog):
+            if number in line:
+                line.remove(number)
+        known.quiet_since = known.gives_up_ns = 0
+        known.doomed = False
+        if known.asked:
+            self.backlog.append(number)
+            timeouts = [ticket.request.form.timeout_us for ticket in known.asked]
+            ends = [ticket.arrival_ns + us * 1000 for ticket, us in zip(known.asked, timeouts, strict=True) if us]
+            known.gives_up_ns = min(ends, default=0)
+        else:
+            known.alive = False
+
+    def may_go_on(self, number: int, now_ns: int) -> bool:
+        known = self.sequences.get(number, Known())
+        silent = known.quiet_since and now_ns - known.quiet_since >= IDLE_US * 1000
+        late = number in self.backlog and 0 < known.gives_up_ns <= now_ns
+        return known.alive and not silent and not late
+
+    def arrive(self, number: int, ticket: Ticket, now_ns: int) -> None:
+        self.settle(now_ns)
+        known = self.sequences.setdefault(number, Known())
+        known.asked.append(ticket)
+        known.alive = not ticket.request.form.sequence_end
+        known.quiet_since = 0
+        if number not in self.holders + self.backlog:
+            self.backlog.append(number)
+        timeout_us = ticket.request.form.timeout_us
+        if timeout_us and number in self.backlog:
+            end_ns = now_ns + timeout_us * 1000
+            known.gives_up_ns = min(known.gives_up_ns or end_ns, end_ns)
+        self.fill()
+
+    def cancelled(self, ticket: Ticket) -> None:
+        """One request was cancelled: all that wait in its sequence go with it, but for the first of one with a slot,
+        which its instance has already."""
+        number = int(ticket.request.form.sequence_id)
+        known = self.sequences[number]
+        kept = 1 if number in self.holders else 0
+        if kept and known.asked[0] is ticket:
+            return  # its instance finds out
+        self.told |= dict.fromkeys(known.asked[kept:], CancelledError)
+        del known.asked[kept:]
+        known.alive = False
+        if kept:
+            known.doomed = True
+        else:
+            self.leave(number)
+
+    def dropped(self, ticket: Ticket) -> None:
+        """An instance has found out that a request was cancelled."""
+        number = int(ticket.request.form.sequence_id)
+        known = self.sequences[number]
+        assert known.asked[0] is ticket
+        gone = known.asked[:1] if known.doomed else known.asked[:]
+        self.told |= dict.fromkeys(gone, CancelledError)
+        del known.asked[: len(gone)]
+        self.leave(number)
+
+    def ran(self, ticket: Ticket, died: bool, now_ns: int) -> int:
+        """A request has run; what its answer says."""
+        form = ticket.request.form
+        number = int(form.sequence_id)
+        known = self.sequences[number]
+        assert number in self.holders, "it ran without a slot"
+        assert known.asked.pop(0) is ticket, "out of order"
+        if form.sequence_start:
+            known.state = 0
+        if not died:
+            known.state += int(ticket.request.inputs["IN"].item())
+        if form.sequence_end or known.doomed:
+            self.leave(number)
+        elif not known.asked:
+            known.quiet_since = now_ns
+        return known.state
+
+
+class Stories(RuleBasedStateMachine):
+    """Clients ask, time passes, instances run and die, requests are cancelled."""
+
+    strategy = ""
+
+    @initialize(instances=st.integers(1, 2), slots=st.integers(1, 2))
+    def begin(self, instances: int, slots: int) -> None:
+        config = config_of(MODEL % {"slots": slots, "strategy": self.strategy % {"slots": slots}})
+        policy = sequence_policy(config)
+        assert policy is not None
+        assert policy.slots == slots
+        self.clock = FakeClock()
+        self.replies = Replies()
+        self.reference = Reference(instances * slots)
+        self.accepted: list[Ticket] = []
+        self.instances = [FakeInstance(f"m_{index}") for index in range(instances)]
+        self.homes: dict[int, int] = {}
+        for instance in self.instances:
+            instance.answer = self.answer
+        self.scheduler = SequenceScheduler(
+            policy,
+            self.instances,
+            Signature(config, "m"),
+            FakeRecorder(),
+            self.clock,
+            initial_states={"SUM": np.zeros((1, 1), np.int32)},
+            threads=False,
+        )
+
+    @staticmethod
+    def answer(request: Request) -> Outcome:
+        total = request.inputs["SUM"] + request.inputs["IN"]
+        return Response([Tensor("OUT", "INT32", total), Tensor("SUM_OUT", "INT32", total)])
+
+    @rule(
+        number=st.integers(1, 5),
+        value=st.integers(-9, 9),
+        start=st.booleans(),
+        end=st.sampled_from([True, False, False, False]),
+        timeout_us=st.sampled_from([0, 0, 60, 200]),
+    )
+    def arrive(self, number: int, value: int, start: bool, end: bool, timeout_us: int) -> None:
+        ticket = ticket_of(reply=self.replies, arrival_ns=self.clock.now_ns)
+        ticket.request.form = InferForm(
+            (), sequence_id=number, sequence_start=start, sequence_end=end, timeout_us=timeout_us
+        )
+        ticket.request.inputs["IN"] = np.array([[value]], np.int32)
+        if start or self.reference.may_go_on(number, self.clock.now_ns):
+            self.accepted.append(ticket)
+            self.scheduler.submit(ticket)
+            self.reference.arrive(number, ticket, self.clock.now_ns)
+        else:
+            with pytest.raises(InvalidArgumentError, match="must specify the START flag"):
+                self.scheduler.submit(ticket)
+            self.reference.settle(self.clock.now_ns)
+
+    @precondition(lambda self: self.going())
+    @rule(choice=st.integers(0, 99), value=st.integers(-9, 9), end=st.sampled_from([True, False, False, False]))
+    def follow(self, choice: int, value: int, end: bool) -> None:
+        going = self.going()
+        self.arrive(going[choice % len(going)], value, False, end, 0)
+
+    def going(self) -> list[int]:
+        known = self.reference.sequences
+        return [number for number in known if self.reference.may_go_on(number, self.clock.now_ns)]
+
+    @rule(index=st.integers(0, 1), dies=st.sampled_from([False, False, False, True]))
+    def run(self, index: int, dies: bool) -> None:
+        index %= len(self.instances)
+        instance, before = self.instances[index], len(self.instances[index].batches)
+        instance.failure = InternalError("the instance died") if dies else None
+        waits = any(self.homes[number] == index for number in self.ready())
+        plan = self.scheduler.step(index)
+        for ticket, _ in plan.dropped:
+            self.reference.dropped(ticket)
+        assert bool(plan.tickets) >= waits, "an idle instance let a request wait"
+        for request in instance.batches[before] if plan.tickets else ():
+            inputs = request.inputs
+            if not inputs["READY"].item():
+                assert not any(inputs[name].any() for name in ("IN", "SUM", "START", "END", "ID"))
+                continue
+            form = request.form
+            assert [inputs[name].item() for name in ("START", "END", "ID")] == [
+                form.sequence_start,
+                form.sequence_end,
+                form.sequence_id,
+            ]
+            ticket = next(each for each in self.accepted if each.request is request)
+            total = self.reference.ran(ticket, dies, self.clock.now_ns)
+            outcome = self.replies.only(ticket)
+            if dies:
+                assert outcome is instance.failure
+            else:
+                assert isinstance(outcome, Response)
+                assert [(tensor.name, tensor.data.item()) for tensor in outcome.outputs] == [("OUT", total)]
+        self.reference.fill()
+
+    def ready(self) -> list[int]:
+        """The sequences with a slot whose first request may run."""
+        heads = {number: self.reference.sequences[number].asked[:1] for number in self.reference.holders}
+        return [number for number, head in heads.items() if head and not head[0].request.cancelled]
+
+    @rule(us=st.sampled_from([1, 30, 60, 100]))
+    def wait(self, us: int) -> None:
+        self.clock.advance(us * 1000)
+
+    @rule()
+    def look(self) -> None:
+        self.scheduler.sweep()
+        self.reference.settle(self.clock.now_ns)
+
+    @precondition(lambda self: any(known.asked for known in self.reference.sequences.values()))
+    @rule(choice=st.integers(0, 99))
+    def cancel(self, choice: int) -> None:
+        waiting = [ticket for known in self.reference.sequences.values() for ticket in known.asked]
+        ticket = waiting[choice % len(waiting)]
+        ticket.cancel()
+        self.scheduler.sweep()
+        self.reference.cancelled(ticket)
+        self.reference.settle(self.clock.now_ns)
+
+    @invariant()
+    def what_was_foretold_has_come(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for ticket, kind in self.reference.told.items():
+            assert isinstance(self.replies.only(ticket), kind)
+        waiting = {ticket for known in self.reference.sequences.values() for ticket in known.asked}
+        assert {ticket for ticket in self.accepted if ticket not in self.replies.outcomes} == waiting
+
+    @invariant()
+    def the_same_sequences_live_at_the_same_kind_of_place(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        rows = self.scheduler.report().live
+        active = [row for row in rows if row.state == "active"]
+        assert sorted(row.id for row in active) == sorted(self.reference.holders)
+        assert {row.id for row in rows if row.state == "backlog"} == set(self.reference.backlog)
+        places = [(row.instance, row.slot) for row in active]
+        assert len(set(places)) == len(places)
+        homes = {int(row.id): int(row.instance.removeprefix("m_")) for row in active}
+        for number, index in homes.items():
+            known = self.reference.sequences[number]
+            assert bool(known.quiet_since) == (not known.asked)
+            if number in self.homes and known.state and known.asked and not known.asked[0].request.form.sequence_start:
+                assert self.homes[number] == index, "a sequence has moved"
+        self.homes = homes
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for instance in self.instances:
+            instance.failure = None
+        while any(self.scheduler.step(index).tickets for index in range(len(self.instances))):
+            pass
+        self.clock.advance(10**9)
+        self.scheduler.sweep()
+        while any(self.scheduler.step(index).tickets for index in range(len(self.instances))):
+            self.clock.advance(10**9)
+            self.scheduler.sweep()
+        assert self.scheduler.sequences() == []
+        assert self.scheduler.pending == 0
+        for ticket in self.accepted:
+            self.replies.only(ticket)
+
+
+class DirectStories(Stories):
+    strategy = "direct { }"
+
+
+class OldestStories(Stories):
+    strategy = "oldest { max_candidate_sequences: %(slots)d }"
+
+
+TestDirect = DirectStories.TestCase
+TestOldest = OldestStories.TestCase
+TestDirect.settings = TestOldest.settings = settings(max_examples=max(STEPS // STORY, 1), stateful_step_count=STORY)

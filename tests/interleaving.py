@@ -1,0 +1,221 @@
+"""Threads that run one at a time, in an order that a seed decides: a race that was found once is found again.
+
+`Interleaving.threading` stands in for the module `threading` where code under test takes its locks and starts its
+threads. Laws:
+
+1. Of all threads one runs; it goes on until it takes or gives back a lock, waits, joins, or calls `pause`.
+2. Who goes on then is the seed's choice among those that can. Nothing depends on real time.
+3. When nobody can go on, the clock jumps to the next moment somebody waits for; if there is none, it is a deadlock.
+"""
+
+from __future__ import annotations
+
+import random
+import threading as real
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+STEP_LIMIT = 200_000
+
+
+class MovableClock(Protocol):
+    """A clock that stands still unless somebody moves it."""
+
+    now_ns: int
+
+
+class DeadlockError(AssertionError):
+    """Nobody can go on."""
+
+
+class _Thread:
+    """One thread, in the place of `threading.Thread`."""
+
+    def __init__(self, stage: Interleaving, target: Callable[..., object], args: tuple[Any, ...], name: str) -> None:
+        self.name = name
+        self.done = False
+        self.error: BaseException | None = None
+        self.ready: Callable[[], bool] = lambda: True
+        self.wake_ns = 0
+        self.gate = real.Semaphore(0)
+        self._stage = stage
+        self._work = lambda: target(*args)
+        self._thread = real.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._stage.threads.append(self)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._stage.known[real.get_ident()] = self
+        self.gate.acquire()
+        try:
+            if not self._stage.over:
+                self._work()
+        except _OverError:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        self._stage.control.release()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._stage.pause(lambda: self.done, timeout)
+
+    def is_alive(self) -> bool:
+        return not self.done
+
+
+class _OverError(BaseException):
+    """Ends a thread whose test is over."""
+
+
+class _Lock:
+    """A reentrant lock; taking it and giving it back are where other threads may get their turn."""
+
+    def __init__(self, stage: Interleaving) -> None:
+        self._stage = stage
+        self._owner: object = None
+        self._depth = 0
+
+    def acquire(self) -> None:
+        me = real.get_ident()
+        self._stage.pause(lambda: self._owner in (None, me))
+        self._owner = me
+        self._depth += 1
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            self._stage.pause()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Condition(_Lock):
+    """A condition over a lock of its own, or over ``lock``."""
+
+    def __init__(self, stage: Interleaving, lock: _Lock | None = None) -> None:
+        super().__init__(stage)
+        self._lock = lock
+        self._waiting: list[list[bool]] = []
+
+    def acquire(self) -> None:
+        if self._lock is not None:
+            self._lock.acquire()
+        else:
+            super().acquire()
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        else:
+            super().release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        told = [False]
+        self._waiting.append(told)
+        self.release()
+        self._stage.pause(lambda: told[0], timeout)
+        if not told[0]:
+            self._waiting.remove(told)
+        self.acquire()
+        return told[0]
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        end_ns = self._stage.end_of(timeout)
+        while not predicate():
+            if end_ns and self._stage.clock.now_ns >= end_ns:
+                return False
+            self.wait(None if not end_ns else (end_ns - self._stage.clock.now_ns) / 1e9)
+        return True
+
+    def notify(self, count: int = 1) -> None:
+        for told in self._waiting[:count]:
+            told[0] = True
+        del self._waiting[:count]
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiting))
+
+
+class Interleaving:
+    """The stage on which threads take turns.
+
+    Args:
+        seed: decides whose turn it is.
+        clock: moved when everybody waits.
+    """
+
+    def __init__(self, seed: int, clock: MovableClock) -> None:
+        self.random = random.Random(seed)
+        self.clock = clock
+        self.threads: list[_Thread] = []
+        self.known: dict[int, _Thread] = {}
+        self.control = real.Semaphore(0)
+        self.over = False
+        self.threading = SimpleNamespace(
+            Lock=lambda: _Lock(self),
+            RLock=lambda: _Lock(self),
+            Condition=lambda lock=None: _Condition(self, lock),
+            Thread=lambda target, args=(), name="", daemon=False: _Thread(self, target, args, name),
+        )
+
+    def start(self, target: Callable[..., object], *args: Any, name: str = "") -> None:
+        """Have a thread of the test take part."""
+        _Thread(self, target, args, name or getattr(target, "__name__", "thread")).start()
+
+    def end_of(self, timeout: float | None) -> int:
+        """When a timeout is over; 0 for never."""
+        return 0 if timeout is None else self.clock.now_ns + max(int(timeout * 1e9), 1)
+
+    def pause(self, ready: Callable[[], bool] = lambda: True, timeout: float | None = None) -> None:
+        """Let others have their turn, and go on when ``ready`` or when the time is over."""
+        me = self.known.get(real.get_ident())
+        if me is None:
+            assert ready(), "only threads of the stage can wait"
+            return
+        if self.over:
+            raise _OverError
+        me.ready, me.wake_ns = ready, self.end_of(timeout)
+        self.control.release()
+        me.gate.acquire()
+        if self.over:
+            raise _OverError
+
+    def run(self) -> None:
+        """Let all threads run to their end. Raises what one of them raised, and DeadlockError."""
+        try:
+            for _ in range(STEP_LIMIT):
+                alive = [thread for thread in self.threads if not thread.done]
+                if not alive:
+                    return
+                thread = self.random.choice(self._able(alive))
+                thread.gate.release()
+                self.control.acquire()
+                if thread.error is not None:
+                    raise thread.error
+            raise DeadlockError("the threads never end")
+        finally:
+            self.over = True
+            for thread in self.threads:
+                thread.gate.release()
+
+    def _able(self, alive: list[_Thread]) -> list[_Thread]:
+        def able() -> list[_Thread]:
+            return [each for each in alive if each.ready() or 0 < each.wake_ns <= self.clock.now_ns]
+
+        found = able()
+        if not found:
+            moments = [thread.wake_ns for thread in alive if thread.wake_ns]
+            if not moments:
+                raise DeadlockError(f"nobody can go on: {', '.join(thread.name for thread in alive)}")
+            self.clock.now_ns = min(moments)
+            found = able()
+        return found
