@@ -24,7 +24,7 @@ STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit test-oracle soak test-lambda test-azureml \
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
         test-infra test-containers test-backends test-storage bench proto reference lock wheel image clean
 
 help:  ## this list
@@ -61,6 +61,10 @@ fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
 
 unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
 	$(PY) -m pytest $(T)
+
+stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 steps, their races under 1,000 seeds each
+	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/test_sequence_model.py \
+		tests/core/scheduling/test_sequence_races.py tests/core/scheduling/test_sequences.py
 
 # Without the recordings the target says so and passes: a clone of this repository alone must stay testable.
 test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand
