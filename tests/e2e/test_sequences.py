@@ -208,14 +208,15 @@ def test_many_sequences_at_once_do_not_mix_their_states(ask: Ask, model: str) ->
 
 def test_a_state_may_grow(ask: Ask) -> None:
     for turn in range(1, 6):
-        answer = ask("log", 5, turn, "INT32", start=turn == 1)
+        answer = ask("log", 5, turn, "INT32", start=turn == 1, end=turn == 5)
         assert answer.as_numpy("LENGTH").tolist() == [[2 + turn]]
         assert answer.as_numpy("LOG_OUT").tolist() == [[0, 0, *range(1, turn + 1)]]
 
 
 def test_states_of_unequal_lengths_wait_for_batches_of_their_own(ask: Ask) -> None:
     def run(number: int) -> list[int]:
-        return [ask("log", number, turn, "INT32", start=turn == 0).as_numpy("LENGTH").item() for turn in range(number)]
+        answers = [ask("log", number, turn, "INT32", start=turn == 0, end=turn == number - 1) for turn in range(number)]
+        return [answer.as_numpy("LENGTH").item() for answer in answers]
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(run, range(1, 9))) == [[3 + turn for turn in range(number)] for number in range(1, 9)]
@@ -224,7 +225,8 @@ def test_states_of_unequal_lengths_wait_for_batches_of_their_own(ask: Ask) -> No
 @pytest.mark.parametrize("model", ["words_direct", "words_oldest", "words_thread"])
 def test_a_python_model_sees_its_state_as_tensors(ask: Ask, model: str) -> None:
     said = [
-        ask(model, 3, word, "BYTES", start=word == "a").as_numpy("OUTPUT").item() for word in ("a", "b", "forget", "c")
+        ask(model, 3, word, "BYTES", start=word == "a", end=word == "c").as_numpy("OUTPUT").item()
+        for word in ("a", "b", "forget", "c")
     ]
     assert said == [b" a 1", b" a b 2", b" a b forget 3", b" a b c 3"]
 
@@ -233,7 +235,7 @@ def test_a_state_outlives_the_process_that_made_it(ask: Ask) -> None:
     assert ask("words_direct", 9, "a", "BYTES", start=True).as_numpy("OUTPUT").item() == b" a 1"
     with pytest.raises(Exception, match="process"):
         ask("words_direct", 9, "die", "BYTES")
-    assert ask("words_direct", 9, "b", "BYTES").as_numpy("OUTPUT").item() == b" a b 2"
+    assert ask("words_direct", 9, "b", "BYTES", end=True).as_numpy("OUTPUT").item() == b" a b 2"
 
 
 def test_a_stream_over_grpc_carries_a_sequence_with_state(server: RunningServer) -> None:
@@ -283,3 +285,7 @@ def test_the_sequences_page_tells_which_live_and_why_others_were_refused(server:
     assert found["refused"][0]["correlation_id"] == 78
     assert "is not known" in found["refused"][0]["explanation"]
     assert "/v2/models/words_oldest/sequences" in read(server, "/v2/openapi.json")["paths"]
+    ask("words_oldest", 77, "b", "BYTES", end=True)
+    last = read(server, "/v2/models/words_oldest/sequences")
+    assert last["sequences"] == []
+    assert (last["ended"][0]["correlation_id"], last["ended"][0]["why"]) == (77, "done")
