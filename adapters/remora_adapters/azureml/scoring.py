@@ -32,6 +32,8 @@ _NO_MODEL = (
     "/score is for a scoring script, or for the one model of a deployment: this one has {count}. Set "
     "REMORA_DEFAULT_MODEL, or ask for /v2/models/NAME/infer"
 )
+_PROBES = ("/livez", "/startupz", "/readyz")
+_WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
 _SWAGGER = {"2": "swagger.json", "2.0": "swagger.json", "3": "swagger3.json", "3.0": "swagger3.json"}
 
 
@@ -81,11 +83,12 @@ class ScoringService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request, now or later."""
-        if head.path.startswith("/v2"):
-            if head.path == "/v2/health/ready" and self._trouble():
-                exchange.respond(HttpAnswer(503, (), []))
-                return None
-            return self._inside.rest.handle(head, body, exchange)
+        if head.path.startswith("/v2") or head.path in _PROBES:
+            trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
+            if not trouble:
+                return self._inside.rest.handle(head, body, exchange)
+            exchange.respond(HttpAnswer(503, ((b"Content-Type", b"text/plain"),), [trouble.encode()]))
+            return None
         allowed = {"/": ("GET", "HEAD"), "/score": ("GET", "POST", "OPTIONS"), "/swagger.json": ("GET", "HEAD")}
         methods = allowed.get(head.path)
         if methods is None:

@@ -25,6 +25,7 @@ from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
 _V1 = "/v1/models"
 _V2 = "/v2/models"
 _REPOSITORY = "/v2/repository/models/"
+_PROBES = ("/livez", "/startupz", "/readyz")
 _NOT_FOUND = b'{"detail":"Not Found"}'
 _NOT_ALLOWED = b'{"detail":"Method Not Allowed"}'
 
@@ -50,6 +51,8 @@ class KServeService:
         path = head.path
         if path.startswith("/v2"):
             return self._v2(head, body, exchange)
+        if path in _PROBES:
+            return self._inside.rest.handle(head, body, exchange)
         if path == "/":
             exchange.respond(self._get(head, lambda: _json({"status": "alive"})))
         elif path == "/metrics":

@@ -22,9 +22,12 @@ if TYPE_CHECKING:  # a host is made before the server's modules are imported
 
 PLATFORMS = (
     "azureml",
+    "cloud_run",
     "container",
+    "knative",
     "kserve",
     "sagemaker",
+    "vertex",
 )
 """The platforms that have an adapter here: modules of ``remora_adapters``."""
 _GROUP = "remora.hosts"

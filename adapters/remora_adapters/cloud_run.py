@@ -1,0 +1,70 @@
+"""Google Cloud Run: one port that the platform names, requests that wait for a cold start, an end within ten seconds.
+
+    python -m remora_adapters.cloud_run [FLAG ...]
+
+The file system is memory: models are better mounted from a bucket or read from ``gs://`` than copied into the image's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Host
+
+if TYPE_CHECKING:
+    from remora.server.doors import Inside
+    from remora.server.http import Service
+
+MODEL_DIRECTORIES = ("/models", "/mnt/models")
+"""Where models are looked for when nothing says: the first of these that is there."""
+_PORT = 8080
+_EXIT_S = 8
+"""SIGKILL comes 10 s after SIGTERM, and no request is sent in between."""
+_PROTOCOLS = ("http1", "h2c")
+
+
+def host(environ: Mapping[str, str]) -> Host:
+    """All on the port of ``PORT``; ``REMORA_PORT_PROTOCOL=h2c`` makes it gRPC's, for a port of that name.
+
+    ``REMORA_MODEL_REPOSITORY`` names the models' folder or URL. Raises ValueError for what is no port or protocol.
+    """
+    text = environ.get("PORT", str(_PORT))
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
+        raise ValueError(f"PORT={text}: expected a port")
+    protocol = environ.get("REMORA_PORT_PROTOCOL", "http1")
+    if protocol not in _PROTOCOLS:
+        raise ValueError(f"REMORA_PORT_PROTOCOL={protocol}: expected {' or '.join(_PROTOCOLS)}")
+    named = environ.get("REMORA_MODEL_REPOSITORY")
+    places = (named,) if named else tuple(place for place in MODEL_DIRECTORIES if Path(place).is_dir())[:1]
+    rest = protocol == "http1"
+    server = ServerOptions(
+        http_address="0.0.0.0",
+        allow_http=rest,
+        http_port=int(text),
+        allow_grpc=not rest,
+        grpc_port=int(text),
+        allow_metrics=False,
+        lame_duck_secs=0,
+    )
+    return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S, wait_for_models=True), server, _front)
+
+
+def _front(inside: Inside) -> Service:
+    from remora.server.one_port import OnePortService  # while the models load
+
+    return OnePortService(inside)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    from remora.cli import main as run
+
+    return run(["serve", "--host-platform", "cloud_run", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

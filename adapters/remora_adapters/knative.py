@@ -1,0 +1,79 @@
+"""Knative Serving: one port that the platform names, requests that wait for a cold start, an end that loses none.
+
+    python -m remora_adapters.knative [FLAG ...]
+
+Knative lets one port through. ``REMORA_PORT_PROTOCOL`` says what is spoken there, in the words of a container port's
+name: ``http1`` is REST, health and metrics, ``h2c`` is gRPC with its own health service.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Host
+
+if TYPE_CHECKING:
+    from remora.server.doors import Inside
+    from remora.server.http import Service
+
+MODEL_DIRECTORIES = ("/mnt/models", "/models")
+"""Where models are looked for when nothing says: the first of these that is there."""
+_PORT = 8080
+_PROTOCOLS = ("http1", "h2c")
+_TAKEN = (8008, 8012, 8013, 8022, 9090, 9091)
+"""Ports that Knative's validation refuses for containers: they are its own sidecar's."""
+_LAME_DUCK_S = 5
+"""The platform's routers learn late of a pod's end; what they still send meanwhile is answered."""
+_EXIT_S = 295
+"""Knative's grace is the revision's timeout, 300 s unless set: requests may take as long."""
+
+
+def host(environ: Mapping[str, str]) -> Host:
+    """All on the port of ``PORT``. Raises ValueError for a port or protocol that Knative does not take."""
+    port = _port(environ.get("PORT", str(_PORT)))
+    protocol = environ.get("REMORA_PORT_PROTOCOL", "http1")
+    if protocol not in _PROTOCOLS:
+        raise ValueError(f"REMORA_PORT_PROTOCOL={protocol}: expected {' or '.join(_PROTOCOLS)}")
+    named = environ.get("REMORA_MODEL_REPOSITORY")
+    places = (named,) if named else tuple(place for place in MODEL_DIRECTORIES if Path(place).is_dir())[:1]
+    rest = protocol == "http1"
+    server = ServerOptions(
+        http_address="0.0.0.0",
+        allow_http=rest,
+        http_port=port,
+        allow_grpc=not rest,
+        grpc_port=port,
+        allow_metrics=False,
+        lame_duck_secs=_LAME_DUCK_S,
+    )
+    return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S, wait_for_models=True), server, _front)
+
+
+def _front(inside: Inside) -> Service:
+    from remora.server.one_port import OnePortService  # while the models load
+
+    return OnePortService(inside)
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+    if not 0 < port < 65_536:
+        raise ValueError(f"PORT={text}: expected a port")
+    if port in _TAKEN:
+        raise ValueError(f"PORT={text}: Knative keeps this port for itself; 8080 is usual")
+    return port
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    from remora.cli import main as run
+
+    return run(["serve", "--host-platform", "knative", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Vertex AI: the routes, port and storage that the platform names, predict and rawPredict.
+
+python -m remora_adapters.vertex [FLAG ...]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Host
+
+if TYPE_CHECKING:
+    from remora.server.doors import Inside
+    from remora.server.http import Service
+
+_PORT = 8080
+_MODELS = "/models"
+
+
+def host(environ: Mapping[str, str]) -> Host:
+    """The settings of a deployed model.
+
+    ``AIP_HTTP_PORT`` is the port, ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE`` the paths. The models are at
+    ``AIP_STORAGE_URI`` (gs://, which the platform leaves to the container to read), unless ``REMORA_MODEL_REPOSITORY``
+    names another place. ``REMORA_DEFAULT_MODEL`` is the one that predict asks where there are several.
+
+    Raises ValueError for what is no port or path.
+    """
+    text = environ.get("AIP_HTTP_PORT", str(_PORT))
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
+        raise ValueError(f"AIP_HTTP_PORT={text}: expected a port")
+    health, predict = _route(environ, "AIP_HEALTH_ROUTE", "/health"), _route(environ, "AIP_PREDICT_ROUTE", "/predict")
+    if health == predict:
+        raise ValueError(f"AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are both {health}: they must differ")
+    default = environ.get("REMORA_DEFAULT_MODEL", "")
+
+    def front(inside: Inside) -> Service:
+        from remora_adapters.vertex.predicting import VertexService  # while the models load
+
+        return VertexService(inside, health, predict, default)
+
+    place = environ.get("REMORA_MODEL_REPOSITORY") or environ.get("AIP_STORAGE_URI") or _MODELS
+    server = ServerOptions(http_address="0.0.0.0", http_port=int(text), allow_grpc=False, allow_metrics=False)
+    return Host(EngineOptions(paths=(place,)), server, front)
+
+
+def _route(environ: Mapping[str, str], name: str, default: str) -> str:
+    route = environ.get(name) or default
+    if not route.startswith("/") or "?" in route or not route.isascii():
+        raise ValueError(f"{name}={route}: expected a path such as {default}")
+    return route
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    from remora.cli import main as run
+
+    return run(["serve", "--host-platform", "vertex", *(sys.argv[1:] if arguments is None else arguments)])
