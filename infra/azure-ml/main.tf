@@ -6,9 +6,9 @@ locals {
 
   # What the container tells the platform: where to ask and on which port. `/` lets clients append /v2/... themselves.
   routes = {
-    liveness_route  = { path = "/v2/health/live", port = 8080 }
-    readiness_route = { path = "/v2/health/ready", port = 8080 }
-    scoring_route   = { path = "/", port = 8080 }
+    liveness_route  = { path = "/v2/health/live", port = 5001 }
+    readiness_route = { path = "/v2/health/ready", port = 5001 }
+    scoring_route   = { path = "/", port = 5001 }
   }
 }
 

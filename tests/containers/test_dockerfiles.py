@@ -105,7 +105,7 @@ def test_the_platform_probes_and_the_image_does_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_ports_are_those_that_the_platform_calls(name: str) -> None:
-    wanted = {"cpu": "8000 8001 8002", "gpu": "8000 8001 8002", "sagemaker": "8080", "azureml": "8080", "lambda": None}
+    wanted = {"cpu": "8000 8001 8002", "gpu": "8000 8001 8002", "sagemaker": "8080", "azureml": "5001", "lambda": None}
     assert last(name, "EXPOSE") == wanted[name]
 
 

@@ -1,0 +1,275 @@
+"""The manifests as kustomize builds them: validated strictly, held to the platforms' rules, numbers recomputed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra import manifests
+from infra.manifests import Manifest
+from infra.terraform import INFRA, ROOT
+from remora.metrics import MetricsExporter
+from remora.options import MetricsSettings
+from remora.system.clock import SystemClock
+
+KUBERNETES = INFRA / "kubernetes"
+SETS = ("base", "overlays/cpu", "overlays/gpu", "knative", "kserve", "monitoring")
+SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
+SCRAPED = re.compile(r"\b(?:nv|remora)_\w+\b")
+HELD = "remora_requests_held"
+
+
+@pytest.fixture(scope="session")
+def crds() -> dict[tuple[str, str], Manifest]:
+    for module in ("jsonschema", "kubernetes_validate"):
+        pytest.importorskip(module, reason=f"{module} is not installed here: make test-infra")
+    if not SCHEMAS.exists():
+        pytest.skip(f"no CRDs of Knative and KServe in {SCHEMAS}: CRD_SCHEMAS names a folder of them")
+    return manifests.crd_schemas(SCHEMAS)
+
+
+def objects(name: str) -> list[Manifest]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: its kustomize builds the manifests")
+    return manifests.built(KUBERNETES / name)
+
+
+def one(name: str, kind: str) -> Manifest:
+    return next(each for each in objects(name) if each["kind"] == kind)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_object_fits_its_schema(name: str, crds: dict[tuple[str, str], Manifest]) -> None:
+    found = [(each["kind"], problem) for each in objects(name) for problem in manifests.misfits(each, crds)]
+    assert not found
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_object_keeps_the_rules(name: str) -> None:
+    assert not list(manifests.broken_rules(objects(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "path", "value"),
+    [
+        ("overlays/cpu", "Deployment", ("spec", "replica"), 2),
+        ("overlays/cpu", "HorizontalPodAutoscaler", ("spec", "minReplica"), 2),
+        ("overlays/gpu", "ScaledObject", ("spec", "minReplicas"), 0),
+        ("knative", "Service", ("spec", "template", "spec", "containerConcurrency"), "eight"),
+        ("kserve", "InferenceService", ("spec", "predictor", "minReplica"), 0),
+        ("kserve", "ServingRuntime", ("spec", "supportedModelFormat"), []),
+        ("monitoring", "ServiceMonitor", ("spec", "endpoint"), []),
+    ],
+)
+def test_a_field_that_does_not_exist_is_found(
+    name: str, kind: str, path: tuple[str, ...], value: Any, crds: dict[tuple[str, str], Manifest]
+) -> None:
+    wrong = copy.deepcopy(one(name, kind))
+    place = wrong
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    assert list(manifests.misfits(wrong, crds))
+
+
+def _first_container(manifest: Manifest) -> Manifest:
+    return manifests.containers(manifest)[0]
+
+
+BREAKAGES: dict[str, tuple[str, str, Callable[[Manifest], Any]]] = {
+    "as root": ("base", "Deployment", lambda m: m["spec"]["template"]["spec"]["securityContext"].update(runAsUser=0)),
+    "drained too late": (
+        "base",
+        "Deployment",
+        lambda m: m["spec"]["template"]["spec"].update(terminationGracePeriodSeconds=30),
+    ),
+    "writable root": (
+        "knative",
+        "Service",
+        lambda m: _first_container(m)["securityContext"].update(readOnlyRootFilesystem=False),
+    ),
+    "reserved port": (
+        "knative",
+        "Service",
+        lambda m: _first_container(m).update(ports=[{"name": "http1", "containerPort": 9090}]),
+    ),
+    "PORT taken": ("knative", "Service", lambda m: _first_container(m).update(env=[{"name": "PORT", "value": "1"}])),
+    "no readiness": ("knative", "Service", lambda m: _first_container(m).pop("readinessProbe")),
+    "no batch": ("knative", "Service", lambda m: m["spec"]["template"]["spec"].update(containerConcurrency=1)),
+    "other name": ("kserve", "ServingRuntime", lambda m: _first_container(m).update(name="remora")),
+    "grabs models": (
+        "kserve",
+        "ServingRuntime",
+        lambda m: m["spec"]["supportedModelFormats"][0].update(autoSelect=True),
+    ),
+    "zero without Knative": (
+        "kserve",
+        "InferenceService",
+        lambda m: m["metadata"]["annotations"].update({"serving.kserve.io/deploymentMode": "Standard"}),
+    ),
+    "count set back": ("overlays/cpu", "Deployment", lambda m: m["spec"].update(replicas=1)),
+    "selects nothing": ("base", "Service", lambda m: m["spec"].update(selector={"app": "other"})),
+}
+
+
+@pytest.mark.parametrize(("name", "kind", "breaks"), BREAKAGES.values(), ids=BREAKAGES)
+def test_a_broken_rule_is_found(name: str, kind: str, breaks: Callable[[Manifest], Any]) -> None:
+    together = copy.deepcopy(objects(name))
+    breaks(next(each for each in together if each["kind"] == kind))
+    assert list(manifests.broken_rules(together))
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def annotations_of(manifest: Manifest) -> Manifest:
+    template: Manifest = manifest["spec"].get("template", {}).get("metadata", {}).get("annotations", {})
+    return template if "remora.dev/instances" in template else manifest["metadata"]["annotations"]
+
+
+def test_the_hpa_aims_at_seventy_percent_of_two_batches() -> None:
+    (metric,) = one("overlays/cpu", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    aimed = int(metric["pods"]["target"]["averageValue"])
+    assert aimed == manifests.target_of(annotations_of(one("overlays/cpu", "Deployment")))
+
+
+def test_keda_aims_at_the_same() -> None:
+    (trigger,) = one("overlays/gpu", "ScaledObject")["spec"]["triggers"]
+    assert int(trigger["metadata"]["threshold"]) == manifests.target_of(
+        annotations_of(one("overlays/gpu", "Deployment"))
+    )
+
+
+def test_knative_admits_two_batches_and_aims_at_seventy_percent() -> None:
+    service = one("knative", "Service")
+    spec, annotations = service["spec"]["template"]["spec"], annotations_of(service)
+    assert spec["containerConcurrency"] == manifests.concurrency_of(annotations)
+    assert annotations["autoscaling.knative.dev/target-utilization-percentage"] == "70"
+
+
+def test_kserve_does_as_knative() -> None:
+    predictor = one("kserve", "InferenceService")
+    wanted = annotations_of(predictor)
+    spec = predictor["spec"]["predictor"]
+    assert spec["containerConcurrency"] == manifests.concurrency_of(wanted)
+    assert spec["scaleTarget"] == manifests.target_of(wanted)
+
+
+@pytest.mark.parametrize(
+    ("current", "held", "wanted"),
+    [(2, 0, 0), (2, 44, 2), (2, 46, 2), (2, 66, 3), (2, 200, 10), (5, 60, 3), (0, 1, 1)],
+)
+def test_replicas_follow_what_the_pods_hold(current: int, held: int, wanted: int) -> None:
+    assert manifests.desired_replicas(current, held, target=22) == wanted
+
+
+def test_a_pod_outlives_the_pause_between_requests_and_the_rollout_waits_for_a_node() -> None:
+    annotations = annotations_of(one("knative", "Service"))
+    assert manifests.seconds(annotations["autoscaling.knative.dev/scale-to-zero-pod-retention-period"]) == 600
+    assert manifests.seconds(annotations["serving.knative.dev/progress-deadline"]) >= 900
+
+
+# -- monitoring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported() -> set[str]:
+    """The names on the metrics page, with the series of histograms."""
+    page = MetricsExporter(MetricsSettings(), SystemClock()).render([])
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    series = {
+        f"{name}{end}" for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")
+    }
+    return set(kinds) | series
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(exported: set[str]) -> None:
+    dashboard = json.loads((KUBERNETES / "monitoring" / "dashboard.json").read_text())
+    asked = {
+        name for panel in dashboard["panels"] for target in panel["targets"] for name in SCRAPED.findall(target["expr"])
+    }
+    asked |= {name for each in dashboard["templating"]["list"] for name in SCRAPED.findall(str(each.get("query", "")))}
+    assert asked
+    assert not asked - exported
+
+
+def test_the_dashboard_has_no_panel_twice_and_none_over_another() -> None:
+    dashboard = json.loads((KUBERNETES / "monitoring" / "dashboard.json").read_text())
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    squares = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in dashboard["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(squares) == len(set(squares))
+    assert max(x for x, _ in squares) < 24
+
+
+def test_scaling_asks_for_metrics_that_there_are(exported: set[str]) -> None:
+    (trigger,) = one("overlays/gpu", "ScaledObject")["spec"]["triggers"]
+    assert set(SCRAPED.findall(trigger["metadata"]["query"])) <= exported
+    rule = (KUBERNETES / "scaling" / "hpa" / "horizontalpodautoscaler.yaml").read_text()
+    (metric,) = one("overlays/cpu", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == HELD
+    assert set(SCRAPED.findall(rule)) - {HELD} <= exported
+
+
+def test_the_monitor_scrapes_a_port_that_the_service_has() -> None:
+    monitor, service = one("monitoring", "ServiceMonitor"), one("base", "Service")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "remora"
+
+
+# -- what is put into a cluster first ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> list[list[str]]:
+    """What install.sh asks of kubectl, in order."""
+    log = tmp_path / "log"
+    stand_in = tmp_path / "kubectl"
+    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\t" "$@" >> {log}\necho >> {log}\n')
+    stand_in.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "KNATIVE": "1.2.3"}
+    subprocess.run(["sh", str(INFRA / "knative-gpu" / "install.sh")], env=environment, check=True, capture_output=True)
+    return [line.rstrip("\t").split("\t") for line in log.read_text().splitlines()]
+
+
+def test_definitions_come_before_what_uses_them(calls: list[list[str]]) -> None:
+    applied = [call[-1].rpartition("/")[2] for call in calls if call[0] == "apply"]
+    knative, kserve = (
+        ["serving-crds.yaml", "serving-core.yaml", "kourier.yaml"],
+        ["kserve.yaml", "kserve-cluster-resources.yaml"],
+    )
+    assert applied == [*knative, "cert-manager.yaml", *kserve]
+    assert all("knative-v1.2.3" in call[-1] for call in calls if call[0] == "apply" and "/knative" in call[-1])
+
+
+def test_what_a_gpu_service_needs_is_allowed(calls: list[list[str]]) -> None:
+    features = next(json.loads(call[-1])["data"] for call in calls if "config-features" in call)
+    pod = one("knative", "Service")["spec"]["template"]["spec"]
+    needed = {"nodeSelector": "kubernetes.podspec-nodeselector", "tolerations": "kubernetes.podspec-tolerations"}
+    assert all(features[needed[field]] == "enabled" for field in needed if field in pod)
+
+
+def test_every_yaml_file_is_part_of_a_set() -> None:
+    listed = set()
+    for path in KUBERNETES.rglob("kustomization.yaml"):
+        document = yaml.safe_load(path.read_text())
+        listed |= {path.parent / name for name in document.get("resources", ()) if name.endswith(".yaml")}
+    written = {path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    assert written == listed
