@@ -16,7 +16,7 @@ from google.protobuf import text_format
 from remora.backends import Backend, Execution, Placement, Source
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket
+from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer
@@ -140,6 +140,8 @@ class FakeMailbox:
 
     With ``here`` False the caller counts as another thread, which may not defer.
     """
+
+    watcher: Watcher | None = None
 
     def __init__(self, *, here: bool = True) -> None:
         self.here = here

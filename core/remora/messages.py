@@ -176,8 +176,26 @@ class Request:
             self._watchers.remove(act)
 
 
+class Watcher(Protocol):
+    """An event loop that can wait for more than its own sockets."""
+
+    def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
+        """Call ``work`` in the loop whenever ``fd`` is readable, until the function that this returns is called.
+
+        Called in the loop's thread; what it returns may be called in any. ``fd`` stays the caller's, who may close it
+        at any time: ``work`` is given a duplicate that is open as long as it is called.
+        """
+
+    def is_current(self) -> bool:
+        """Is the caller in the loop's thread?"""
+
+
 class Mailbox(Protocol):
     """Where replies want to be delivered: a thread or an event loop that owns what the replies touch."""
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """The event loop behind it, for executions that end elsewhere; None when there is none."""
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Run ``ticket.reply(ticket, outcome)`` for each pair where they belong, all in one wake-up. Never raises."""

@@ -96,6 +96,8 @@ class _Caller:
     threads; but only once, because what comes after is somebody else's.
     """
 
+    watcher = None
+
     def __init__(self, reply: Callable[[Outcome], None]) -> None:
         self._reply = reply
         self._work: Callable[[], None] | None = None

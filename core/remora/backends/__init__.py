@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.config import Placement
 from remora.errors import InternalError
-from remora.messages import Outcome, Request, Streamed
+from remora.messages import Outcome, Request, Streamed, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
@@ -106,6 +106,30 @@ class Instance(Protocol):
         """Give everything back. Called once, when nothing runs."""
 
 
+Done = Callable[[Sequence[Outcome | None] | Exception], None]
+"""Takes what ``execute`` would have returned or raised."""
+
+
+class RemoteInstance(Instance, Protocol):
+    """An instance that runs elsewhere, so that an event loop can have a batch run without a thread that waits.
+
+    ``remote`` is True: what tells it from others.
+    """
+
+    @property
+    def remote(self) -> bool: ...
+    def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
+        """Start the batch and return; ``done`` is called once when it has ended, in any thread, and must not raise.
+
+        Called in the loop of ``watcher``, and only while no batch runs. False when ``execute`` must be used for this
+        batch; nothing has begun then.
+        """
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot run anything now; empty when it can."""
+
+
 class BackendModel(Protocol):
     """One version of one model, opened."""
 
@@ -131,4 +155,14 @@ class Backend(Protocol):
         """Open the model. ``config`` may be incomplete. Raises RemoraError (or anything) when it cannot be opened."""
 
 
-__all__ = ["API_VERSION", "Backend", "BackendModel", "Execution", "Instance", "Placement", "Source"]
+__all__ = [
+    "API_VERSION",
+    "Backend",
+    "BackendModel",
+    "Done",
+    "Execution",
+    "Instance",
+    "Placement",
+    "RemoteInstance",
+    "Source",
+]

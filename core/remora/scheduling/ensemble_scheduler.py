@@ -183,12 +183,13 @@ class EnsembleScheduler:
 class _StepMailbox:
     """Takes the answers of steps where they arise, and lets quick steps run in the loop that the request came from."""
 
-    __slots__ = ("defer", "inner", "post")
+    __slots__ = ("defer", "inner", "post", "watcher")
 
     def __init__(self, scheduler: EnsembleScheduler, inner: Mailbox | None) -> None:
         self.inner = inner
         self.post = scheduler.take_in
         self.defer: Callable[[Callable[[], None]], bool] = _never if inner is None else inner.defer
+        self.watcher = None if inner is None else inner.watcher
 
 
 def _never(work: Callable[[], None]) -> bool:

@@ -1,12 +1,14 @@
 """Takes requests, forms batches, runs them on the model's instances and delivers the answers.
 
-Everything that moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop.
-What runs together is decided in `batching`, which is pure. Each idle instance pulls its own batch. Laws:
+Everything that moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop,
+or to begin one there whose instance runs elsewhere. What runs together is decided in `batching`, which is pure. Each
+idle instance pulls its own batch, and who ends one looks at the queue again. Laws:
 
 1. Each ticket is answered exactly once, whatever its batch does.
 2. A failing batch answers its tickets and the instance goes on.
 3. Answers of one batch reach a mailbox in one delivery.
 4. No answer is delivered while the lock is held.
+5. An instance in trouble is given work only when all are.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, cast
 
-from remora.backends import Execution, Instance
+from remora.backends import Execution, Instance, RemoteInstance
 from remora.errors import InternalError, RemoraError, UnavailableError
-from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket
+from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket, Watcher
 from remora.scheduling.batching import RESOURCES, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, failure_of
@@ -39,15 +41,20 @@ INLINE_LIMIT_NS = 250_000
 
 
 class _Slot:
-    """An instance and who uses it."""
+    """An instance and who uses it. ``handed`` is a plan that its thread is to run: the slot is busy with it."""
 
-    __slots__ = ("busy", "instance", "retired", "thread")
+    __slots__ = ("busy", "handed", "instance", "retired", "thread")
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.busy = False
+        self.handed: Plan | None = None
         self.retired = False
         self.thread: threading.Thread | None = None
+
+    @property
+    def trouble(self) -> str:
+        return str(getattr(self.instance, "trouble", ""))
 
 
 class Scheduler:
@@ -89,8 +96,8 @@ class Scheduler:
         self._threads = threads
         self._turns = dict(zip(self._slots, turns, strict=True)) if turns else {}
         self._may_wait = may_wait or bool(turns)
-        self._quick = all(instance.quick for instance in instances) and not self._may_wait
         self._decoupled = decoupled
+        self._judge(instances)
         self._inline_limit_ns = inline_limit_ns
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -105,6 +112,13 @@ class Scheduler:
         self._late: SimpleQueue[tuple[Streams, int, Streamed] | None] = SimpleQueue()
         self._late_thread: threading.Thread | None = None
         self.costs = CostModel() if costs is None else costs
+
+    def _judge(self, instances: Sequence[Instance]) -> None:
+        """What these instances let a loop do, and whether any may be in trouble while another is not."""
+        promptly = not self._may_wait
+        self._quick = promptly and all(instance.quick for instance in instances)
+        self._remote = promptly and not self._decoupled and all(getattr(each, "remote", False) for each in instances)
+        self._may_fail = len(instances) > 1 and any(hasattr(instance, "trouble") for instance in instances)
 
     # -- taking requests --------------------------------------------------------------------------------------------
 
@@ -123,22 +137,27 @@ class Scheduler:
             self._queue.push(ticket)
             if self._ordering is not None:
                 self._ordering.expect(ticket)
-            if self._inline_armed:
-                return
             mailbox = ticket.mailbox
-            if mailbox is None or not self._suits_a_loop():
-                self._wake_thread()
+            if not self._arm(mailbox):
                 return
-            self._inline_armed = True
-        self._defer(mailbox)
+        self._defer(cast("Mailbox", mailbox))
 
-    def _suits_a_loop(self) -> bool:
-        """Whether the next batch will be quick enough to hold up an event loop. The lock is held."""
-        return (
-            self._quick
-            and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
-            and any(not slot.busy for slot in self._slots)
-        )
+    def _arm(self, mailbox: Mailbox | None) -> bool:
+        """See to it that somebody looks at the queue, if an instance is idle; True when that is the caller's loop,
+        which the caller then has to tell. The lock is held."""
+        if self._inline_armed or not any(not slot.busy for slot in self._slots):
+            return False
+        if mailbox is None or not self._suits(mailbox):
+            self._wake_thread()
+            return False
+        self._inline_armed = True
+        return True
+
+    def _suits(self, mailbox: Mailbox) -> bool:
+        """Whether the loop may see to the next batch: it will be quick, or is only begun there. The lock is held."""
+        if self._remote:
+            return mailbox.watcher is not None
+        return self._quick and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
 
     def _defer(self, mailbox: Mailbox) -> None:
         """Have the caller's loop run what has arrived by the end of its turn; a thread, when this is not that loop."""
@@ -161,14 +180,32 @@ class Scheduler:
             return
         for slot in self._slots:
             if slot.thread is None:
-                slot.thread = threading.Thread(
-                    target=self._serve_in_turn if self._turns else self._serve,
-                    args=(slot,),
-                    name=f"remora {slot.instance.name}",
-                    daemon=True,
-                )
-                slot.thread.start()
+                self._start_thread(slot)
                 return
+
+    def _start_thread(self, slot: _Slot) -> None:
+        slot.thread = threading.Thread(
+            target=self._serve_in_turn if self._turns else self._serve,
+            args=(slot,),
+            name=f"remora {slot.instance.name}",
+            daemon=True,
+        )
+        slot.thread.start()
+
+    def _rouse(self, slot: _Slot) -> None:
+        """Have the thread of this very slot look. The lock is held."""
+        if slot.thread is not None:
+            self._work.notify_all()
+        elif self._threads:
+            self._start_thread(slot)
+
+    def _pass_on(self) -> None:
+        """Have an instance that may run look at the queue, instead of the caller's, which may not; then wait."""
+        for slot in self._slots:
+            if self._may_run(slot):
+                self._rouse(slot)
+                break
+        self._rest()
 
     @property
     def pending(self) -> int:
@@ -183,22 +220,28 @@ class Scheduler:
     # -- running batches --------------------------------------------------------------------------------------------
 
     def _run_inline(self, mailbox: Mailbox) -> None:
-        """Run one batch in the caller's loop, then look again in its next turn or hand over to a thread."""
+        """Run or begin one batch in the caller's loop, then look again in its next turn or hand over to a thread."""
         with self._lock:
             self._inline_armed = False
-            slot = next((slot for slot in self._slots if not slot.busy), None)
+            slot = next((slot for slot in self._slots if self._may_run(slot)), None)
             if slot is None:
                 return  # whoever holds the instance looks at the queue again when it is done
             plan = self._take(slot)
-        self._run(slot, plan)
+        if self._remote and plan.tickets and mailbox.watcher is not None:
+            self._begin(slot, plan, mailbox, mailbox.watcher)
+        else:
+            self._run(slot, plan)
+        self._look_again(mailbox)
+
+    def _look_again(self, mailbox: Mailbox) -> None:
         with self._lock:
-            if not len(self._queue) or self._inline_armed:
+            if not len(self._queue) or not self._arm(mailbox):
                 return
-            if not self._suits_a_loop():
-                self._wake_thread()
-                return
-            self._inline_armed = True
         self._defer(mailbox)
+
+    def _may_run(self, slot: _Slot) -> bool:
+        """Whether this instance may take the next batch (law 5). The lock is held."""
+        return not slot.busy and not (self._may_fail and slot.trouble and not all(each.trouble for each in self._slots))
 
     def _serve(self, slot: _Slot) -> None:
         """The life of an instance's thread."""
@@ -213,11 +256,17 @@ class Scheduler:
         """Wait, with the lock held, until there is a batch or something dropped; None when it is time to end."""
         while True:
             wake_ns = 0
+            if slot.handed is not None:
+                plan, slot.handed = slot.handed, None
+                return plan
             if slot.retired:
                 if len(self._queue):
                     self._wake_thread()  # what woke this thread was meant for one that goes on
                 return None
             if not slot.busy and len(self._queue) and not self._inline_armed:
+                if not self._may_run(slot):
+                    self._pass_on()
+                    continue
                 plan = self._take(slot)
                 if plan.tickets or plan.dropped:
                     if len(self._queue) and not plan.wake_ns:
@@ -282,19 +331,49 @@ class Scheduler:
         return plan
 
     def _run(self, slot: _Slot, plan: Plan) -> None:
-        deliveries: list[tuple[Ticket, Outcome]] = [*plan.dropped]
-        for ticket, error in plan.dropped:
-            self._recorder.dropped(ticket, error, self._now())
+        deliveries = self._drop(plan)
         if plan.tickets:
             try:
                 deliveries += self._execute(slot.instance, plan)
             finally:
-                with self._lock:
-                    slot.busy = False
-                    self._running -= len(plan.tickets)
-                    if self._stopping or slot.retired:
-                        self._work.notify_all()
+                self._free(slot, plan)
         self._deliver(deliveries)
+
+    def _begin(self, slot: _Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
+        """Begin a batch that runs elsewhere. Its end may come in any thread."""
+        self._deliver(self._drop(plan))
+        execution, start_ns = self._start(plan)
+
+        def done(result: Sequence[Outcome | None] | Exception) -> None:
+            answers = self._settle(slot.instance, plan, execution, start_ns, result)
+            self._free(slot, plan)
+            if watcher.is_current() and len(self._queue):
+                self._run_inline(mailbox)  # at once: the instance is not to idle while the answers are written
+            else:
+                self._look_again(mailbox)
+            self._deliver(answers)
+
+        try:
+            begun = cast("RemoteInstance", slot.instance).begin(execution, watcher, done)
+        except Exception as error:
+            done(error)
+            return
+        if not begun:
+            with self._lock:
+                slot.handed = plan._replace(dropped=[])
+                self._rouse(slot)
+
+    def _drop(self, plan: Plan) -> list[tuple[Ticket, Outcome]]:
+        for ticket, error in plan.dropped:
+            self._recorder.dropped(ticket, error, self._now())
+        return [*plan.dropped]
+
+    def _free(self, slot: _Slot, plan: Plan) -> None:
+        with self._lock:
+            slot.busy = False
+            self._running -= len(plan.tickets)
+            if self._stopping or slot.retired:
+                self._work.notify_all()
 
     def _deliver(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Deliver what is due. One thread does it at a time, or what was released in order could arrive out of it."""
@@ -316,15 +395,37 @@ class Scheduler:
             deliver(due)
 
     def _execute(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
-        tickets = plan.tickets
         if self._decoupled:
             return self._execute_decoupled(instance, plan)
-        execution = Execution([ticket.request for ticket in tickets])
-        start_ns = self._now()
-        for ticket in tickets:
-            ticket.start_ns = start_ns
+        execution, start_ns = self._start(plan)
+        result: Sequence[Outcome | None] | BaseException
         try:
-            outcomes = cast("Sequence[Outcome]", instance.execute(execution))
+            result = instance.execute(execution)
+        except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
+            result = error
+        return self._settle(instance, plan, execution, start_ns, result)
+
+    def _start(self, plan: Plan) -> tuple[Execution, int]:
+        execution = Execution([ticket.request for ticket in plan.tickets])
+        start_ns = self._now()
+        for ticket in plan.tickets:
+            ticket.start_ns = start_ns
+        return execution, start_ns
+
+    def _settle(
+        self,
+        instance: Instance,
+        plan: Plan,
+        execution: Execution,
+        start_ns: int,
+        result: Sequence[Outcome | None] | BaseException,
+    ) -> list[tuple[Ticket, Outcome]]:
+        """The answers of an execution that has ended, once it is accounted for. Never raises."""
+        tickets = plan.tickets
+        try:
+            if isinstance(result, BaseException):
+                raise result
+            outcomes = cast("Sequence[Outcome]", result)
             if len(outcomes) != len(tickets):
                 raise InternalError(
                     f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
@@ -401,7 +502,7 @@ class Scheduler:
         with self._lock:
             known = {id(slot.instance): slot for slot in self._slots}
             self._slots = [known.get(id(instance)) or _Slot(instance) for instance in instances]
-            self._quick = all(instance.quick for instance in instances) and not self._may_wait
+            self._judge(instances)
             left_out = [slot for slot in known.values() if slot not in self._slots]
             for slot in left_out:
                 slot.retired = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 
@@ -23,6 +24,32 @@ class LoopMailbox:
         self._loop = loop
         self._thread = threading.get_ident()
         self._inside = False
+
+    @property
+    def watcher(self) -> LoopMailbox:
+        """See ``Mailbox.watcher``."""
+        return self
+
+    def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
+        """See ``Watcher.watch``."""
+        own = os.dup(fd)
+        self._loop.add_reader(own, work, own)
+
+        def end() -> None:
+            self._loop.remove_reader(own)
+            os.close(own)
+
+        def end_soon() -> None:
+            try:
+                self._loop.call_soon_threadsafe(end)
+            except RuntimeError:  # the loop is closed, and watches nothing
+                os.close(own)
+
+        return end_soon
+
+    def is_current(self) -> bool:
+        """See ``Watcher.is_current``."""
+        return threading.get_ident() == self._thread
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Deliver now when the caller is the loop's thread, else in one wake-up of the loop."""

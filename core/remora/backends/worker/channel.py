@@ -2,9 +2,10 @@
 sleeps is woken or looks again soon.
 
 On each side two threads may read. The *front* waits for one answer: it has taken the reader's role, and the other side
-wakes it. While nobody does, the *background* thread is woken instead and handles what comes. Each message is handled
-while the role is held, so that messages are handled in their order. Only who reads may say in the ring that it sleeps;
-it looks once more after saying so, and it never sleeps longer than it was told to.
+wakes it. While nobody does, the *background* thread is woken instead and handles what comes; or, on the server's side,
+an *event loop* that waits for an answer without holding the role. Each message is handled while the role is held, so
+that messages are handled in their order. Only who reads may say in the ring that it sleeps; it looks once more after
+saying so, and it never sleeps longer than it was told to.
 
 Large tensors lie in the arena of the side that sends them. The receiver sees them as views, and sends back the room
 when the last view is gone. A side that finds no room in its arena or ring waits: that is the back-pressure.
@@ -27,9 +28,9 @@ import numpy as np
 
 from remora.backends.worker import wire
 from remora.backends.worker.arena import Arena, ArenaError
-from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, WAITING, Ring
+from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING, Ring
 from remora.backends.worker.wire import Draft, Heads, Kind, Message, WireError
-from remora.messages import Array
+from remora.messages import Array, Watcher
 
 RING_BYTES = HEADER_BYTES + (256 << 10)
 INLINE_BYTES = 2048
@@ -52,21 +53,25 @@ class NoRoomError(Exception):
 
 
 class Ends(NamedTuple):
-    """The file descriptors of one side: the memory, what wakes this side's two readers, and what wakes the other's."""
+    """The file descriptors of one side: the memory, what wakes this side's threads, what wakes the server's event loop,
+    and what wakes the other side's threads."""
 
     memory: int
     front: int
     back: int
+    loop: int
     peer_front: int
     peer_back: int
 
 
 def create(arena_bytes: int) -> tuple[Ends, Ends]:
-    """Memory without a name and four wake-ups, for the server and for the worker. Untouched memory costs nothing."""
+    """Memory without a name and five wake-ups, for the server and for the worker. Untouched memory costs nothing."""
     memory = os.memfd_create("remora-worker", os.MFD_CLOEXEC)
     os.ftruncate(memory, 2 * RING_BYTES + 2 * arena_bytes)
-    front, back, peer_front, peer_back = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(4))
-    return Ends(memory, front, back, peer_front, peer_back), Ends(memory, peer_front, peer_back, front, back)
+    front, back, loop, peer_front, peer_back = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(5))
+    return Ends(memory, front, back, loop, peer_front, peer_back), Ends(
+        memory, peer_front, peer_back, loop, front, back
+    )
 
 
 def _fence() -> Callable[[], None]:
@@ -118,6 +123,13 @@ class MemoryChannel:
         self._front.register(gone, select.POLLIN)
         self._front.register(ends.front, select.POLLIN)
         self._closed = False
+        self._unwatch: Callable[[], None] | None = None
+        self._resting = AWAY  # whom the other side wakes while no front reads
+        self._wakes = {  # a reader's state -> what wakes it, here and on the other side
+            WAITING: (ends.front, ends.peer_front),
+            AWAY: (ends.back, ends.peer_back),
+            LOOP: (ends.loop, ends.loop),
+        }
         self._as_front = _Front(self)
         if serves:
             self._in.state = self._out.state = AWAY
@@ -206,16 +218,20 @@ class MemoryChannel:
             raise NoRoomError("found no room in time: the other side keeps what it got, or does not read")
         # The other side may sleep on what makes room here, and this side's reader on the news of it.
         self._wake()
-        own = self._in.state
-        if own != AWAKE:
-            os.eventfd_write(self._ends.front if own == WAITING else self._ends.back, 1)
+        self._nudge()
         if self._peer.poll(_ROOM_POLL_MS):
             raise PeerLostError
 
     def _wake(self) -> None:
-        state = self._out.state
-        if state != AWAKE:
-            os.eventfd_write(self._ends.peer_front if state == WAITING else self._ends.peer_back, 1)
+        wakes = self._wakes.get(self._out.state)  # none when the other side is awake
+        if wakes is not None:
+            os.eventfd_write(wakes[1], 1)
+
+    def _nudge(self) -> None:
+        """Wake this side's own reader, if it sleeps."""
+        wakes = self._wakes.get(self._in.state)
+        if wakes is not None:
+            os.eventfd_write(wakes[0], 1)
 
     def _return_room(self) -> None:
         """Tell the other side which of its room is free again; nobody is woken for that. ``_sending`` is held."""
@@ -255,12 +271,31 @@ class MemoryChannel:
             self._in.state = AWAKE
 
     def leave(self) -> None:
-        """Give it back: from now on the background thread is woken."""
+        """Give it back: from now on the background thread is woken, or the event loop."""
         if not self._closed:
-            self._in.state = AWAY
+            self._in.state = self._resting
             if not self._in.empty:
-                os.eventfd_write(self._ends.back, 1)
+                self._nudge()
         self._reading.release()
+
+    def watch(self, watcher: Watcher, work: Callable[[int], None]) -> None:
+        """Have an event loop call ``work``, which calls ``turn``, instead of waking the background thread.
+
+        Raises PeerLostError when the channel is closed.
+        """
+        with self._sending:
+            if self._closed:
+                raise PeerLostError
+            self._unwatch = watcher.watch(self._ends.loop, work)
+        self._resting = LOOP
+        if self._reading.acquire(blocking=False):
+            self.leave()  # else whoever reads says so when it ends
+
+    def rouse(self) -> None:
+        """Wake the background thread, for what is no message."""
+        with self._sending:
+            if not self._closed:
+                os.eventfd_write(self._ends.back, 1)
 
     def next(self, timeout_s: float) -> Message | None:
         """The next message; None after ``timeout_s`` or earlier. Only the front calls.
@@ -289,13 +324,20 @@ class MemoryChannel:
 
     def background(self, handle: Handle) -> None:
         """Handle all that has come, unless a front is reading. Raises as ``next`` does, and what ``handle`` raises."""
+        self._read_all(self._ends.back, handle)
+
+    def turn(self, wake: int, handle: Handle) -> None:
+        """The same in the event loop that watches; ``wake`` is what its ``work`` was given."""
+        self._read_all(wake, handle)
+
+    def _read_all(self, wake: int, handle: Handle) -> None:
         if not self._reading.acquire(blocking=False):
-            _drain(self._ends.back)
+            _drain(wake)
             return
         try:
             if self._closed:
                 return
-            _drain(self._ends.back)
+            _drain(wake)
             self._in.state = AWAKE
             while (message := self._take()) is not None:
                 handle(message)
@@ -339,6 +381,8 @@ class MemoryChannel:
             if self._closed:
                 return
             self._closed = True
+            if self._unwatch is not None:
+                self._unwatch()
             for fd in set(self._ends):
                 os.close(fd)
 

@@ -81,6 +81,8 @@ class Keeper:
         self._changed = threading.Condition()
         self._state = _State("it is being started", starting=True)
         self._closing = threading.Event()
+        self.in_memory = settings.transport != "pipe" and hasattr(os, "memfd_create") and hasattr(os, "eventfd")
+        """Whether messages travel through shared memory."""
         self._steps: Steps | None = None  # what a new process is told before it serves
         self._living: Link | None = None
         self._lines = {1: Lines(), 2: Lines()}
@@ -94,6 +96,11 @@ class Keeper:
     def trouble(self) -> str:
         """Why the worker does not serve now; empty when it does."""
         return "" if self._state.link is not None else self._state.trouble
+
+    @property
+    def serving(self) -> Link | None:
+        """The connection, when the worker serves now."""
+        return self._state.link
 
     @property
     def pid(self) -> int:
@@ -199,7 +206,7 @@ class Keeper:
         fds = [theirs.fileno()]
         options: dict[str, object] = {"lifeline": theirs.fileno(), "memory_limit": settings.memory_limit}
         ends: channels.Ends | None = None
-        if settings.transport != "pipe" and hasattr(os, "memfd_create") and hasattr(os, "eventfd"):
+        if self.in_memory:
             ends, worker_ends = channels.create(settings.transfer_bytes)
             options["ends"] = list(worker_ends)
             fds += sorted(set(worker_ends))
@@ -243,7 +250,8 @@ class Keeper:
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         while True:
-            idle = link.flush() and not link.streaming
+            link.dozing = True  # before looking: who begins something now sees it, or is seen
+            idle = link.dozing = link.flush() and not link.streaming
             events = {fd for fd, _ in poller.poll((_IDLE_S if idle else LOOK_S) * 1000)}
             for fd in self._drain(link, events & {process.stdout, process.stderr}):
                 poller.unregister(fd)

@@ -1,7 +1,8 @@
 """One life of one worker process: what was asked of it and who gets its answers; the law: whatever was asked is
 answered exactly once, by the worker or by its end.
 
-Messages are handled by whoever reads: the thread that runs an execution, or the keeper's. Neither waits here.
+Messages are handled by whoever reads: the thread that runs an execution, the event loop that has begun one, or the
+keeper's thread. None of them waits here.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from typing import Protocol
 
-from remora.backends import Execution
-from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
+from remora.backends import Done, Execution
+from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError
 from remora.backends.worker.forms import error_from, error_head, index_of, is_open, outcome_from
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
 from remora.backends.worker.wire import AGAIN, FINAL, Draft, Item, Kind, Message, WireError
 from remora.errors import InternalError, RemoraError
-from remora.messages import Outcome, Request, Streamed
+from remora.messages import Outcome, Request, Streamed, Watcher
 
 _LAST_WORDS_S = 5.0
 """How long to wait for the keeper to say why the process ended."""
@@ -96,11 +97,17 @@ class _Stream:
 
 
 class _Running:
-    """An execution that the worker has not done with, and its streams if it is decoupled."""
+    """An execution that the worker has not done with: its streams if it is decoupled, and if it was begun by an event
+    loop, who waits for its end and until when."""
 
-    def __init__(self, execution: Execution, streams: list[_Stream]) -> None:
-        self.requests = execution.requests
+    def __init__(
+        self, execution: Execution, streams: list[_Stream], done: Done | None = None, timeout_s: float = 0
+    ) -> None:
+        self.execution = execution
         self.streams = streams
+        self.done = done
+        self.timeout_s = timeout_s
+        self.end = time.monotonic() + timeout_s if timeout_s else None
         self.told: set[int] = set()
         self.answer: Message | None = None
 
@@ -129,6 +136,8 @@ class Link:
         self.process = process
         self.current: Sequence[str] = ()
         self.ended = threading.Event()
+        self.dozing = False
+        """The keeper looks after executions only when it is woken."""
         self.reason = ""
         self.restarts = False
         self.instance = instance
@@ -136,6 +145,7 @@ class Link:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[list[Item]]] = {}
         self._running: dict[int, _Running] = {}
+        self._watched: tuple[Watcher, MemoryChannel] | None = None
         self._flushing = threading.Lock()
         self._outbox: deque[tuple[Kind, int, Sequence[Draft]]] = deque()
 
@@ -197,16 +207,16 @@ class Link:
         number = next(self._numbers) & 0xFFFFFFFF
         self.current = [draft.id for draft in drafts if draft.id]
         streams = [self._stream_of(number, execution, index) for index in range(len(drafts))] if decoupled else []
-        running = self._running[number] = _Running(execution, streams)
+        running = self._running[number] = _Running(execution, streams, timeout_s=timeout_s)
         done = False
         try:
             with self.channel.front():
                 sent = self.channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
-                message = self._await(number, running, timeout_s) if sent else None
+                message = self._await(number, running) if sent else None
             if message is None:  # there is no room now: who reads must not wait for it
                 self.channel.send(Kind.EXECUTE, number, drafts, wait_s=timeout_s or None)
                 with self.channel.front():
-                    message = self._await(number, running, timeout_s)
+                    message = self._await(number, running)
             outcomes = self._outcomes(message, execution)
             for index in execution.again if decoupled else ():
                 streams[index].hand_over()
@@ -227,22 +237,68 @@ class Link:
             if not done or not any(stream.open for stream in streams):
                 self._running.pop(number, None)
 
+    def begin(
+        self, drafts: Sequence[Draft], execution: Execution, timeout_s: float, watcher: Watcher, done: Done
+    ) -> bool:
+        """The same from an event loop, without waiting: ``done`` is told what ``execute`` would have returned or
+        raised. False when nothing was begun: there is no room now, the worker is gone, or another loop watches it."""
+        channel = self._watched_by(watcher)
+        if channel is None:
+            return False
+        number = next(self._numbers) & 0xFFFFFFFF
+        self.current = [draft.id for draft in drafts if draft.id]
+        self._running[number] = _Running(execution, [], done, timeout_s)
+        try:
+            sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
+        except (PeerLostError, NoRoomError):
+            sent = False
+        if not sent or self.ended.is_set():
+            self.current = ()
+            return self._running.pop(number, None) is None  # its end may have been told already
+        if self.dozing:
+            self.dozing = False
+            channel.rouse()
+        return True
+
+    def _watched_by(self, watcher: Watcher) -> MemoryChannel | None:
+        """The channel, if this loop watches it; the first one that asks does."""
+        channel = self.channel
+        if self._watched is None and isinstance(channel, MemoryChannel):
+
+            def turn(wake: int) -> None:
+                try:
+                    channel.turn(wake, self.handle)
+                except (WireError, RingError) as error:
+                    self.confused(error)
+
+            try:
+                channel.watch(watcher, turn)
+            except PeerLostError:
+                return None
+            self._watched = watcher, channel
+        return self._watched[1] if self._watched is not None and self._watched[0] is watcher else None
+
     def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
         return _Stream(execution, index, lambda index: self.tell(Kind.STREAM_READ, number, [Draft(flags=index << 8)]))
 
-    def _await(self, number: int, running: _Running, timeout_s: float) -> Message:
-        end = time.monotonic() + timeout_s if timeout_s else None
+    def _await(self, number: int, running: _Running) -> Message:
         while running.answer is None:
             message = self.channel.next(LOOK_S)
             if message is None:
                 self._tell_cancelled(number, running)
-                if end is not None and time.monotonic() >= end:
-                    self.reason = f"it did not answer within {timeout_s:g} s (execute-timeout) and was ended"
-                    self.process.kill()
+                if self._overdue(running):
                     raise PeerLostError
             else:
                 self.handle(message)
         return running.answer
+
+    def _overdue(self, running: _Running) -> bool:
+        """Has it taken too long? Then the process is ended."""
+        if running.end is None or time.monotonic() < running.end:
+            return False
+        self.reason = f"it did not answer within {running.timeout_s:g} s (execute-timeout) and was ended"
+        self.process.kill()
+        return True
 
     def _outcomes(self, message: Message, execution: Execution) -> Sequence[Outcome | None]:
         execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
@@ -261,7 +317,9 @@ class Link:
             case Kind.DONE | Kind.FAILED:
                 running = self._running.get(message.number)
                 future = self._asked.pop(message.number, None)
-                if running is not None:
+                if running is not None and running.done is not None:
+                    self._finish(message, running.execution)
+                elif running is not None:
                     running.answered(message)
                 elif future is None:
                     return
@@ -273,6 +331,21 @@ class Link:
                 self._stream(message)
             case _:
                 self._aside(self, message)
+
+    def _finish(self, message: Message, execution: Execution) -> None:
+        result: Sequence[Outcome | None] | RemoraError
+        try:
+            result = self._outcomes(message, execution)
+        except RemoraError as error:
+            result = error
+        self._end(message.number, result)
+
+    def _end(self, number: int, result: Sequence[Outcome | None] | RemoraError) -> None:
+        """Tell the loop that has begun an execution how it ended, unless that was told before."""
+        running = self._running.pop(number, None)
+        if running is not None and running.done is not None:
+            self.current = ()
+            running.done(result)
 
     def _stream(self, message: Message) -> None:
         running = self._running.get(message.number)
@@ -288,7 +361,7 @@ class Link:
     def requests_of(self, number: int) -> Sequence[Request]:
         """The requests of an execution that is under way; none when it is not."""
         running = self._running.get(number)
-        return running.requests if running is not None else ()
+        return running.execution.requests if running is not None else ()
 
     @property
     def streaming(self) -> bool:
@@ -296,13 +369,15 @@ class Link:
         return bool(self._running)
 
     def look(self) -> None:
-        """Tell the worker which requests were cancelled whose answers still stream."""
+        """Look after the executions that no thread waits for: cancelled requests, time that is over."""
         for number, running in list(self._running.items()):
-            if running.streams:
+            if running.streams or running.done is not None:
                 self._tell_cancelled(number, running)
+            if running.done is not None and self._overdue(running):
+                return
 
     def _tell_cancelled(self, number: int, running: _Running) -> None:
-        for index, request in enumerate(running.requests):
+        for index, request in enumerate(running.execution.requests):
             if request.cancelled and index not in running.told:
                 running.told.add(index)
                 self.tell(Kind.CANCEL, number, [Draft(flags=index << 8)])
@@ -320,6 +395,8 @@ class Link:
             for stream in running.streams if running is not None else ():
                 if stream.open:
                     stream.put(Streamed(error, True))
+            if running is not None and running.done is not None:
+                self._end(number, error)
         self.channel.close()
         self.process.close()
 

@@ -12,7 +12,7 @@ from time import monotonic_ns
 
 import numpy as np
 
-from remora.backends import Execution, Instance, Placement, Source
+from remora.backends import Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
 from remora.backends.worker.errands import Errands
 from remora.backends.worker.forms import RequestWriter
@@ -20,8 +20,11 @@ from remora.backends.worker.keeper import Keeper, Steps
 from remora.backends.worker.settings import WorkerSettings
 from remora.backends.worker.wire import Draft, Kind, head
 from remora.errors import ConfigError, InvalidArgumentError
-from remora.messages import Outcome
+from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
+
+LOOP_BYTES = 256 << 10
+"""An event loop copies no more than this into shared memory at once: it takes some 50 us."""
 
 
 class WorkerModel:
@@ -102,6 +105,11 @@ class WorkerInstance:
         self.keeper.serve(placement.name, steps)
 
     @property
+    def remote(self) -> bool:
+        """See ``RemoteInstance.remote``."""
+        return self.keeper.in_memory and not self._decoupled
+
+    @property
     def trouble(self) -> str:
         """Why it does not serve now; empty when it does."""
         return self.keeper.trouble
@@ -116,6 +124,16 @@ class WorkerInstance:
         link = self.keeper.link()
         drafts = [self._writer.draft(request) for request in execution.requests]
         return link.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
+
+    def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
+        """Begin a batch in the worker; see ``RemoteInstance.begin``. Much data is better copied by a thread."""
+        link = self.keeper.serving
+        if link is None:
+            return False
+        drafts = [self._writer.draft(request) for request in execution.requests]
+        if sum([array.nbytes for draft in drafts for array in draft.arrays]) > LOOP_BYTES:
+            return False
+        return link.begin(drafts, execution, self._settings.execute_timeout_s, watcher, done)
 
     def close(self) -> None:
         """Let the model finalize and end its process."""

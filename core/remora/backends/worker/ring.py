@@ -5,7 +5,7 @@ The memory holds three words on cache lines of their own, then the records:
 
     0    tail   bytes ever written      (the writer's)
     64   head   bytes ever read         (the reader's)
-    128  state  AWAKE, WAITING or AWAY  (the reader's): whom a writer has to wake
+    128  state  AWAKE, WAITING, AWAY or LOOP  (the reader's): whom a writer has to wake
     256  data   records: the length in a word, the bytes, padding to the next word
 
 A record becomes visible when ``tail`` moves past it, its room becomes free when ``head`` does. Words are read and
@@ -24,6 +24,8 @@ WAITING = 1
 """The thread that waits for an answer sleeps."""
 AWAY = 2
 """No thread waits for an answer; the background thread has to be woken."""
+LOOP = 3
+"""An event loop waits for an answer, among other things."""
 
 _TAIL, _HEAD, _STATE = 0, 8, 16
 _WORDS = 32
