@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 
@@ -108,3 +109,48 @@ def test_a_reply_that_raises_keeps_its_neighbours_waiting_for_nothing(caplog: py
     )
     assert answered == [OUTCOME]
     assert "could not be delivered" in caplog.text
+
+
+def test_the_loop_watches_what_it_is_asked_to_until_it_is_told_to_stop() -> None:
+    async def main() -> None:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        reading, writing = os.pipe()
+        heard: list[bytes] = []
+        woken = asyncio.Event()
+
+        def work(fd: int) -> None:
+            heard.append(os.read(fd, 1))
+            woken.set()
+
+        end = mailbox.watch(reading, work)
+        os.close(reading)  # the loop has a duplicate of its own
+        os.write(writing, b"a")
+        await asyncio.wait_for(woken.wait(), PATIENCE_S)
+        await asyncio.to_thread(end)
+        await asyncio.sleep(0)
+        assert heard == [b"a"]
+        with pytest.raises(BrokenPipeError):
+            os.write(writing, b"b")  # nobody can read it any more
+        os.close(writing)
+
+    asyncio.run(main())
+
+
+def test_ending_a_watch_after_its_loop_closes_the_duplicate() -> None:
+    reading, writing = os.pipe()
+    loop = asyncio.new_event_loop()
+    end = LoopMailbox(loop).watch(reading, lambda _fd: None)
+    loop.close()
+    end()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"x")
+    os.close(writing)
+
+
+def test_only_the_loops_own_thread_is_current() -> None:
+    async def main() -> tuple[bool, bool]:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        return mailbox.is_current(), await asyncio.to_thread(mailbox.is_current)
+
+    assert asyncio.run(main()) == (True, False)

@@ -38,6 +38,8 @@ INLINE_BYTES = 2048
 KEEP_BYTES = 32 << 20
 """How much memory of an arena stays when nothing is in it."""
 _ROOM_POLL_MS = 5
+_GIVING_BACK_S = 0.001
+"""Giving the role back takes less, once the last look at the ring is done."""
 _MOMENT_S = 0.002
 """What even those may wait who must not wait: a message that is being written takes less, one without room more."""
 
@@ -331,13 +333,13 @@ class MemoryChannel:
         self._read_all(wake, handle)
 
     def _read_all(self, wake: int, handle: Handle) -> None:
-        if not self._reading.acquire(blocking=False):
-            _drain(wake)
-            return
+        _drain(wake)
+        while not self._reading.acquire(timeout=_GIVING_BACK_S):
+            if self._in.state in (AWAKE, WAITING):
+                return  # who reads will look once more before it gives the role back; else it has done so already
         try:
             if self._closed:
                 return
-            _drain(wake)
             self._in.state = AWAKE
             while (message := self._take()) is not None:
                 handle(message)

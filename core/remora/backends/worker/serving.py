@@ -192,12 +192,13 @@ class Worker:
     def _execute(self, message: Message) -> list[Draft]:
         instance = self._instance
         if instance is None:
+            self._executing.pop(message.number, None)
             raise InternalError("no instance was started")
         number = message.number
-        executing = _Executing(self, number, [self._reader.request(item) for item in message.items])
-        message.items.clear()
-        self._executing[number] = executing
+        executing = self._executing[number]
         try:
+            executing.open_with([self._reader.request(item) for item in message.items])
+            message.items.clear()
             execution = executing.execution()
             outcomes = instance.execute(execution)
             drafts = [self._writer.draft(outcome, index) for index, outcome in enumerate(outcomes)]
@@ -278,6 +279,9 @@ class Worker:
     def _aside(self, message: Message) -> bool:
         """Do what does not concern the model's thread; False for what does."""
         match message.kind:
+            case Kind.EXECUTE:  # known from now on: what is told of it may be read before the model's thread gets to it
+                self._executing[message.number] = _Executing(self, message.number)
+                return False
             case Kind.CANCEL | Kind.STREAM_READ:
                 executing = self._executing.get(message.number)
                 if executing is not None:
@@ -301,15 +305,24 @@ def _orphan(*_: object, **__: object) -> Any:
 
 
 class _Executing:
-    """A batch that the model has not done with."""
+    """A batch that the model has not done with. It has no requests until the model's thread opens it."""
 
-    def __init__(self, worker: Worker, number: int, requests: list[Request]) -> None:
+    def __init__(self, worker: Worker, number: int) -> None:
         self.number = number
-        self.requests = requests
-        self.open = set(range(len(requests)))
-        self.ahead = [threading.Semaphore(AHEAD) for _ in requests]
+        self.requests: list[Request] = []
+        self.open: set[int] = set()
+        self.ahead: list[threading.Semaphore] = []
         self.done = False
         self._worker = worker
+        self._cancelled: list[int] = []
+
+    def open_with(self, requests: list[Request]) -> None:
+        """Begin; some of the requests may be cancelled already."""
+        self.open = set(range(len(requests)))
+        self.ahead = [threading.Semaphore(AHEAD) for _ in requests]
+        self.requests = requests
+        for index in tuple(self._cancelled):  # a later one finds the requests there
+            requests[index].cancel()
 
     def execution(self) -> Execution:
         """What the in-thread backend runs."""
@@ -329,7 +342,9 @@ class _Executing:
         for item in message.items:
             index, _ = index_of(item)
             if message.kind is Kind.CANCEL:
-                self.requests[index].cancel()
+                self._cancelled.append(index)
+                if self.requests:
+                    self.requests[index].cancel()
             else:
                 self.ahead[index].release()
 

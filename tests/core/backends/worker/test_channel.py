@@ -1,0 +1,81 @@
+"""Two sides of a channel in one process: no message is left lying, whoever reads at the time."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from remora.backends.worker.wire import Kind
+
+channels = pytest.importorskip("remora.backends.worker.channel", reason="needs mmap and select.poll")
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[channels.MemoryChannel, channels.MemoryChannel]]:
+    gone, lifeline = os.pipe()
+    ours, theirs = channels.create(1 << 16)
+    theirs = channels.Ends(*map(os.dup, theirs))  # as a process of its own would have them
+    both = channels.MemoryChannel(ours, gone, serves=True), channels.MemoryChannel(theirs, gone, serves=False)
+    yield both
+    for side in both:
+        side.close()
+    os.close(lifeline)
+    os.close(gone)
+
+
+def test_a_message_that_arrives_while_the_role_is_given_back_wakes_the_background(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    arrived = threading.Semaphore(0)
+    stop = threading.Event()
+
+    def background() -> None:
+        poller = select.poll()
+        poller.register(server.back_fd, select.POLLIN)
+        while not stop.is_set():
+            poller.poll()
+            server.background(lambda _message: arrived.release())
+
+    reader = threading.Thread(target=background)
+    reader.start()
+    turns = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def send() -> None:
+        for number in range(3000):
+            turns.wait()
+            worker.send(Kind.LOG, number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for number in range(3000):
+        turns.wait()
+        with server.front():
+            pass
+        assert arrived.acquire(timeout=PATIENCE_S), f"message {number} was left lying"
+    sender.join()
+    stop.set()
+    server.rouse()
+    reader.join()
+
+
+def test_a_wake_up_is_kept_for_later_only_if_the_reader_still_looks(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    seen: list[Kind] = []
+    server.enter()
+    worker.send(Kind.LOG)
+    server.background(lambda message: seen.append(message.kind))  # the front reads: it is not the background's turn
+    assert seen == []
+    server.leave()
+    assert select.select([server.back_fd], [], [], 0)[0], "who leaves a message behind wakes the background"
+    server.background(lambda message: seen.append(message.kind))
+    assert seen == [Kind.LOG]

@@ -1,0 +1,238 @@
+"""Instances that run elsewhere: begun in a loop, ended by whoever hears of it; and instances that are in trouble."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
+from remora.backends import Done, Execution
+from remora.config import BatchPolicy
+from remora.errors import InternalError, UnavailableError
+from remora.messages import Outcome, Response, Ticket, Watcher
+from remora.scheduling.batching import BatchQueue
+from remora.scheduling.scheduler import Scheduler
+from remora.signature import Signature
+
+PATIENCE_S = 30.0
+
+
+class FakeWatcher:
+    """A loop that is the caller's as long as ``here`` is True."""
+
+    here = True
+
+    def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
+        raise AssertionError("fakes have nothing to watch")
+
+    def is_current(self) -> bool:
+        return self.here
+
+
+class RemoteFake(FakeInstance):
+    """Begins batches when ``takes``; they end when the test says so."""
+
+    remote = True
+    trouble = ""
+    takes = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.begun: list[tuple[Execution, Done]] = []
+
+    def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        if self.takes:
+            self.begun.append((execution, done))
+        return self.takes
+
+    def end(self, result: Sequence[Outcome | None] | Exception | None = None) -> None:
+        """The oldest batch that has begun ends."""
+        execution, done = self.begun.pop(0)
+        done([double(request) for request in execution.requests] if result is None else result)
+
+
+class Bench:
+    def __init__(self, instances: int = 1, *, threads: bool = False) -> None:
+        self.instances = [RemoteFake(f"m_{index}") for index in range(instances)]
+        self.recorder = FakeRecorder()
+        self.replies = Replies()
+        self.mailbox = FakeMailbox()
+        self.watcher = self.mailbox.watcher = FakeWatcher()
+        self.scheduler = Scheduler(
+            BatchQueue(BatchPolicy(max_batch_size=4, dynamic=True)),
+            self.instances,
+            Signature(config_of(DOUBLER), "m"),
+            self.recorder,
+            FakeClock(),
+            threads=threads,
+        )
+
+    def submit(self, **settings: object) -> Ticket:
+        ticket = ticket_of(**{"reply": self.replies, "mailbox": self.mailbox, **settings})  # type: ignore[arg-type]
+        self.scheduler.submit(ticket)
+        return ticket
+
+    def sizes(self, index: int = 0) -> list[int]:
+        return [len(execution.requests) for execution, _ in self.instances[index].begun]
+
+
+def test_what_arrives_in_one_turn_is_begun_as_one_batch_and_answered_when_it_ends() -> None:
+    bench = Bench()
+    tickets = [bench.submit() for _ in range(3)]
+    assert bench.mailbox.turn() == 1
+    assert bench.sizes() == [3]
+    assert bench.scheduler.running == 3
+    assert bench.replies.order == []
+    bench.instances[0].end()
+    assert bench.replies.order == tickets
+    assert len(bench.recorder.runs) == 1
+    assert bench.scheduler.running == bench.scheduler.pending == 0
+
+
+def test_what_arrives_while_a_batch_runs_waits_without_bothering_the_loop() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.mailbox.turn()
+    for _ in range(3):
+        bench.submit()
+    assert bench.mailbox.turn() == 0
+    assert bench.scheduler.pending == 3
+
+
+def test_the_next_batch_has_begun_before_the_answers_of_the_last_are_written() -> None:
+    bench = Bench()
+    begun_at_reply: list[list[int]] = []
+    bench.submit(reply=lambda _ticket, _outcome: begun_at_reply.append(bench.sizes()))
+    bench.mailbox.turn()
+    bench.submit()
+    bench.instances[0].end()
+    assert begun_at_reply == [[1]]
+
+
+def test_a_batch_that_ends_in_another_thread_is_followed_by_one_that_a_thread_or_the_loop_takes() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.mailbox.turn()
+    bench.submit()
+    bench.watcher.here = bench.mailbox.here = False
+    bench.instances[0].end()
+    assert bench.sizes() == []
+    assert bench.mailbox.turn() == 0
+    assert len(bench.scheduler.step().tickets) == 1, "the instance's thread has it"
+
+
+def test_a_batch_that_failed_answers_its_requests_and_the_instance_goes_on() -> None:
+    bench = Bench()
+    ticket = bench.submit()
+    bench.mailbox.turn()
+    bench.instances[0].end(InternalError("the process is gone"))
+    assert isinstance(bench.replies.only(ticket), InternalError)
+    after = bench.submit()
+    bench.mailbox.turn()
+    bench.instances[0].end()
+    assert isinstance(bench.replies.only(after), Response)
+
+
+def test_an_instance_that_cannot_begin_answers_with_what_it_raised() -> None:
+    bench = Bench()
+    bench.instances[0].failure = TypeError("what is that")
+    ticket = bench.submit()
+    bench.mailbox.turn()
+    outcome = bench.replies.only(ticket)
+    assert isinstance(outcome, InternalError)
+    assert "what is that" in str(outcome)
+    assert bench.scheduler.running == 0
+
+
+def test_a_cancelled_request_is_answered_and_not_begun() -> None:
+    bench = Bench()
+    gone, stays = bench.submit(), bench.submit()
+    gone.cancel()
+    bench.mailbox.turn()
+    assert bench.sizes() == [1]
+    assert bench.replies.order == [gone]
+    bench.instances[0].end()
+    assert bench.replies.order == [gone, stays]
+
+
+def test_a_loop_that_cannot_watch_leaves_the_batch_to_a_thread() -> None:
+    bench = Bench()
+    bench.mailbox.watcher = None
+    bench.submit()
+    assert bench.mailbox.turn() == 0
+    assert len(bench.scheduler.step().tickets) == 1
+
+
+def test_a_batch_that_does_not_suit_the_loop_is_run_once_by_the_instances_own_thread() -> None:
+    bench = Bench(2, threads=True)
+    answered = threading.Semaphore(0)
+    for instance in bench.instances:
+        instance.takes = False
+    for _ in range(6):
+        bench.submit(reply=lambda _ticket, _outcome: answered.release())
+    while bench.mailbox.turn():
+        pass
+    for _ in range(6):
+        assert answered.acquire(timeout=PATIENCE_S)
+    assert sum(len(batch) for instance in bench.instances for batch in instance.batches) == 6
+    assert bench.scheduler.stop(PATIENCE_S)
+
+
+def test_every_idle_instance_is_given_a_batch() -> None:
+    bench = Bench(2)
+    for _ in range(6):
+        bench.submit()
+    bench.mailbox.turn()
+    bench.mailbox.turn()
+    assert bench.sizes(0) == [4]
+    assert bench.sizes(1) == [2]
+
+
+# -- trouble --------------------------------------------------------------------------------------------------------
+
+
+def test_an_instance_in_trouble_gets_nothing_while_another_can_run() -> None:
+    bench = Bench(2)
+    bench.instances[0].trouble = "it is being started again"
+    bench.submit()
+    bench.mailbox.turn()
+    assert (bench.sizes(0), bench.sizes(1)) == ([], [1])
+    waits = bench.submit()
+    bench.mailbox.turn()
+    assert bench.scheduler.pending == 1, "it waits for the one that is well"
+    bench.instances[1].end()
+    bench.instances[1].end()
+    assert isinstance(bench.replies.only(waits), Response)
+
+
+def test_when_all_are_in_trouble_requests_are_told_so_at_once() -> None:
+    bench = Bench(2)
+    for instance in bench.instances:
+        instance.trouble = "it is being started again"
+    bench.submit()
+    bench.mailbox.turn()
+    assert bench.sizes(0) == [1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_threads_of_instances_that_come_and_go_lose_nothing(seed: int) -> None:
+    bench = Bench(3, threads=True)
+    choose = random.Random(seed)
+    answered = threading.Semaphore(0)
+    for _ in range(200):
+        bench.instances[choose.randrange(3)].trouble = choose.choice(["", "", "gone"])
+        bench.submit(mailbox=None, reply=lambda _ticket, _outcome: answered.release())
+    for instance in bench.instances:
+        instance.trouble = ""
+    bench.submit(mailbox=None, reply=lambda _ticket, _outcome: answered.release())
+    for _ in range(201):
+        assert answered.acquire(timeout=PATIENCE_S)
+    bench.instances[0].trouble = "gone"
+    assert bench.scheduler.stop(PATIENCE_S), "a thread that was passed over ends too"
+    with pytest.raises(UnavailableError):
+        bench.submit()
