@@ -34,6 +34,7 @@ READS_CLOCK = (
     "adapters/",
 )
 STARTS_THREADS = (
+    "core/remora/scheduling/running.py",
     "core/remora/scheduling/scheduler.py",
     "core/remora/scheduling/sequence_scheduler.py",
     "core/remora/lifecycle.py",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from remora.errors import InternalError, RemoraError
 from remora.messages import Mailbox, Outcome, Ticket
+from remora.scheduling.ordering import Ordering
 
 _log = logging.getLogger("remora.scheduling")
 
@@ -23,6 +25,38 @@ def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
         parted.setdefault(id(delivery[0].mailbox), []).append(delivery)
     for part in parted.values():
         _post(part[0][0].mailbox, part)
+
+
+class OrderedDelivery:
+    """Hands answers on in the order of their requests (spec D06). Thread-safe.
+
+    One thread does it at a time, or what was released in order could arrive out of it.
+    """
+
+    def __init__(self) -> None:
+        self._ordering = Ordering()
+        self._lock = threading.Lock()
+        self._handing_over = False
+
+    def expect(self, ticket: Ticket) -> None:
+        """A request has come in; the caller sees to it that they come here in their order."""
+        with self._lock:
+            self._ordering.expect(ticket)
+
+    def deliver(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        """Hand on what is due now that these requests have their answers."""
+        with self._lock:
+            self._ordering.done(deliveries)
+            if self._handing_over:
+                return  # whoever does it looks again before it ends
+            self._handing_over = True
+        while True:
+            with self._lock:
+                due = self._ordering.release()
+                if not due:
+                    self._handing_over = False
+                    return
+            deliver(due)
 
 
 def _post(mailbox: Mailbox | None, deliveries: list[tuple[Ticket, Outcome]]) -> None:

@@ -8,7 +8,7 @@ from remora.messages import Outcome, Ticket
 
 
 class Ordering:
-    """Holds an answer back until all requests before it have theirs. The scheduler's lock guards it."""
+    """Holds an answer back until all requests before it have theirs. Its owner's lock guards it."""
 
     __slots__ = ("_answers", "_expected")
 

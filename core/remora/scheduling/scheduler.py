@@ -1,6 +1,6 @@
-"""Takes requests, forms batches, runs them on the model's instances and delivers the answers.
+"""Takes requests, forms batches, gives them to the model's instances and delivers the answers.
 
-Everything that moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop,
+What moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop,
 or to begin one there whose instance runs elsewhere. What runs together is decided in `batching`, which is pure. Each
 idle instance pulls its own batch, and who ends one looks at the queue again. Laws:
 
@@ -13,28 +13,24 @@ idle instance pulls its own batch, and who ends one looks at the queue again. La
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, cast
 
-from remora.backends import Execution, Instance, RemoteInstance
-from remora.errors import InternalError, RemoraError, UnavailableError
-from remora.messages import Mailbox, Outcome, Response, Streamed, Ticket, Watcher
+from remora.backends import Instance, RemoteInstance
+from remora.errors import RemoraError, UnavailableError
+from remora.messages import Mailbox, Ticket, Watcher
 from remora.scheduling.batching import RESOURCES, Plan, Queue
 from remora.scheduling.costs import CostModel
-from remora.scheduling.delivery import deliver, failure_of
-from remora.scheduling.ordering import Ordering
+from remora.scheduling.delivery import OrderedDelivery, deliver
 from remora.scheduling.recorder import Recorder
-from remora.scheduling.streams import Streams
+from remora.scheduling.running import Answers, Runner, StreamRunner
 from remora.signature import Signature
 from remora.system.clock import Clock
 
 if TYPE_CHECKING:
     from remora.scheduling.rate_limiter import Turn
 
-_log = logging.getLogger("remora.models")
 
 INLINE_LIMIT_NS = 250_000
 """A batch predicted to be shorter runs in the event loop that brought it: a thread hop costs about 60 us."""
@@ -90,7 +86,6 @@ class Scheduler:
     ) -> None:
         self._queue = queue
         self._slots = [_Slot(instance) for instance in instances]
-        self._signature = signature
         self._recorder = recorder
         self._now = clock.monotonic_ns
         self._threads = threads
@@ -106,12 +101,14 @@ class Scheduler:
         self._inline_work: tuple[Mailbox | None, Callable[[], None]] = (None, lambda: None)
         self._stopping = False
         self._running = 0
-        self._ordering = Ordering() if ordered else None
-        self._handing_over = False
-        # What destructors send: they may interrupt any thread at any point, so all they may do is to leave it here.
-        self._late: SimpleQueue[tuple[Streams, int, Streamed] | None] = SimpleQueue()
-        self._late_thread: threading.Thread | None = None
+        self._ordered = OrderedDelivery() if ordered else None
+        self._deliver = deliver if self._ordered is None else self._ordered.deliver
         self.costs = CostModel() if costs is None else costs
+        accounts = (signature, recorder, self._now, self.costs)
+        self._runner = Runner(*accounts)
+        self._streaming = (
+            StreamRunner(*accounts, opened=self._streams_opened, ended=self._stream_ended) if decoupled else None
+        )
 
     def _judge(self, instances: Sequence[Instance]) -> None:
         """What these instances let a loop do, and whether any may be in trouble while another is not."""
@@ -135,8 +132,8 @@ class Scheduler:
                     "Server is stopping, scheduler for model has stopped accepting new inference requests"
                 )
             self._queue.push(ticket)
-            if self._ordering is not None:
-                self._ordering.expect(ticket)
+            if self._ordered is not None:
+                self._ordered.expect(ticket)
             mailbox = ticket.mailbox
             if not self._arm(mailbox):
                 return
@@ -318,8 +315,8 @@ class Scheduler:
         with self._lock:
             plan = self._take(slot)
         self._run(slot, plan)
-        while not self._late.empty():
-            self._send_late(self._late.get())
+        if self._streaming is not None:
+            self._streaming.catch_up()
         return plan
 
     def _take(self, slot: _Slot) -> Plan:
@@ -334,7 +331,7 @@ class Scheduler:
         deliveries = self._drop(plan)
         if plan.tickets:
             try:
-                deliveries += self._execute(slot.instance, plan)
+                deliveries += (self._streaming or self._runner).run(slot.instance, plan)
             finally:
                 self._free(slot, plan)
         self._deliver(deliveries)
@@ -342,10 +339,8 @@ class Scheduler:
     def _begin(self, slot: _Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
         """Begin a batch that runs elsewhere. Its end may come in any thread."""
         self._deliver(self._drop(plan))
-        execution, start_ns = self._start(plan)
 
-        def done(result: Sequence[Outcome | None] | Exception) -> None:
-            answers = self._settle(slot.instance, plan, execution, start_ns, result)
+        def ended(answers: Answers) -> None:
             self._free(slot, plan)
             if watcher.is_current() and len(self._queue):
                 self._run_inline(mailbox)  # at once: the instance is not to idle while the answers are written
@@ -353,17 +348,12 @@ class Scheduler:
                 self._look_again(mailbox)
             self._deliver(answers)
 
-        try:
-            begun = cast("RemoteInstance", slot.instance).begin(execution, watcher, done)
-        except Exception as error:
-            done(error)
-            return
-        if not begun:
+        if not self._runner.begin(cast("RemoteInstance", slot.instance), plan, watcher, ended):
             with self._lock:
                 slot.handed = plan._replace(dropped=[])
                 self._rouse(slot)
 
-    def _drop(self, plan: Plan) -> list[tuple[Ticket, Outcome]]:
+    def _drop(self, plan: Plan) -> Answers:
         for ticket, error in plan.dropped:
             self._recorder.dropped(ticket, error, self._now())
         return [*plan.dropped]
@@ -375,124 +365,17 @@ class Scheduler:
             if self._stopping or slot.retired:
                 self._work.notify_all()
 
-    def _deliver(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Deliver what is due. One thread does it at a time, or what was released in order could arrive out of it."""
-        ordering = self._ordering
-        if ordering is None:
-            deliver(deliveries)
-            return
+    def _streams_opened(self, count: int) -> None:
         with self._lock:
-            ordering.done(deliveries)
-            if self._handing_over:
-                return  # whoever does it looks again before it ends
-            self._handing_over = True
-        while True:
-            with self._lock:
-                due = ordering.release()
-                if not due:
-                    self._handing_over = False
-                    return
-            deliver(due)
-
-    def _execute(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
-        if self._decoupled:
-            return self._execute_decoupled(instance, plan)
-        execution, start_ns = self._start(plan)
-        result: Sequence[Outcome | None] | BaseException
-        try:
-            result = instance.execute(execution)
-        except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
-            result = error
-        return self._settle(instance, plan, execution, start_ns, result)
-
-    def _start(self, plan: Plan) -> tuple[Execution, int]:
-        execution = Execution([ticket.request for ticket in plan.tickets])
-        start_ns = self._now()
-        for ticket in plan.tickets:
-            ticket.start_ns = start_ns
-        return execution, start_ns
-
-    def _settle(
-        self,
-        instance: Instance,
-        plan: Plan,
-        execution: Execution,
-        start_ns: int,
-        result: Sequence[Outcome | None] | BaseException,
-    ) -> list[tuple[Ticket, Outcome]]:
-        """The answers of an execution that has ended, once it is accounted for. Never raises."""
-        tickets = plan.tickets
-        try:
-            if isinstance(result, BaseException):
-                raise result
-            outcomes = cast("Sequence[Outcome]", result)
-            if len(outcomes) != len(tickets):
-                raise InternalError(
-                    f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
-                )
-            if self._signature.reshapes:
-                outcomes = [self._to_wire(outcome) for outcome in outcomes]
-        except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
-            outcomes = [failure_of(error, instance.name)] * len(tickets)
-        end_ns = self._now()
-        self.costs.learn(plan.rows, end_ns - start_ns)
-        self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
-        answers = list(zip(tickets, outcomes, strict=True))
-        again = execution.again
-        return [answer for index, answer in enumerate(answers) if index not in again] if again else answers
-
-    def _execute_decoupled(self, instance: Instance, plan: Plan) -> list[tuple[Ticket, Outcome]]:
-        """Run a batch whose answers come through streams, now or later; what fails here ends all that are open."""
-        streams = Streams(plan.tickets, self._signature, self._recorder, self._now, self._stream_ended)
-        with self._lock:
-            self._running += len(plan.tickets)  # until each stream has ended
-            if self._threads and self._late_thread is None:
-                self._late_thread = threading.Thread(
-                    target=self._serve_late, name=f"remora {instance.name} late answers", daemon=True
-                )
-                self._late_thread.start()
-        start_ns = self._now()
-        for ticket in plan.tickets:
-            ticket.start_ns = start_ns
-        execution = Execution(
-            [ticket.request for ticket in plan.tickets],
-            streams.send,
-            lambda index, streamed: self._late.put((streams, index, streamed)),
-        )
-        try:
-            for index, outcome in enumerate(instance.execute(execution)):
-                if outcome is not None:
-                    streams.send(index, outcome if isinstance(outcome, Streamed) else Streamed(outcome, True))
-            for index in execution.again:
-                streams.leave(index)
-        except (Exception, SystemExit) as error:
-            streams.end_all(failure_of(error, instance.name))
-        end_ns = self._now()
-        self.costs.learn(plan.rows, end_ns - start_ns)
-        self._recorder.executed(plan, execution, [None] * len(plan.tickets), start_ns, end_ns)
-        return []
+            self._running += count  # until each of them has ended
+            if self._threads and self._streaming is not None:
+                self._streaming.start(self._slots[0].instance.name)
 
     def _stream_ended(self) -> None:
         with self._lock:
             self._running -= 1
             if self._stopping:
                 self._work.notify_all()
-
-    def _serve_late(self) -> None:
-        while self._send_late(self._late.get()):
-            pass
-
-    def _send_late(self, late: tuple[Streams, int, Streamed] | None) -> bool:
-        """Send what was left to be sent; False when nothing more will be."""
-        if late is not None:
-            streams, index, streamed = late
-            streams.send(index, streamed)
-        return late is not None
-
-    def _to_wire(self, outcome: Outcome) -> Outcome:
-        if isinstance(outcome, Response):
-            outcome.outputs = self._signature.to_wire(outcome.outputs)
-        return outcome
 
     def set_instances(self, instances: Sequence[Instance]) -> None:
         """Run on these from now on; returns when those left out have finished what they run. Any thread may call.
@@ -536,8 +419,8 @@ class Scheduler:
                     return False
         with self._lock:
             done = self._work.wait_for(lambda: self._running == 0, self._left_s(end_ns))
-        if done:
-            self._late.put(None)
+        if done and self._streaming is not None:
+            self._streaming.close()
         return done
 
     def _left_s(self, end_ns: int | None) -> float | None:
