@@ -401,6 +401,7 @@ class Lifecycle:
         """Finish what is under way in all models, then close them. False when the time was not enough."""
         self.stopping = True
         self._ended.set()
+        self._loads.end()
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         done = True
         for model in self.table.clear():

@@ -103,6 +103,8 @@ class ServedModel:
         self.load_ns = 0
         self.loaded_ms = 0
         self.file_bytes = 0
+        self.predecessor: ServedModel | None = None
+        """What this one replaced, as long as sequences that began there go on (spec V03)."""
         self.places: tuple[Placement, ...] = ()
         """Where each of the instances lives."""
         self._backend_model = backend_model
@@ -201,6 +203,10 @@ class ServedModel:
         RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
         ``reply`` is never called.
         """
+        if self.predecessor is not None and self.predecessor.keeps(form):
+            return self.predecessor.submit(
+                form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns
+            )
         request = self.signature.request(form, data)
         if held:
             self._refuse_circle(held)
@@ -277,6 +283,15 @@ class ServedModel:
         """Sequences that have begun and not ended."""
         sequences = getattr(self._inner, "sequences", None)  # the sequence scheduler is imported where there is one
         return len(sequences()) if sequences is not None else 0
+
+    def keeps(self, form: InferForm) -> bool:
+        """Whether a request goes on with a sequence that began here."""
+        if not form.sequence_id or form.sequence_start:
+            return False
+        older = self.predecessor
+        sequences = getattr(self._inner, "sequences", None)
+        here = sequences is not None and any(row.id == form.sequence_id for row in sequences())
+        return here or (older is not None and older.keeps(form))
 
     @property
     def adjustable(self) -> bool:

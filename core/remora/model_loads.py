@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from remora.system.clock import Clock
 
 _log = logging.getLogger("remora.models")
 
+_LOOK_S = 0.05
 _CODE_WORDS = {
     "UNKNOWN": "Unknown",
     "INTERNAL": "Internal",
@@ -76,6 +77,7 @@ class ModelLoads:
         self._loaded: dict[str, _Loaded] = {}
         self._locks: dict[str, threading.RLock] = {}
         self.closing: list[threading.Thread] = []
+        self._ending = threading.Event()
 
     @property
     def cost(self) -> LoadCost:
@@ -185,11 +187,19 @@ class ModelLoads:
         if failed or not (loaded or stays):
             self._close(key, loaded.values())
             raise self._load_failed(key, failed)
+        self._hand_over(self._table.serving(key), loaded)
         retired = self._table.replace(key, loaded, stays)
         if retired is None:
             self._close(key, loaded.values())
             raise UnavailableError(f"load failed for model '{key}': the server is stopping")
         self._close(key, retired)
+
+    def _hand_over(self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel]) -> None:
+        """Sequences that are under way end where they began: requests find their way back through what takes over."""
+        for number, successor in loaded.items():
+            older = serving.get(number) or (serving[max(serving)] if serving else None)
+            if older is not None and older.open_sequences:
+                successor.predecessor = older
 
     def _load_failed(self, key: str, failed: dict[int, RemoraError]) -> LoadFailedError:
         self._table.fail(key, {number: _sentence(error) for number, error in failed.items()})
@@ -209,16 +219,26 @@ class ModelLoads:
 
     def _close(self, key: str, models: Iterable[ServedModel]) -> None:
         """Let go of models without making anyone wait."""
-
-        def close(model: ServedModel) -> None:
-            model.close()
-            self._table.closed(key, model.version)
-
         for model in models:
-            thread = threading.Thread(target=close, args=(model,), name=f"remora close {model.name}", daemon=True)
+            successors = [other for other in self._table.serving(key).values() if other.predecessor is model]
+            thread = threading.Thread(
+                target=self._end, args=(key, model, successors), name=f"remora close {model.name}", daemon=True
+            )
             thread.start()
             with self._lock:
                 self.closing = [other for other in self.closing if other.is_alive()] + [thread]
+
+    def _end(self, key: str, model: ServedModel, successors: Sequence[ServedModel]) -> None:
+        while successors and model.open_sequences and not self._ending.wait(_LOOK_S):
+            pass
+        for successor in successors:
+            successor.predecessor = None
+        model.close()
+        self._table.closed(key, model.version)
+
+    def end(self) -> None:
+        """Sequences that outlive a swap are waited for no longer: the server stops."""
+        self._ending.set()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until what was let go of is closed; False when that took too long."""

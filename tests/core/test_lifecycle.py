@@ -23,7 +23,7 @@ from remora.errors import (
 )
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
-from remora.messages import IndexEntry, InferForm, InputSpec
+from remora.messages import IndexEntry, InferForm, InputSpec, Response
 from remora.model import ServedModel
 from remora.model_table import LoadingError
 from remora.options import EngineOptions
@@ -433,6 +433,47 @@ def test_a_load_that_fails_is_tried_again_as_often_as_the_option_says(bench: Ben
     bench.backend.opening = opening
     lifecycle = bench.lifecycle("none", model_load_retry_count=retries)
     assert (lifecycle.start() == {}) is loads
+
+
+SEQUENCES = (
+    DOUBLER
+    + """
+sequence_batching { max_sequence_idle_microseconds: 60000000 direct { }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }
+"""
+)
+
+
+def test_a_sequence_ends_where_it_began_though_another_version_has_taken_over(bench: Bench) -> None:
+    write_model(bench.repository, "m", config=SEQUENCES)
+    lifecycle = bench.started(load_model=("m",))
+
+    def ask(*, start: bool = False, end: bool = False, sequence: int = 5) -> object:
+        replies, answered = Replies(), threading.Event()
+
+        def reply(*answer: Any) -> None:
+            replies(*answer)
+            answered.set()
+
+        form = InferForm(
+            (InputSpec("IN", "INT32", (1, 1)),), sequence_id=sequence, sequence_start=start, sequence_end=end
+        )
+        ticket = lifecycle.resolve("m").submit(form, [b"\x07\x00\x00\x00"], reply)
+        assert answered.wait(PATIENCE_S)
+        return replies.only(ticket)
+
+    assert isinstance(ask(start=True), Response)
+    write_model(bench.repository, "m", versions=("2",), config=SEQUENCES)
+    lifecycle.load("m", {})
+    old, new = (opened.instances[0] for opened in bench.backend.opened)
+    assert isinstance(ask(), Response)
+    assert isinstance(ask(start=True, sequence=6), Response), "a new one begins with what serves now"
+    assert (len(old.batches), len(new.batches)) == (2, 1)
+    assert bench.backend.opened[0].closed == 0
+    assert isinstance(ask(end=True), Response)
+    settle(lifecycle)
+    assert bench.backend.opened[0].closed == 1
+    assert lifecycle.resolve("m").predecessor is None
 
 
 # -- what comes with the request --------------------------------------------------------------------------------------
