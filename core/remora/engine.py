@@ -120,6 +120,7 @@ class Engine:
         self.options = replace(options, paths=(*options.paths, *paths))
         self._clock = clock or SystemClock()
         self.ledger = ledger or Ledger(self._clock.monotonic_ns)
+        self._keeps_ledger = ledger is None
         loader = ModelLoader(self.options, self._clock)
         loader.calls = self._model_calls
         loader.ledger = self.ledger
@@ -138,6 +139,8 @@ class Engine:
     def start(self) -> Engine:
         """Load the models. Raises RemoraError for the first that cannot be loaded, unless ``exit_on_error`` is off."""
         failures = self._lifecycle.start()
+        if self._keeps_ledger:
+            self.ledger.ready()  # what is loaded later is no part of the start
         if failures and self.options.exit_on_error:
             self.stop()
             error = failures[min(failures)]
