@@ -28,7 +28,6 @@ from remora.messages import (
     ModelInfo,
     ModelStats,
     Outcome,
-    OutputSpec,
     Parameter,
     Response,
     ServerInfo,
@@ -232,6 +231,8 @@ class Engine:
                 first where there is one). Text and bytes become BYTES. Values are cast to the model's datatype where
                 that loses nothing.
             outputs: names wanted; none for all.
+            parameters: for the model, but that ``sequence_id``, ``sequence_start``, ``sequence_end``, ``priority`` and
+                ``timeout`` (microseconds) mean what they mean in V2.
             timeout_s: how long to wait; then TimeoutError, and the request is cancelled.
 
         Raises RemoraError.
@@ -320,11 +321,11 @@ class Engine:
         id: str,
         parameters: Mapping[str, Parameter] | None,
     ) -> tuple[ServedModel, InferForm, list[Data]]:
-        from remora.program_inputs import as_request  # servers have codecs for that
+        from remora.program_inputs import as_form, as_request  # servers have codecs for that
 
         served = self.wait_for(model, version)
         specs, data = as_request(served, inputs)
-        return served, InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, parameters or {}), data
+        return served, as_form(specs, outputs, id, parameters or {}), data
 
     # -- models -----------------------------------------------------------------------------------------------------
 

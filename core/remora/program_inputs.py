@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from remora.errors import InvalidArgumentError
-from remora.messages import DTYPES, Array, Data, InputSpec, datatype_of
+from remora.messages import DTYPES, Array, Data, InferForm, InputSpec, OutputSpec, Parameter, datatype_of
 from remora.model import ServedModel
 
 
@@ -27,6 +28,36 @@ def as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tuple
         specs.append(InputSpec(name, datatype, array.shape))
         data.append(np.ascontiguousarray(array).reshape(array.shape))
     return tuple(specs), data
+
+
+_RESERVED: Mapping[str, tuple[str, type, type]] = {
+    "sequence_id": ("sequence_id", int, str),
+    "sequence_start": ("sequence_start", bool, bool),
+    "sequence_end": ("sequence_end", bool, bool),
+    "priority": ("priority", int, int),
+    "timeout": ("timeout_us", int, int),
+}
+"""Parameters that mean something to V2: the form's field, and the types that the value may have."""
+
+
+def as_form(
+    specs: tuple[InputSpec, ...], outputs: Sequence[str], id: str, parameters: Mapping[str, Parameter]
+) -> InferForm:
+    """The form of a program's request. Parameters that V2 reserves mean here what they mean there.
+
+    Raises InvalidArgumentError for a reserved parameter whose value is of another type, or negative.
+    """
+    rest = dict(parameters)
+    said: dict[str, Any] = {}
+    for name, (field, first, second) in _RESERVED.items():
+        if name not in rest:
+            continue
+        value = rest.pop(name)
+        if type(value) not in (first, second) or (type(value) is int and value < 0):
+            kinds = " or ".join(dict.fromkeys((first.__name__, second.__name__)))
+            raise InvalidArgumentError(f"parameter '{name}' is {value!r}: expected {kinds}, not below 0")
+        said[field] = value
+    return InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, rest, **said)
 
 
 def _as_array(array: Array, datatype: str, name: str) -> Array:
