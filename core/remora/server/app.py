@@ -12,7 +12,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
@@ -23,6 +23,7 @@ from remora.explaining import Explanation
 from remora.messages import DTYPES, IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
 from remora.model import ServedModel
 from remora.options import ServerOptions
+from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.asgi_bridge import V2App
 from remora.server.rest import METRICS_PATH
 from remora.server.schemas import schema_of
@@ -56,7 +57,7 @@ def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
 
     The engine is the caller's to start, before the first request, and to stop. Bodies beyond
     ``options.http_max_input_size`` bytes are refused while they arrive. Raises ValueError for a
-    ``http_header_forward_pattern`` that is no regular expression.
+    ``http_header_forward_pattern`` that is no regular expression, and for restrictions that cannot be read.
     """
     app = FastAPI(
         title="remora", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
@@ -76,11 +77,26 @@ def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
             return _respond(status_page(found), "text/html", Vary="Accept")
         return _respond(json.dumps(found), "application/json", Vary="Accept")
 
+    restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
     for path, page in (("/v2/docs", docs), ("/v2/openapi.json", schema), ("/v2/status", state)):
-        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
+        app.add_api_route(path, _guarded(page, restrictions), methods=["GET", "HEAD"], include_in_schema=False)
     # In the place of "not found", so that routes added to the app later are still reached.
     app.router.default = V2App(engine, options)
     return app
+
+
+def _guarded(page: Callable[[Request], Response], restrictions: Restrictions) -> Callable[[Request], Response]:
+    """A page for those who bring its group's secret; any ASGI host may carry the app, so nothing else has asked."""
+
+    def answer(request: Request) -> Response:
+        headers = request.headers
+        key = restrictions.missing(GROUP_OF_ACTION["pages"], lambda name: headers.get(name, "").encode("latin-1"))
+        if key is None:
+            return page(request)
+        text = json.dumps({"error": f"This API is restricted, expecting header '{key}'"})
+        return Response(text, 403, _HEADERS, "text/plain")
+
+    return answer
 
 
 def _respond(text: str, media_type: str, **headers: str) -> Response:

@@ -19,6 +19,7 @@ from remora.messages import Buffer
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head, too_large
 from remora.protocols.http_answer import Headers, HttpAnswer, failure
+from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
 from remora.server.exchange import STREAM_BACKLOG, Exchange
 from remora.server.mailbox import LoopMailbox
@@ -68,10 +69,11 @@ class V2App:
 
     Args:
         engine: started and stopped by whoever made it.
-        options: the limit of bodies, the pattern of forwarded headers, whether metrics are served.
+        options: the limit of bodies, the pattern of forwarded headers, whether metrics are served, what is restricted.
 
-    Raises ValueError when the pattern is no regular expression. To be called by one event loop at a time; the next
-    call may come from another one (a host may run each request in a loop of its own).
+    Raises ValueError when the pattern is no regular expression, and for restrictions that cannot be read. To be called
+    by one event loop at a time; the next call may come from another one (a host may run each request in a loop of its
+    own).
     """
 
     def __init__(self, engine: Engine, options: ServerOptions) -> None:
@@ -82,6 +84,7 @@ class V2App:
             self._forward = re.compile(pattern, re.IGNORECASE) if pattern else None
         except re.error as error:
             raise ValueError(f"http_header_forward_pattern={pattern!r} is not a regular expression: {error}") from error
+        self._restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
         self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,6 +139,7 @@ class V2App:
                 answer_in_thread(loop),
                 max_input_bytes=limit,
                 serves_metrics=options.allow_metrics,
+                restrictions=self._restrictions,
             )
             known = self._open = (loop, service)
         return known[1]

@@ -542,3 +542,14 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def test_restrictions_hold_in_any_asgi_host_for_v2_and_pages(engine: Engine) -> None:
+    locked = ServerOptions(http_restricted_api=("inference,metadata:api-key=secret",))
+    asks = [Ask("POST", "/v2/models/rows/infer", infer_body()), Ask("GET", "/v2/docs"), Ask("GET", "/v2/status")]
+    for got in through_app(engine, *asks, options=locked):
+        assert got.status == 403
+        assert "secret" not in got.text
+    with_secret = [ask._replace(headers=(("api-key", "secret"),)) for ask in asks]
+    assert [got.status for got in through_app(engine, *with_secret, options=locked)] == [200, 200, 200]
+    assert through_app(engine, Ask("GET", "/v2/health/live"), options=locked)[0].status == 200

@@ -1,0 +1,286 @@
+"""The same request through every door gets the same tensors, and every door keeps the same rules.
+
+A door is a platform's way to a model: its server in this process, asked over a socket, or its function, called. What is
+tested here holds for all of them; what is a platform's own is in its own tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hosting import Got, ask, running, write_scale
+from remora.engine import Engine
+from remora.messages import Array
+from remora.options import ServerOptions
+from remora.server.doors import Host, find_adapter
+from remora_adapters.aws_lambda import Function, Settings
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
+grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: pip install 'remora[dev]'")
+
+Rows = list[list[float]]
+Send = Callable[[bytes, Mapping[str, str]], Got]
+
+
+def v2(rows: Rows) -> bytes:
+    return json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [len(rows), 4], "data": rows}]}).encode()
+
+
+def instances(rows: Rows) -> bytes:
+    return json.dumps({"instances": rows}).encode()
+
+
+def outputs(body: bytes) -> Array:
+    (output,) = json.loads(body)["outputs"]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def predictions(body: bytes) -> Array:
+    return np.array(json.loads(body)["predictions"], np.float32)
+
+
+class Door(NamedTuple):
+    """A platform, the path that its clients post to, and how requests and answers look there."""
+
+    platform: str
+    path: str
+    write: Callable[[Rows], bytes] = v2
+    read: Callable[[bytes], Array] = outputs
+
+
+DOORS = {
+    "container": Door("container", "/v2/models/scale/infer"),
+    "knative": Door("knative", "/v2/models/scale/infer"),
+    "cloud_run": Door("cloud_run", "/v2/models/scale/infer"),
+    "sagemaker": Door("sagemaker", "/invocations"),
+    "azureml": Door("azureml", "/score"),
+    "azureml v2": Door("azureml", "/v2/models/scale/infer"),
+    "kserve v1": Door("kserve", "/v1/models/scale:predict", instances, predictions),
+    "kserve v2": Door("kserve", "/v2/models/scale/infer"),
+    "vertex predict": Door("vertex", "/predict", instances, predictions),
+    "vertex raw": Door("vertex", "/predict"),
+}
+FUNCTION = Door("lambda", "/v2/models/scale/infer")
+EVERY = pytest.mark.parametrize("name", [*DOORS, "lambda url"])
+JSON = {"Content-Type": "application/json"}
+
+
+class Context:
+    def get_remaining_time_in_millis(self) -> int:
+        return 60_000
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lies as each platform mounts it: SageMaker's base directory, and Azure's NAME/VERSION."""
+    folder = tmp_path_factory.mktemp("mounts") / "model"
+    write_scale(folder / "scale")
+    return folder
+
+
+def host_of(platform: str, repository: Path, **limits: Any) -> Host:
+    """A platform's host over the repository, with some of the server's options set as an operator would."""
+    variables = {
+        "REMORA_MODEL_REPOSITORY": str(repository),
+        "AZUREML_MODEL_DIR": str(repository),
+        "SAGEMAKER_BASE_DIR": str(repository.parent),
+    }
+    host = find_adapter(platform).host(variables)
+    return replace(host, server=replace(host.server, allow_grpc=platform == "container", **limits))
+
+
+def event(path: str, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    """What a function URL makes of a request."""
+    import base64
+
+    http = {"method": "POST", "path": path, "sourceIp": "192.0.2.1", "protocol": "HTTP/1.1"}
+    return {
+        "version": "2.0",
+        "rawPath": path,
+        "rawQueryString": "",
+        "headers": {name.lower(): value for name, value in headers.items()},
+        "requestContext": {"stage": "$default", "http": http},
+        "body": base64.b64encode(body).decode(),
+        "isBase64Encoded": True,
+    }
+
+
+def through(function: Function) -> Send:
+    def send(body: bytes, headers: Mapping[str, str]) -> Got:
+        answer = function(event(FUNCTION.path, body, headers), Context())
+        return Got(answer["statusCode"], answer["headers"], answer["body"].encode())
+
+    return send
+
+
+def function_of(repository: Path, **limits: Any) -> Function:
+    found = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository)})
+    found = found._replace(server=replace(ServerOptions(), **limits))
+    return Function(Engine(options=found.engine).start(), found)
+
+
+def open_doors(stack: ExitStack, repository: Path, **limits: Any) -> dict[str, Send]:
+    """Every door, with those of one platform on one server."""
+    ports = {
+        platform: stack.enter_context(running(host_of(platform, repository, **limits)))
+        for platform in sorted({door.platform for door in DOORS.values()})
+    }
+    function = function_of(repository, **limits)
+    stack.callback(function.close)
+
+    def over(door: Door) -> Send:
+        return lambda body, headers: ask(ports[door.platform].http, "POST", door.path, body, headers)
+
+    return {**{name: over(door) for name, door in DOORS.items()}, "lambda url": through(function)}
+
+
+@pytest.fixture(scope="module")
+def sends(repository: Path) -> Iterator[dict[str, Send]]:
+    with ExitStack() as stack:
+        yield open_doors(stack, repository)
+
+
+def door_of(name: str) -> Door:
+    return DOORS.get(name, FUNCTION)
+
+
+# -- the same tensors -------------------------------------------------------------------------------------------------
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.lists(FLOATS, min_size=4, max_size=4), min_size=1, max_size=8))
+def test_every_door_gives_the_same_tensors(sends: dict[str, Send], rows: Rows) -> None:
+    wanted = np.array(rows, np.float32) * np.float32(2)
+    for name, send in sends.items():
+        door = door_of(name)
+        got = send(door.write(rows), JSON)
+        assert got.status == 200, (name, got)
+        assert np.array_equal(door.read(got.body), wanted), name
+
+
+def test_grpc_and_direct_invocations_give_them_as_well(repository: Path) -> None:
+    rows = np.array([[1, 2, 3, 4], [5, 6, 7, 8.5]], np.float32)
+    with running(host_of("container", repository)) as ports:
+        client = grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}")
+        tensor = grpc.InferInput("x", rows.shape, "FP32")
+        tensor.set_data_from_numpy(rows)
+        assert np.array_equal(client.infer("scale", [tensor]).as_numpy("y"), rows * 2)
+        client.close()
+    function = function_of(repository)
+    try:
+        answer = function({"model_name": "scale", **json.loads(v2(rows.tolist()))}, Context())
+        assert np.array_equal(outputs(json.dumps(answer).encode()), rows * 2)
+    finally:
+        function.close()
+
+
+# -- the same rules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"inputs": 3}',
+        b'{"inputs": [{"name": "x"}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ["a"]}]}',
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4], "data": []}]}',
+        b'{"instances": [[1, 2, 3]]}',
+        b'{"instances": [' + b"[" * 5000 + b"]" * 5000 + b"]}",
+    ],
+)
+def test_a_malformed_body_is_an_error_with_a_reason_and_nothing_more(sends: dict[str, Send], body: bytes) -> None:
+    for name, send in sends.items():
+        got = send(body, JSON)
+        assert 400 <= got.status <= 500, (name, got)
+        text = got.json
+        assert text.get("error") or text.get("message"), (name, got)
+        assert b"Traceback" not in got.body, name
+        assert send(door_of(name).write([[1, 2, 3, 4]]), JSON).status == 200, name
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Inference-Header-Content-Length": "-1"},
+        {"Inference-Header-Content-Length": "999999999999"},
+        {"Inference-Header-Content-Length": "x"},
+        {"Content-Encoding": "gzip"},
+        {"Content-Encoding": "unheard-of"},
+    ],
+)
+def test_headers_that_lie_about_the_body_harm_no_door(sends: dict[str, Send], headers: dict[str, str]) -> None:
+    for name, send in sends.items():
+        got = send(b'{"inputs": []}', {**JSON, **headers})
+        assert 400 <= got.status <= 501, (name, got)  # 501 is Triton's for an unknown encoding
+        assert send(door_of(name).write([[1, 2, 3, 4]]), JSON).status == 200, name
+
+
+def test_the_limit_of_a_body_holds_at_every_door(repository: Path) -> None:
+    with ExitStack() as stack:
+        for name, send in open_doors(stack, repository, http_max_input_size=4096).items():
+            rows = [[1.0, 2.0, 3.0, 4.0]]
+            assert send(door_of(name).write(rows), JSON).status == 200, name
+            got = send(door_of(name).write(rows * 1000), JSON)
+            assert got.status in (400, 413), (name, got)
+
+
+def test_a_restriction_holds_at_every_door_and_its_secret_opens_each(repository: Path) -> None:
+    with ExitStack() as stack:
+        for name, send in open_doors(stack, repository, http_restricted_api=("inference:api-key=secret",)).items():
+            body = door_of(name).write([[1.0, 2.0, 3.0, 4.0]])
+            for headers in ({}, {"api-key": "wrong"}):
+                got = send(body, {**JSON, **headers})
+                assert got.status == 403, (name, got)
+                assert b"secret" not in got.body, name
+            assert send(body, {**JSON, "api-key": "secret"}).status == 200, name
+
+
+PLATFORMS = sorted({door.platform for door in DOORS.values()})
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_name_is_never_a_path(platform: str, repository: Path) -> None:
+    with running(host_of(platform, repository)) as ports:
+        for model in (
+            "..",
+            "%2e%2e",
+            "../model/scale",
+            "..%2fmodel%2fscale",
+            "scale%00",
+            "/etc/passwd",
+            "scale/../scale",
+        ):
+            for path in (f"/v2/models/{model}/infer", f"/v1/models/{model}:predict", f"/models/{model}/invoke"):
+                got = ask(ports.http, "POST", path, v2([[1, 2, 3, 4]]), JSON)
+                assert 400 <= got.status < 600, (path, got)
+                assert got.status != 200
+                assert b"root:" not in got.body
+        assert ask(ports.http, "GET", "/../../../../etc/passwd").status != 200
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_no_platform_lets_clients_change_models_unless_it_is_told_to(platform: str, repository: Path) -> None:
+    with running(host_of(platform, repository)) as ports:
+        for verb in ("unload", "load"):
+            got = ask(ports.http, "POST", f"/v2/repository/models/scale/{verb}", b"{}", JSON)
+            assert got.status >= 400, (verb, got)
+        door = next(door for door in DOORS.values() if door.platform == platform)
+        assert ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), JSON).status == 200
