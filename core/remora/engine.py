@@ -408,8 +408,11 @@ class Engine:
     def _metrics(self) -> str:
         if self._exporter is None:
             from remora.metrics import MetricsExporter  # not needed to start
+            from remora.system.gpus import Gpus
 
-            self._exporter = MetricsExporter(MetricsSettings.of(self.options.metrics_config), self._clock, self._cache)
+            gpus = Gpus().readings if self.options.allow_gpu_metrics else list
+            settings = MetricsSettings.of(self.options.metrics_config)
+            self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus)
         return self._exporter.render(self.models(), self._startup())
 
     def _startup(self) -> StartupReport:

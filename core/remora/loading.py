@@ -27,12 +27,14 @@ from remora.lifecycle_policy import Revision, revision_of
 from remora.messages import Array
 from remora.model import ServedModel, Steps
 from remora.options import EngineOptions, MetricsSettings, cache_settings, cache_size, rate_limits
+from remora.placing import PlacedModel, parse_gpu_limits, parse_host_policies
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder, Repository
 from remora.startup import Ledger
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
-from remora.system.cpus import usable_cpus
+from remora.system.cpus import numa_cpus, usable_cpus
+from remora.system.gpus import Gpus
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
@@ -82,13 +84,20 @@ class ModelLoader:
     ``calls`` gives the engine to models that call other models; set once, before the first model is opened.
     """
 
-    def __init__(self, options: EngineOptions, clock: Clock, *, gpus: int = 0) -> None:
+    def __init__(self, options: EngineOptions, clock: Clock, *, gpus: int | None = None) -> None:
         self._options = options
+        self._devices = Gpus()
+        self._least = options.least_capability()
         self._settings = options.backend_settings()
         self.calls: Callable[[], ModelCaller] | None = None
         self.ledger = Ledger(clock.monotonic_ns)
         self._clock = clock
-        self._gpus = gpus
+        self._gpus = len(self._devices.visible(self._least)) if gpus is None else gpus
+        self._limits = parse_gpu_limits(options.model_load_gpu_limit)
+        self._cpus_of = {
+            name: policy.cpus or numa_cpus(policy.numa_node)
+            for name, policy in parse_host_policies(options.host_policy).items()
+        }
         self._cpus = usable_cpus()
         self.cache = _make_cache(options, clock)
         """Shared by all models; None without one."""
@@ -171,7 +180,7 @@ class ModelLoader:
                 self._cpus,
                 self.calls,
             )
-            opened = backend.open(source, config)
+            opened = self._placed(backend.open(source, config))
             if not self._options.disable_auto_complete_config:
                 opened.complete(config)
                 _adopt_labels(config, folder)
@@ -256,6 +265,19 @@ class ModelLoader:
                 self.ledger.add(folder.name, "warmup", begin_ns)
 
         return warm
+
+    def _placed(self, model: BackendModel) -> BackendModel:
+        """The model, kept to what the operator says about devices and processors, if anything."""
+        if not (self._limits or self._cpus_of):
+            return model
+        return PlacedModel(model, self._limits, self._used_share, self._cpus_of)
+
+    def _used_share(self, device: int) -> float | None:
+        """The share of a GPU's memory that is taken; None when nobody knows."""
+        readings = self._devices.readings()
+        if device >= len(readings) or not readings[device].memory_total_bytes:
+            return None
+        return (readings[device].memory_used_bytes or 0) / (readings[device].memory_total_bytes or 1)
 
     def _backend(self, config: ModelConfig) -> Backend:
         directory = self._options.backend_directory

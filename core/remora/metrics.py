@@ -17,6 +17,7 @@ from remora.options import MetricsSettings
 from remora.startup import StartupReport
 from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, CacheSample, Histogram
 from remora.system.clock import Clock
+from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes
 
 _SUMMARY_WINDOW_NS = 60 * 10**9
@@ -32,8 +33,16 @@ class _Row(NamedTuple):
 class MetricsExporter:
     """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
 
-    def __init__(self, settings: MetricsSettings, clock: Clock, cache: ResponseCache | None = None) -> None:
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        clock: Clock,
+        cache: ResponseCache | None = None,
+        gpus: Callable[[], Sequence[GpuReading]] = tuple,
+    ) -> None:
         self._settings = settings
+        self._gpus = gpus
+        self._energy_j = {reading.uuid: reading.energy_j or 0.0 for reading in gpus()}
         self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()
@@ -49,6 +58,7 @@ class MetricsExporter:
         if self._settings.summary_latencies:
             self._summaries(lines, models)
         self._machine(lines)
+        self._devices(lines)
         if startup is not None and startup.ready:
             _startup(lines, startup)
         for family in custom_families():
@@ -108,6 +118,18 @@ class MetricsExporter:
             ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
         ):
             _family(lines, name, "gauge", help_text, [_Row("", (), value)])
+
+    def _devices(self, lines: list[str]) -> None:
+        """The GPUs (spec P08); nothing at all where there are none. What a device does not tell has no row."""
+        readings = self._gpus()
+        for name, kind, help_text, read in _GPU_FAMILIES if readings else ():
+            values = [(reading, read(reading)) for reading in readings]
+            rows = [_Row("", (("gpu_uuid", reading.uuid),), value) for reading, value in values if value is not None]
+            _family(lines, name, kind, help_text, rows)
+        energy = [(each.uuid, each.energy_j - self._energy_j.get(each.uuid, 0.0)) for each in readings if each.energy_j]
+        if energy:
+            rows = [_Row("", (("gpu_uuid", uuid),), joules) for uuid, joules in energy]
+            _family(lines, "nv_energy_consumption", "counter", "GPU energy in joules since the server started", rows)
 
 
 def _startup(lines: list[str], report: StartupReport) -> None:
@@ -305,4 +327,12 @@ _CACHE_GAUGES: tuple[tuple[str, str, Callable[[CacheStats], float]], ...] = (
         "Total cache insertion duration, in microseconds",
         lambda stats: stats.insertion_ns // 1000,
     ),
+)
+
+_GPU_FAMILIES: Sequence[tuple[str, str, str, Callable[[GpuReading], float | None]]] = (
+    ("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
+    ("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes", lambda gpu: gpu.memory_total_bytes),
+    ("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes", lambda gpu: gpu.memory_used_bytes),
+    ("nv_gpu_power_usage", "gauge", "GPU power usage in watts", lambda gpu: gpu.power_w),
+    ("nv_gpu_power_limit", "gauge", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w),
 )

@@ -96,6 +96,21 @@ class EngineOptions:
         default="",
         metavar="DIR",
     )
+    host_policy: tuple[str, ...] = option(
+        "Which processors the instances of a host policy run on: NAME,numa-node=N or NAME,cpu-cores=0-3,8. Names are "
+        "those of instance groups, or cpu, gpu_0, gpu_1 ..., model. May be given again.",
+        metavar="NAME,KEY=VALUE",
+        many=True,
+    )
+    model_load_gpu_limit: tuple[str, ...] = option(
+        "No more instances are made on a GPU of whose memory a larger fraction is taken. May be given again.",
+        metavar="DEVICE:FRACTION",
+        many=True,
+    )
+    min_supported_compute_capability: str = option(
+        "GPUs of a lower compute capability are not used.", default="6.0", metavar="N.N"
+    )
+    allow_gpu_metrics: bool = option("Tell of the GPUs among the metrics, where there are any.", default=True)
     derived_warmup: bool = option(
         "Run zeros through models without model_warmup before they are ready, where that is cheap and safe.",
         default=False,
@@ -156,6 +171,14 @@ class EngineOptions:
     metrics_config: tuple[str, ...] = option(
         "A setting of the metrics: KEY=VALUE, such as histogram_latencies=true.", metavar="KEY=VALUE", many=True
     )
+
+    def least_capability(self) -> tuple[int, int]:
+        """The lowest compute capability of a GPU that is used. Raises ValueError."""
+        major, _, minor = self.min_supported_compute_capability.partition(".")
+        if not major.isdecimal() or not (minor or "0").isdecimal():
+            text = self.min_supported_compute_capability
+            raise ValueError(f"--min-supported-compute-capability={text}: give a number such as 7.5")
+        return int(major), int(minor or "0")
 
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
         """``--backend-config`` as backend -> key -> value; "" holds what is for all backends.
@@ -355,12 +378,9 @@ IGNORED_FLAGS: dict[str, str] = {
     "cuda-memory-pool-byte-size": "the runtimes manage device memory",
     "cuda-virtual-address-size": "the runtimes manage device memory",
     "enable-peer-access": "the runtimes manage device memory",
-    "min-supported-compute-capability": "the runtimes decide which devices they support",
     "metrics-interval-ms": "metrics are read when they are asked for",
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
-    "host-policy": "there are no host policies yet",
-    "model-load-gpu-limit": "there is no limit for device memory yet",
     "grpc-infer-response-compression-level": "responses are not compressed on gRPC yet",
     "trace-config": "there is no tracing yet",
     "trace-file": "there is no tracing yet",
@@ -368,7 +388,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "trace-rate": "there is no tracing yet",
     "trace-count": "there is no tracing yet",
     "trace-log-frequency": "there is no tracing yet",
-    "allow-gpu-metrics": "there are no device metrics yet",
     "allow-cpu-metrics": "they are always on",
     "log-format": "there is one format yet",
     "log-file": "the log goes to standard error",

@@ -14,6 +14,9 @@ from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora import loading
 from remora.engine import Engine
 from remora.messages import Metrics
+from remora.metrics import MetricsExporter
+from remora.options import MetricsSettings
+from remora.system.gpus import GpuReading
 
 SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
 TAGGED = DOUBLER + 'metric_tags { key: "b" value: "2" } metric_tags { key: "a" value: "q\\"\\\\" }'
@@ -130,3 +133,25 @@ def test_duration_counters_can_be_left_out(tmp_path: Path, monkeypatch: pytest.M
         text = engine.perform(Metrics())
     assert "_duration_us" not in text
     assert "nv_inference_count" in text
+
+
+def test_gpus_are_told_of_under_tritons_names_and_absent_where_there_are_none() -> None:
+    energy = iter([100.0, 130.0])
+
+    def readings() -> list[GpuReading]:
+        joules = next(energy)
+        return [GpuReading("GPU-1", 0.5, 1000, 250, 65.0, 300.0, joules), GpuReading("MIG-2", None, 500, 100)]
+
+    page = MetricsExporter(MetricsSettings(), FakeClock(), gpus=readings).render([])
+    rows = {line for line in page.splitlines() if line.startswith(("nv_gpu", "nv_energy"))}
+    assert rows == {
+        'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5',
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 1000',
+        'nv_gpu_memory_total_bytes{gpu_uuid="MIG-2"} 500',
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 250',
+        'nv_gpu_memory_used_bytes{gpu_uuid="MIG-2"} 100',
+        'nv_gpu_power_usage{gpu_uuid="GPU-1"} 65',
+        'nv_gpu_power_limit{gpu_uuid="GPU-1"} 300',
+        'nv_energy_consumption{gpu_uuid="GPU-1"} 30',
+    }
+    assert "gpu" not in MetricsExporter(MetricsSettings(), FakeClock()).render([])

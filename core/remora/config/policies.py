@@ -101,11 +101,15 @@ class SequencePolicy(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04)."""
+    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04).
+
+    ``host_policy`` is the one that its group names, "" for none (spec I06).
+    """
 
     name: str
     kind: str = "CPU"
     device_id: int = 0
+    host_policy: str = ""
 
 
 class RatePolicy(NamedTuple):
@@ -181,7 +185,8 @@ def placements(config: ModelConfig) -> tuple[Placement, ...]:
         kind = ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
         devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
         places = [device for _ in range(group.count) for device in devices]
-        found += [Placement(f"{group.name}_{index}", kind, device) for index, device in enumerate(places)]
+        policy = group.host_policy
+        found += [Placement(f"{group.name}_{index}", kind, device, policy) for index, device in enumerate(places)]
     return tuple(found)
 
 

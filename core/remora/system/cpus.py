@@ -27,6 +27,16 @@ def usable_cpus(root: Path = Path("/"), affinity: int | None = None) -> int:
     return max(1, min([_machine_cpus(), affinity, *_quotas(root)]))
 
 
+def numa_cpus(node: int, root: Path = Path("/")) -> frozenset[int]:
+    """The processors of a memory node; none when there is no such node."""
+    found: set[int] = set()
+    for part in _text(root / f"sys/devices/system/node/node{node}/cpulist").strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """The most memory that the cgroup, or else the machine, lets the process have; None when nothing says."""
     limits = [limit for limit in _memory_limits(root) if 0 < limit < _NO_LIMIT]

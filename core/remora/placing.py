@@ -1,0 +1,156 @@
+"""Where instances may live: how full a GPU may be, and which processors a host policy gives; pure deciders.
+
+`PlacedModel` applies them around any backend's model (spec I06, I07).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from remora.backends import BackendModel, Execution, Instance
+from remora.config import Placement
+from remora.errors import UnavailableError
+from remora.messages import Outcome
+from remora.proto.model_config_pb2 import ModelConfig
+
+MAX_CPU = 4096
+
+
+class HostPolicy(NamedTuple):
+    """The processors that the instances of a policy run on; with ``numa_node`` those of that node, -1 for none."""
+
+    cpus: frozenset[int] = frozenset()
+    numa_node: int = -1
+
+
+def parse_host_policies(entries: Sequence[str]) -> dict[str, HostPolicy]:
+    """The policies by name, from ``NAME,numa-node=N`` and ``NAME,cpu-cores=0-3,8``. Raises ValueError."""
+    policies: dict[str, HostPolicy] = {}
+    for entry in entries:
+        name, _, setting = entry.partition(",")
+        key, _, value = setting.partition("=")
+        policy = policies.get(name, HostPolicy())
+        if key == "numa-node" and value.isdecimal():
+            policies[name] = policy._replace(numa_node=int(value))
+        elif key == "cpu-cores" and value:
+            policies[name] = policy._replace(cpus=parse_cpus(value))
+        else:
+            raise ValueError(f"--host-policy={entry}: give NAME,numa-node=N or NAME,cpu-cores=0-3,8")
+    return policies
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Processors from a list such as ``0-3,8``. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"'{text}' is no list of processors such as 0-3,8")
+        low, high = int(first), int(last or first)
+        if low > high or high > MAX_CPU:
+            raise ValueError(f"'{text}' is no list of processors between 0 and {MAX_CPU}")
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def parse_gpu_limits(entries: Sequence[str]) -> dict[int, float]:
+    """How much of each device's memory models may take before no more are loaded, from ``DEVICE:FRACTION``.
+
+    Raises ValueError.
+    """
+    limits: dict[int, float] = {}
+    for entry in entries:
+        device, _, fraction = entry.partition(":")
+        try:
+            share = float(fraction)
+        except ValueError:
+            share = -1
+        if not device.isdecimal() or not 0 <= share <= 1:
+            raise ValueError(f"--model-load-gpu-limit={entry}: give DEVICE:FRACTION, a fraction between 0 and 1")
+        limits[int(device)] = share
+    return limits
+
+
+def policy_name(placement: Placement) -> str:
+    """The host policy of a placement: the one that its group names, or else Triton's for its device."""
+    if placement.host_policy:
+        return placement.host_policy
+    return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()
+
+
+class PlacedModel:
+    """A model whose instances keep to what the operator says about devices.
+
+    Args:
+        inner: the backend's model.
+        limits: from `parse_gpu_limits`.
+        used: the share of a device's memory that is taken, by its number; None when nobody knows.
+        cpus: the processors for each host policy.
+    """
+
+    def __init__(
+        self,
+        inner: BackendModel,
+        limits: Mapping[int, float],
+        used: Callable[[int], float | None],
+        cpus: Mapping[str, frozenset[int]],
+    ) -> None:
+        self._inner = inner
+        self._limits = limits
+        self._used = used
+        self._cpus = cpus
+
+    def complete(self, config: ModelConfig) -> None:
+        """As the backend does."""
+        self._inner.complete(config)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """As the backend makes it, bound to its policy's processors. Raises UnavailableError: its GPU is too full."""
+        if placement.kind == "GPU" and placement.device_id in self._limits:
+            limit, used = self._limits[placement.device_id], self._used(placement.device_id)
+            if used is not None and used > limit:
+                raise UnavailableError(
+                    f"can not create model '{config.name}': {used:.0%} of the memory of GPU {placement.device_id} is "
+                    f"taken, and --model-load-gpu-limit is {limit:.0%}"
+                )
+        made = self._inner.instance(config, placement)
+        cpus = self._cpus.get(policy_name(placement), frozenset())
+        return PinnedInstance(made, cpus) if cpus else made
+
+    def close(self) -> None:
+        """As the backend does."""
+        self._inner.close()
+
+
+class PinnedInstance:
+    """An instance whose thread runs on some processors only; never run by the event loop, which has its own."""
+
+    quick = False
+
+    def __init__(
+        self,
+        inner: Instance,
+        cpus: frozenset[int],
+        bind: Callable[[int, frozenset[int]], None] | None = None,
+    ) -> None:
+        self.name = inner.name
+        self.close = inner.close
+        self._inner = inner
+        self._cpus = cpus
+        self._bind = bind or _bind
+        self._bound = threading.local()
+
+    def execute(self, execution: Execution) -> Sequence[Outcome | None]:
+        """Run the batch; the first one in a thread binds that thread."""
+        if not getattr(self._bound, "done", False):
+            self._bind(0, self._cpus)
+            self._bound.done = True
+        return self._inner.execute(execution)
+
+
+def _bind(thread: int, cpus: frozenset[int]) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(thread, cpus)

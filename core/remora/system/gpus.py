@@ -1,0 +1,186 @@
+"""Which NVIDIA GPUs this process may use, and how they are; the law: a machine without a driver is asked one question.
+
+``Gpus`` reads the driver's library through ``nvidia-ml-py``, imported when the driver is there. Which of the machine's
+devices are meant is decided purely, by `visible`. Devices count as CUDA counts them, in the order of the PCI bus.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_log = logging.getLogger(__name__)
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+class Gpu(NamedTuple):
+    """A device as CUDA would number it, or one of the instances that a device is divided into (MIG).
+
+    ``capability`` is its compute capability, (0, 0) where nobody knows. ``card`` is its device's place on the machine.
+    """
+
+    uuid: str
+    name: str = ""
+    memory_bytes: int = 0
+    capability: tuple[int, int] = (0, 0)
+    card: int = 0
+    mig: bool = False
+    parent: str = ""
+
+
+class GpuReading(NamedTuple):
+    """How a device is right now; None for what it does not tell. Watts, joules since its driver was loaded."""
+
+    uuid: str
+    utilization: float | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+
+
+def visible(found: Sequence[Gpu], setting: str | None, least: tuple[int, int] = (0, 0)) -> tuple[Gpu, ...]:
+    """Those of the machine's devices that a process may use, numbered by their place in the result.
+
+    Args:
+        found: the machine's devices, each before the instances it is divided into. A divided one is no device itself.
+        setting: ``CUDA_VISIBLE_DEVICES``: numbers or beginnings of UUIDs; None when it is not set. What follows the
+            first that is not there does not count, and of instances only one can be used: both are CUDA's rules.
+        least: compute capability below which a device is left out (spec I07).
+    """
+    divided = {gpu.parent for gpu in found if gpu.mig}
+    whole = [gpu for gpu in found if not gpu.mig]
+    chosen: list[Gpu] = []
+    for word in [str(place) for place in range(len(whole))] if setting is None else setting.split(","):
+        gpu = _meant(word.strip(), whole, found)
+        if gpu is None or gpu in chosen:
+            break
+        chosen.append(gpu)
+    usable: list[Gpu] = []
+    for gpu in chosen:
+        usable += [part for part in found if part.parent == gpu.uuid][:1] if gpu.uuid in divided else [gpu]
+    parts = [gpu for gpu in usable if gpu.mig]
+    usable = parts[:1] if parts else usable
+    return tuple(gpu for gpu in usable if gpu.capability == (0, 0) or gpu.capability >= least)
+
+
+def _meant(word: str, whole: Sequence[Gpu], found: Sequence[Gpu]) -> Gpu | None:
+    if word.isascii() and word.isdigit():
+        return whole[int(word)] if len(word) < 6 and int(word) < len(whole) else None
+    if not word.startswith(("GPU-", "MIG-")):
+        return None
+    fitting = [gpu for gpu in found if gpu.uuid.startswith(word)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+class Gpus:
+    """The machine's GPUs. Thread-safe; nothing is imported or opened where there is no driver.
+
+    Args:
+        driver: where the driver lists its devices.
+        load: gives the module ``pynvml``; raises ImportError.
+        setting: ``CUDA_VISIBLE_DEVICES``; asked of the environment when not given.
+    """
+
+    def __init__(
+        self,
+        driver: Path = _DRIVER,
+        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        setting: Callable[[], str | None] = lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
+    ) -> None:
+        self._driver = driver
+        self._load = load
+        self._setting = setting
+        self._opening = threading.Lock()
+        self._nvml: Any = None
+        self._opened = False
+
+    def visible(self, least: tuple[int, int] = (0, 0)) -> tuple[Gpu, ...]:
+        """The devices that this process may use; see `visible`."""
+        try:
+            cards = len(list(self._driver.iterdir()))
+        except OSError:
+            return ()
+        nvml = self._library()
+        if nvml is None:  # then only their number is known
+            return visible([Gpu(f"GPU-{index}", card=index) for index in range(cards)], self._setting(), least)
+        found: list[Gpu] = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            found += _described(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index)
+        return visible(found, self._setting(), least)
+
+    def readings(self) -> list[GpuReading]:
+        """How the visible devices are; empty where the driver's library cannot be asked."""
+        nvml = self._library() if self._driver.exists() else None
+        if nvml is None:
+            return []
+        return [_reading(nvml, gpu) for gpu in self.visible()]
+
+    def _library(self) -> Any:
+        with self._opening:
+            if not self._opened:
+                self._opened = True
+                try:
+                    nvml = self._load()
+                    nvml.nvmlInit()
+                    self._nvml = nvml
+                except ImportError:
+                    _log.warning("there are GPUs here, but no metrics of them: pip install nvidia-ml-py")
+                except Exception as error:  # NVML's errors are of a class that is not there without it
+                    _log.warning("the GPU driver's library cannot be used: %s", error)
+            return self._nvml
+
+
+def _described(nvml: Any, handle: Any, index: int) -> list[Gpu]:
+    """A device and the instances it is divided into."""
+    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+    capability = _asked(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))) or (0, 0)
+    least = (int(capability[0]), int(capability[1]))
+    gpu = Gpu(uuid, _text(nvml.nvmlDeviceGetName(handle)), _memory(nvml, handle), least, index)
+    parts = [
+        gpu._replace(uuid=_text(nvml.nvmlDeviceGetUUID(part)), memory_bytes=_memory(nvml, part), mig=True, parent=uuid)
+        for part in _parts(nvml, handle)
+    ]
+    return [gpu, *parts]
+
+
+def _memory(nvml: Any, handle: Any) -> int:
+    return _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0
+
+
+def _parts(nvml: Any, handle: Any) -> list[Any]:
+    mode = _asked(lambda: nvml.nvmlDeviceGetMigMode(handle))
+    if not mode or not mode[0]:
+        return []
+    most = _asked(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0
+    parts = [_asked(partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at)) for at in range(most)]
+    return [part for part in parts if part is not None]
+
+
+def _reading(nvml: Any, gpu: Gpu) -> GpuReading:
+    handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    memory = _asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    busy = _asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    power = _asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+    limit = _asked(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+    energy = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+    return GpuReading(gpu.uuid, busy, memory and int(memory.total), memory and int(memory.used), power, limit, energy)
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    """What the driver says; None for what this device or this user is not told."""
+    try:
+        return ask()
+    except Exception:  # NVMLError, a class of a module that is not imported here
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

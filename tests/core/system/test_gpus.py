@@ -1,0 +1,171 @@
+"""Which GPUs count, by CUDA's rules, and how the driver is asked: with a stand-in for its library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remora.system.gpus import Gpu, GpuReading, Gpus, visible
+
+A, B, C = (Gpu(f"GPU-{letter * 8}", capability=(8, 0), card=at) for at, letter in enumerate("abc"))
+PART1 = B._replace(uuid="MIG-11111111", mig=True, parent=B.uuid)
+PART2 = B._replace(uuid="MIG-22222222", mig=True, parent=B.uuid)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, [A, B, C]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [C, A]),
+        ("0, 1", [A, B]),
+        ("1,7,0", [B]),  # what follows one that is not there does not count
+        ("0,0", [A]),
+        ("GPU-bbbb,0", [B, A]),
+        ("GPU-", []),  # fits more than one
+        ("all", []),
+        ("NoDevFiles", []),
+        ("9" * 30, []),
+    ],
+)
+def test_the_environment_chooses_and_numbers_devices(setting: str | None, expected: list[Gpu]) -> None:
+    assert list(visible([A, B, C], setting)) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("MIG-2222", [PART2]),
+        ("MIG-1111,MIG-2222", [PART1]),  # a process can use one of them
+        ("1", [PART1]),  # a divided device is its first instance
+        (None, [PART1]),
+        ("0", [A]),
+    ],
+)
+def test_a_divided_device_is_used_by_its_instances(setting: str | None, expected: list[Gpu]) -> None:
+    assert list(visible([A, B, PART1, PART2], setting)) == expected
+
+
+def test_devices_below_the_least_capability_are_left_out() -> None:
+    old = A._replace(capability=(5, 2))
+    unknown = B._replace(capability=(0, 0))
+    assert visible([old, unknown, C], None, (6, 0)) == (unknown, C)
+
+
+class NotSupportedError(Exception):
+    pass
+
+
+@dataclass
+class FakeNvml:
+    """The driver's library as ``pynvml`` gives it: a device with everything, and a divided one that tells little."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.calls.append("init")
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return ("GPU-one", "GPU-two")[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str | bytes:  # noqa: N802
+        return handle.encode() if handle == "GPU-one" else handle
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return "A100"
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> list[int]:  # noqa: N802
+        return [8, 0]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:  # noqa: N802
+        return SimpleNamespace(total=1000, used=250, free=750)
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
+        if handle == "GPU-one":
+            raise NotSupportedError
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, at: int) -> str:  # noqa: N802
+        if at not in (0, 3):
+            raise NotSupportedError
+        return f"MIG-{at}"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
+        if handle.startswith("MIG"):
+            raise NotSupportedError
+        return SimpleNamespace(gpu=37, memory=5)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
+        if handle.startswith("MIG"):
+            raise NotSupportedError
+        return 65_000
+
+    nvmlDeviceGetEnforcedPowerLimit = nvmlDeviceGetPowerUsage  # noqa: N815
+    nvmlDeviceGetTotalEnergyConsumption = nvmlDeviceGetPowerUsage  # noqa: N815
+
+
+def driver(tmp_path: Path, cards: int) -> Path:
+    for card in range(cards):
+        (tmp_path / "gpus" / f"0000:0{card}:00.0").mkdir(parents=True)
+    return tmp_path / "gpus"
+
+
+def never() -> Any:
+    raise AssertionError("the driver's library is asked where there is no driver")
+
+
+def test_a_machine_without_a_driver_is_asked_nothing_more(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path / "gpus", never)
+    assert gpus.visible() == ()
+    assert gpus.readings() == []
+
+
+def test_devices_and_the_instances_of_divided_ones_are_found(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    gpus = Gpus(driver(tmp_path, 2), lambda: nvml, lambda: "MIG-3")
+    (part,) = gpus.visible()
+    assert part == Gpu("MIG-3", "A100", 1000, (8, 0), 1, True, "GPU-two")
+    assert gpus.visible() == (part,)
+    assert nvml.calls == ["init"]
+
+
+def test_readings_leave_out_what_a_device_does_not_tell(tmp_path: Path) -> None:
+    whole = Gpus(driver(tmp_path, 2), FakeNvml, lambda: "0").readings()
+    assert whole == [GpuReading("GPU-one", 0.37, 1000, 250, 65.0, 65.0, 65.0)]
+    part = Gpus(tmp_path / "gpus", FakeNvml, lambda: "1").readings()
+    assert part == [GpuReading("MIG-0", None, 1000, 250, None, None, None)]
+
+
+def test_without_the_library_the_devices_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def missing() -> Any:
+        raise ImportError("no pynvml")
+
+    gpus = Gpus(driver(tmp_path, 2), missing, lambda: None)
+    assert len(gpus.visible()) == 2
+    assert gpus.readings() == []
+    assert caplog.text.count("pip install nvidia-ml-py") == 1
+
+
+def test_a_driver_that_cannot_be_used_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeNvml):
+        def nvmlInit(self) -> None:  # noqa: N802
+            raise NotSupportedError("Driver/library version mismatch")
+
+    gpus = Gpus(driver(tmp_path, 1), Broken, lambda: None)
+    assert len(gpus.visible()) == 1
+    assert gpus.readings() == []
+    assert caplog.text.count("version mismatch") == 1
