@@ -53,6 +53,22 @@ def add_commands(commands: Any) -> None:
         _runs(parser, cli_hosts.emulate)
     _add_storage(commands)
     _add_startup(commands)
+    backends = commands.add_parser(
+        "backends",
+        help="list what can run models here",
+        description="List the backends: what each runs on, its version and devices, and the line that installs what is "
+        "missing.",
+    )
+    backends.add_argument(
+        "--backend-directory", default="", metavar="DIR", help="as for serve: backends of your own, by folder"
+    )
+
+    def list_backends(options: argparse.Namespace) -> int:
+        from remora import cli_backends
+
+        return cli_backends.backends(options)
+
+    _runs(backends, list_backends)
     version = commands.add_parser(
         "version",
         help="print what is installed here",

@@ -8,7 +8,7 @@ from pathlib import Path
 from remora.backends import API_VERSION, Backend
 from remora.errors import ConfigError, InvalidArgumentError
 
-_BUILT_IN = {
+BUILT_IN = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "remora.backends.python:PythonBackend",
     "fil": "remora.backends.trees:TreesBackend",
@@ -24,7 +24,7 @@ _GROUP = "remora.backends"
 def find_backend(name: str) -> Backend:
     """The backend called ``name``: a built-in one, or one that an installed package offers in the entry point group
     ``remora.backends``. Raises InvalidArgumentError with Triton's text when there is none."""
-    target = _BUILT_IN.get(name)
+    target = BUILT_IN.get(name)
     if target is None:
         backend = _installed(name)
         if backend is None:
@@ -48,7 +48,7 @@ def backend_in(directory: Path, name: str) -> Backend | None:
         ConfigError: there is only a library for Triton's C API, which this engine does not have, or ``backend.py`` has
             no class ``Backend`` for this API.
     """
-    if name in _BUILT_IN or name != Path(name).name:
+    if name in BUILT_IN or name != Path(name).name:
         return None
     folder = directory / name
     code, file, library = folder / "backend.py", folder / "model.py", folder / f"libremora_{name}.so"
@@ -85,6 +85,17 @@ def _backend_of(code: Path, name: str) -> Backend:
     backend: Backend = made()
     _check_version(backend, name)
     return backend
+
+
+def installed_backends() -> list[tuple[str, str]]:
+    """The backends that installed packages offer: the name of each, and its package with its version."""
+    from importlib.metadata import entry_points  # 40 ms: only where somebody asks
+
+    found = []
+    for entry in entry_points(group=_GROUP):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+        found.append((entry.name, package))
+    return sorted(found)
 
 
 def _installed(name: str) -> Backend | None:

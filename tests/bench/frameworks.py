@@ -1,0 +1,207 @@
+"""A convolutional model on each CPU backend against the framework's own loop, in one process, with the same threads.
+
+python tests/bench/frameworks.py NAME [ROUNDS]     NAME: onnxruntime, torchscript, torch.export, openvino, tensorflow
+
+Run it in the environment that has the framework (make test-NAME makes them). Both sides run in turn, so that what else
+the machine does falls on both; the figures are medians of the rounds, the ratio the median of the rounds' ratios. One
+client waits for each answer; 64 clients means 64 requests under way through `Engine.infer_async`, batched up to 32,
+against a loop over batches of 32. There is no network in this.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "core"), str(ROOT / "tests")]
+
+from remora.engine import Engine  # noqa: E402
+from remora.system.cpus import usable_cpus  # noqa: E402
+
+Array = Any
+Loop = Callable[[Array], object]
+ROUND_S = 1.0
+CLIENTS, BATCH = 64, 32
+CONFIG = """
+max_batch_size: 32 dynamic_batching {{ }} instance_group {{ count: 1 kind: KIND_CPU }} {0}
+input {{ name: "x" data_type: TYPE_FP32 dims: [3, 96, 96] }} output {{ name: "y" data_type: TYPE_FP32 dims: 10 }}
+"""
+
+
+def torch_cnn() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    nn = torch.nn
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, padding=1), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    ).eval()  # fmt: skip
+
+
+def torchscript(version: Path, threads: int) -> tuple[str, Loop]:
+    import warnings
+
+    import torch
+
+    module = torch_cnn()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(module)
+        script.save(str(version / "model.pt"))
+    return 'backend: "pytorch"', torch_loop(script, threads)
+
+
+def torch_export(version: Path, threads: int) -> tuple[str, Loop]:
+    import torch
+
+    program = torch.export.export(
+        torch_cnn(), (torch.zeros(4, 3, 96, 96),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+    )
+    torch.export.save(program, version / "model.pt2")
+    return 'backend: "pytorch"', torch_loop(program.module(), threads)
+
+
+def torch_loop(module: Any, threads: int) -> Loop:
+    import torch
+
+    torch.set_num_threads(threads)
+
+    def loop(rows: Array) -> object:
+        with torch.inference_mode():
+            return module(torch.from_numpy(rows)).numpy()
+
+    return loop
+
+
+def onnx_cnn(path: Path) -> None:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    shapes = {"a": (32, 3, 3, 3), "b": (64, 32, 3, 3), "c": (64, 64, 3, 3), "d": (64, 10)}
+    weights = {name: (random.standard_normal(shape) / 10).astype("f4") for name, shape in shapes.items()}
+    conv = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["x1"], **conv), helper.make_node("Relu", ["x1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "b"], ["x2"], strides=[2, 2], **conv), helper.make_node("Relu", ["x2"], ["r2"]),
+        helper.make_node("Conv", ["r2", "c"], ["x3"], **conv), helper.make_node("Relu", ["x3"], ["r3"]),
+        helper.make_node("GlobalAveragePool", ["r3"], ["p"]), helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "d"], ["y"]),
+    ]  # fmt: skip
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "cnn",
+        [value("x", 1, ["n", 3, 96, 96])],
+        [value("y", 1, ["n", 10])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+
+
+def onnxruntime(version: Path, threads: int) -> tuple[str, Loop]:
+    import onnxruntime as runtime
+
+    onnx_cnn(version / "model.onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = runtime.InferenceSession(str(version / "model.onnx"), options)
+    return 'backend: "onnxruntime"', lambda rows: session.run(None, {"x": rows})
+
+
+def openvino(version: Path, threads: int) -> tuple[str, Loop]:
+    import openvino as runtime
+
+    onnx_cnn(version / "model.onnx")
+    options = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = runtime.Core().compile_model(str(version / "model.onnx"), "CPU", options)
+    request = compiled.create_infer_request()
+    return 'backend: "openvino"', lambda rows: request.infer([rows], share_inputs=True)[0]
+
+
+def tensorflow(version: Path, threads: int) -> tuple[str, Loop]:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.random.set_seed(0)
+    kernels = [tf.random.normal(shape) / 10 for shape in ((3, 3, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64), (64, 10))]
+
+    def cnn(x: Any) -> dict[str, Any]:
+        h = tf.transpose(x, [0, 2, 3, 1])
+        for kernel, stride in zip(kernels[:3], (1, 2, 1), strict=True):
+            h = tf.nn.relu(tf.nn.conv2d(h, kernel, stride, "SAME"))
+        return {"y": tf.reduce_mean(h, [1, 2]) @ kernels[3]}
+
+    module = tf.Module()
+    module.cnn = tf.function(cnn, input_signature=[tf.TensorSpec([None, 3, 96, 96], tf.float32, name="x")])
+    tf.saved_model.save(module, str(version / "model.savedmodel"), signatures=module.cnn)
+    signature = tf.saved_model.load(str(version / "model.savedmodel")).signatures["serving_default"]
+    return 'platform: "tensorflow_savedmodel"', lambda rows: signature(x=tf.constant(rows))["y"].numpy()
+
+
+SUBJECTS = {
+    "onnxruntime": onnxruntime,
+    "torchscript": torchscript,
+    "torch.export": torch_export,
+    "openvino": openvino,
+    "tensorflow": tensorflow,
+}
+
+
+def rows_per_s(step: Callable[[], int]) -> float:
+    """How many rows a second ``step`` does, over one round."""
+    begin, rows = time.perf_counter(), 0
+    while (now := time.perf_counter()) - begin < ROUND_S:
+        rows += step()
+    return rows / (now - begin)
+
+
+def pipelined(engine: Engine, image: Array) -> Callable[[], int]:
+    """One more request each step, with CLIENTS of them under way."""
+    under_way: deque[Future[Any]] = deque()
+
+    def step() -> int:
+        while len(under_way) < CLIENTS:
+            under_way.append(engine.infer_async("cnn", {"x": image}))
+        under_way.popleft().result()
+        return 1
+
+    return step
+
+
+def main(name: str, rounds: int) -> None:
+    threads = usable_cpus()
+    with tempfile.TemporaryDirectory() as place:
+        version = Path(place, "cnn", "1")
+        version.mkdir(parents=True)
+        backend, loop = SUBJECTS[name](version, threads)
+        (version.parent / "config.pbtxt").write_text(CONFIG.format(backend))
+        image = np.random.default_rng(1).standard_normal((1, 3, 96, 96)).astype("f4")
+        batch = np.repeat(image, BATCH, 0)
+        with Engine(place) as engine:
+            pairs = {
+                "c=1": (lambda: len(engine.infer("cnn", {"x": image})["y"]), lambda: loop(image) is not None),
+                f"c={CLIENTS}": (pipelined(engine, image), lambda: BATCH * (loop(batch) is not None)),
+            }
+            for label, (ours, theirs) in pairs.items():
+                rows_per_s(ours), rows_per_s(theirs)  # both warm
+                found = [(rows_per_s(ours), rows_per_s(theirs)) for _ in range(rounds)]
+                mine, own = (statistics.median(side) for side in zip(*found, strict=True))
+                ratio = statistics.median(a / b for a, b in found)
+                print(f"{name:14} {label:5} remora {mine:8.0f} rows/s   own loop {own:8.0f} rows/s   ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5)
