@@ -25,7 +25,7 @@ STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
-        test-infra test-containers test-backends test-storage bench proto reference lock wheel image clean
+        test-infra test-containers test-backends test-storage mutants bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -116,6 +116,9 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 
 soak: $(VENV)/dev.stamp  ## the tests of docs/reliability.md at full length; minutes
 	REMORA_SOAK=1 $(PY) -m pytest -q -x -s tests/e2e/test_under_load.py tests/e2e/test_load_cycles.py
+
+mutants: $(VENV)/dev.stamp  ## plant mistakes in the deciders and see that the tests notice; W="queues" picks files
+	@$(PY) -m tests.mutants $(W)
 
 bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
 	@if [ -d tests/bench ]; then $(PY) -m tests.bench; else echo "SKIPPED bench: no tests/bench yet"; fi

@@ -210,12 +210,14 @@ def test_a_hastened_queue_waits_for_nobody() -> None:
     assert sizes(queue, START) == [(1, IDLE)]
 
 
-def test_a_ticket_runs_until_its_deadline() -> None:
+def test_a_ticket_runs_until_its_deadline_and_not_at_it() -> None:
     queue = BatchQueue(BatchPolicy(max_batch_size=1))
     ticket = ticket_of(arrival_ns=START)
     ticket.deadline_ns = START + 5 * MS
     queue.push(ticket)
     assert queue.poll(START + 5 * MS - 1).tickets == [ticket]
+    queue.push(ticket)
+    assert [gone for gone, _ in queue.poll(START + 5 * MS).dropped] == [ticket]
 
 
 def test_a_drained_queue_is_empty() -> None:

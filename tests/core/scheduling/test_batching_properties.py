@@ -1,24 +1,20 @@
 """The batching decider in three families of properties, against the rules in the plainest words.
 
 Safety: each ticket leaves once, in order, lawfully. Maximality: a batch is as large as it may be. Promptness: what may
-go goes, and ``wake_ns`` is exact. The mutants at the end show that the properties would notice.
+go goes, and ``wake_ns`` is exact. `make mutants` shows that they would notice.
 """
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any
 
-import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import MS, START, dynamic, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, QueueFullError
 from remora.messages import Ticket
-from remora.scheduling import batching, queues
 from remora.scheduling.batching import (
     DELAY,
     FULL,
@@ -288,90 +284,3 @@ def test_every_ticket_leaves_once_in_lawful_batches_that_are_large_and_prompt(
     policy: BatchPolicy, plan_of_arrivals: list[Arrival]
 ) -> None:
     check(BatchQueue, policy, plan_of_arrivals)
-
-
-# -- do the properties notice? --------------------------------------------------------------------------------------
-
-MUTANTS = [
-    ("rows + request.rows > limit:", "rows + request.rows > limit + 1:"),
-    ("rows + request.rows > limit:", "rows + request.rows >= limit:"),
-    ("request.shape_key is not key and request.shape_key != key", "False"),
-    ("if rows in self._preferred:", "if rows in self._preferred and not best_count:"),
-    ("if rows in self._preferred:", "if False:"),
-    ("rows + request.rows > beyond and not best_count:", "False:"),
-    ("if delay_ns and self._preferred else limit", "if self._preferred else limit"),
-    ("if ticket.arrival_ns < oldest_ns:", "if False:"),
-    ("if ticket.arrival_ns < oldest_ns:", "if ticket.arrival_ns > oldest_ns:"),
-    ("expired = bool(delay_ns) and", "expired ="),
-    ("now_ns - oldest_ns >= delay_ns", "now_ns - oldest_ns > delay_ns"),
-    ("now_ns - oldest_ns >= delay_ns", "now_ns - oldest_ns >= delay_ns - 1"),
-    ("if best_count and not expired:", "if best_count:"),
-    ("if stop:", "if stop and (expired or not delay_ns):"),
-    ('return 0, 0, "", oldest_ns + delay_ns', 'return 0, 0, "", now_ns + delay_ns'),
-    ("min(wake_ns, self._waiting.next_expiry_ns() or wake_ns)", "wake_ns"),
-    ("if ticket.request.cancelled:", "if False:"),
-    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "False"),
-    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns <= now_ns"),
-    ("ticket.deadline_ns and ticket.deadline_ns <= now_ns", "ticket.deadline_ns and ticket.deadline_ns < now_ns"),
-    ("if rows > reach:", "if rows > 1:"),
-    ("self._waiting.discard_all(dead)", "pass"),
-    ("dropped = self._drop_dead(now_ns)", "dropped = self._drop_dead(now_ns) and []"),
-    # queues
-    ("self.extendleft(reversed(kept))", "self.extendleft(kept)"),
-    ("0 < wanted <= levels", "0 < wanted < levels"),
-    ("levels else default", "levels else levels"),
-    ("return chain.from_iterable(self._levels)", "return chain.from_iterable(reversed(self._levels))"),
-    ("return chain(self._fresh, self._late)", "return chain(self._late, self._fresh)"),
-    ("return len(self._fresh) + len(self._late)", "return len(self._fresh)"),
-    ("len(self) >= self._policy.max_size", "len(self) > self._policy.max_size"),
-    ("0 < own_ns < usual_ns", "0 < own_ns"),
-    ("if policy.allow_override and", "if"),
-    ("self._expiries[0][0] <= now_ns", "self._expiries[0][0] < now_ns"),
-    ("if self._fresh.pop(ticket, None) is None:", "if self._fresh.pop(ticket, 0) is None:"),
-    ("if self._policy.reject_on_timeout:", "if not self._policy.reject_on_timeout:"),
-    ("self._late[ticket] = 0", "pass"),
-    ("ticket.arrival_ns + timeout_ns if", "ticket.arrival_ns + self._policy.default_timeout_ns if"),
-    ("if not self._policy.reject_on_timeout:", "if False:"),
-    ("self._expiries[0][2] not in self._fresh", "False"),
-    ("self._late.pop(ticket, None)", "pass"),
-]
-
-
-@pytest.mark.parametrize(("original", "mutation"), MUTANTS)
-def test_a_planted_mistake_is_noticed(original: str, mutation: str) -> None:
-    mutant = mutated(original, mutation)
-
-    # Deadlines thin out the queues: only mistakes about deadlines are looked for among them.
-    @settings(max_examples=1500, database=None, report_multiple_bugs=False, print_blob=False, phases=[Phase.generate])
-    @given(policies(plain=True) | policies(), arrivals if "deadline" in original else timeless)
-    def play(policy: BatchPolicy, plan_of_arrivals: list[Arrival]) -> None:
-        check(mutant, policy, plan_of_arrivals)
-
-    with pytest.raises((AssertionError, IndexError)):
-        play()
-
-
-def mutated(original: str, mutation: str) -> type[BatchQueue]:
-    """BatchQueue with one piece of its source, or of its queues', replaced."""
-    parts = [
-        (queues, (queues.Line, queues.Level, queues.Levels, queues.waiting_for, queues.level_of, queues.timeout_of)),
-        (batching, (BatchQueue,)),
-    ]
-    found = 0
-    scope: dict[str, Any] = {}
-    for module, pieces in parts:
-        source = "\n\n".join(inspect.getsource(piece) for piece in pieces)
-        found += source.count(original)
-        scope = {**vars(module), **({"waiting_for": scope["waiting_for"]} if scope else {})}
-        code = compile(
-            source.replace(original, mutation), "mutant", "exec", dont_inherit=True, flags=annotations_flag()
-        )
-        exec(code, scope)
-    assert found == 1, f"the source has changed: {original}"
-    mutant: type[BatchQueue] = scope["BatchQueue"]
-    return mutant
-
-
-def annotations_flag() -> int:
-    """The compiler's flag for ``from __future__ import annotations``."""
-    return annotations.compiler_flag
