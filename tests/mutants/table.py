@@ -104,7 +104,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "scheduling/ensembles.py",
         "test_ensembles",
-        ("maker.number not in needed:", "True:"),
         ("if step.number in needed else ():", "if True else ():"),
         ("uses[name] = uses.get(name, 0) + 1", "uses[name] = uses.get(name, 0)"),
         ("if count > 1)", "if count > 2)"),

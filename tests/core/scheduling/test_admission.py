@@ -87,6 +87,20 @@ def test_with_two_instances_the_one_that_ends_first_counts() -> None:
     assert admits(queue, due(6))
 
 
+def test_with_two_instances_two_batches_run_at_once() -> None:
+    queue = admitting(instances=2)
+    queue.push(ticket_of(8, arrival_ns=START))
+    assert not admits(queue, due(9.9))
+    assert admits(queue, due(10))
+
+
+def test_a_request_that_does_not_fit_the_batch_before_it_goes_with_the_next() -> None:
+    queue = admitting(dynamic(4))
+    queue.push(ticket_of(3, arrival_ns=START))
+    assert not admits(queue, due(11.9, rows=2))
+    assert admits(queue, due(12, rows=2))
+
+
 def test_those_that_have_left_are_not_waited_for() -> None:
     queue = admitting()
     gone = [ticket_of(8, arrival_ns=START) for _ in range(3)]

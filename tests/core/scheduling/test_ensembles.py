@@ -57,6 +57,14 @@ def test_what_nothing_wanted_depends_on_does_not_run() -> None:
     assert numbers(run.answered(first.starts[0], {"b": 1, "x": 2}, final=True).starts) == [1]
 
 
+def test_a_step_does_not_change_what_the_request_gave() -> None:
+    plan = plan_of(step(0, "a", "ab"), step(1, "ab", "c"), outputs="c")
+    run, first = begun(plan)
+    assert numbers(first.starts) == [0]
+    (second,) = run.answered(first.starts[0], {"a": "other", "b": "B"}, final=True).starts
+    assert second.inputs == {"a": "A", "b": "B"}
+
+
 def test_outputs_come_in_the_configurations_order_turned_round() -> None:
     plan = plan_of(step(0, "a", "xyz"), outputs="yxz")
     run, first = begun(plan)
