@@ -44,7 +44,19 @@ def copy_of_the_tree(folder: Path) -> Path:
 
 def run_tests(tree: Path, tests: tuple[str, ...]) -> int:
     """pytest's exit code; that of failed tests when they do not end."""
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-B",
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=40",
+        "--timeout-method=thread",
+        *tests,
+    ]
     environment = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".hypothesis")}
     try:
         return subprocess.run(
