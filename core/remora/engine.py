@@ -424,8 +424,8 @@ class Engine:
 
         model = self.resolve(name, version)
         now_ns = self._clock.monotonic_ns()
-        costs = model.scheduler.costs.curve()
-        return explain(name, model.version_text, setup_of(model), model.statistics.recent(), costs, now_ns)
+        stats = model.statistics
+        return explain(setup_of(model), stats.recent(), stats.snapshot(name, model.version_text), now_ns)
 
     def _metadata(self, name: str, version: int) -> ModelInfo:
         model = self.resolve(name, version)

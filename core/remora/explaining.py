@@ -13,6 +13,7 @@ from statistics import fmean, quantiles
 from typing import Any, NamedTuple
 
 from remora.config import BatchPolicy, batch_policy
+from remora.messages import ModelStats
 from remora.model import ServedModel
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.simulation import Simulated, arrivals, request_at, simulate
@@ -128,22 +129,17 @@ def setup_of(model: ServedModel) -> Setup:
     return Setup(batch_policy(model.config), model.instance_count, why)
 
 
-def explain(
-    model: str,
-    version: str,
-    setup: Setup,
-    runs: Sequence[RanBatch],
-    learned: Mapping[int, float],
-    now_ns: int,
-) -> Explanation:
+def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: int) -> Explanation:
     """Explain a model version.
 
     Args:
         setup: how it is scheduled.
         runs: its last batches, the oldest first.
-        learned: the cost model's curve, rows -> nanoseconds: for sizes that are not among ``runs``.
+        stats: all that it ever did: how long batches took whose size is not among ``runs``. The cost model does not
+            know that: it keeps one figure for sizes from one power of two to the next.
         now_ns: of the clock that stamped the runs.
     """
+    model, version = stats.name, stats.version
     runs = [run for run in runs if run.requests]
     notes: list[str] = []
     measured = measure(runs, setup.instances, now_ns) if len(runs) > 1 else None
@@ -153,7 +149,7 @@ def explain(
     elif measured is None or requests < ENOUGH_REQUESTS or not measured.arrivals_per_s:
         notes.append(f"not enough traffic seen: {requests} requests of the {ENOUGH_REQUESTS} a prediction needs")
     else:
-        curve = Curve({**learned, **_means(runs)})
+        curve = Curve({**_ever(stats), **_means(runs)})
         predicted = predict(setup, measured, curve)
         notes += _assumptions(measured, predicted)
         return Explanation(model, version, measured, predicted, _advice(measured, predicted), tuple(notes))
@@ -258,6 +254,16 @@ def alternatives(setup: Setup, curve: Curve) -> list[tuple[str, BatchPolicy, int
 def _limited(policy: BatchPolicy, limit: int) -> BatchPolicy:
     preferred = tuple(size for size in policy.preferred if size <= limit and size != policy.max_batch_size)
     return policy._replace(max_batch_size=limit, preferred=preferred or (limit,))
+
+
+def _ever(stats: ModelStats) -> dict[int, float]:
+    """Rows -> mean nanoseconds, of all batches since the model was loaded."""
+    return {
+        batch.batch_size: (batch.compute_input.ns + batch.compute_infer.ns + batch.compute_output.ns)
+        / batch.compute_infer.count
+        for batch in stats.batches
+        if batch.compute_infer.count
+    }
 
 
 def _means(runs: Sequence[RanBatch]) -> dict[int, float]:

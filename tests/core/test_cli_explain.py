@@ -12,13 +12,14 @@ from remora.cli_explain import _MEANING, text_of
 from remora.config import BatchPolicy
 from remora.explaining import Setup, explain
 from remora.scheduling.batching import IDLE, REASONS
-from remora.statistics import RanBatch
+from remora.statistics import ModelStatistics, RanBatch
 
 
 def explained(count: int = 300) -> dict[str, object]:
     policy = BatchPolicy(max_batch_size=8, dynamic=True, preferred=(8,))
     runs = [RanBatch(START + at * 10 * MS, 1, 1 + at % 2, 0, 2 * MS, IDLE) for at in range(count)]
-    return explain("m", "3", Setup(policy, 1), runs, {}, START + 10_000 * MS).document()
+    stats = ModelStatistics().snapshot("m", "3")
+    return explain(Setup(policy, 1), runs, stats, START + 10_000 * MS).document()
 
 
 def test_everything_that_was_found_is_printed() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fakes import MS, START, dynamic
 from remora.config import BatchPolicy, QueuePolicy
 from remora.explaining import ENOUGH_REQUESTS, Curve, Explanation, Prediction, Setup, explain, measure
+from remora.messages import BatchStats, Duration, ModelStats
 from remora.scheduling.batching import FULL, IDLE, BatchQueue
 from remora.scheduling.simulation import Cost, arrivals, simulate
 from remora.statistics import RanBatch
@@ -36,7 +37,14 @@ def told(
     policy: BatchPolicy, cost: Cost, per_s: float, *, instances: int = 1, learned: dict[int, float] | None = None
 ) -> Explanation:
     runs = runs_of(policy, cost, per_s, instances=instances)
-    return explain("m", "1", Setup(policy, instances), runs, learned or {}, runs[-1].end_ns)
+    return explain(Setup(policy, instances), runs, ever(learned or {}), runs[-1].end_ns)
+
+
+def ever(ns: dict[int, float]) -> ModelStats:
+    """The statistics of a model that ran a batch of each of these sizes."""
+    none = Duration()
+    batches = tuple(BatchStats(rows, none, Duration(2, int(2 * each)), none) for rows, each in ns.items())
+    return ModelStats("m", "1", 0, 0, 0, *[none] * 8, batches)
 
 
 def named(found: Explanation, change: str) -> Prediction:
@@ -65,7 +73,7 @@ def test_what_went_by_is_summed_up_from_the_first_end_on() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, ENOUGH_REQUESTS])
 def test_too_little_traffic_gives_no_prediction_and_says_so(count: int) -> None:
     runs = [RanBatch(START + at * MS, 1, 1, 0, MS, IDLE) for at in range(count)]
-    found = explain("m", "1", Setup(dynamic(), 1), runs, {}, START)
+    found = explain(Setup(dynamic(), 1), runs, ever({}), START)
     assert found.predicted == found.advice == ()
     assert found.notes[0].startswith(f"not enough traffic seen: {max(count - 1, min(count, 1))} requests of the 200")
     assert (found.measured is None) == (count < 2)
@@ -73,12 +81,12 @@ def test_too_little_traffic_gives_no_prediction_and_says_so(count: int) -> None:
 
 def test_batches_that_answered_nobody_are_not_traffic() -> None:
     runs = [RanBatch(START + at * MS, 0, 4, 0, MS, IDLE) for at in range(500)]
-    assert explain("m", "1", Setup(dynamic(), 1), runs, {}, START).measured is None
+    assert explain(Setup(dynamic(), 1), runs, ever({}), START).measured is None
 
 
 def test_what_cannot_be_simulated_is_measured_all_the_same() -> None:
     runs = runs_of(dynamic(), linear(1, 1), 100)
-    found = explain("m", "1", Setup(dynamic(), 1, "it is a sequence"), runs, {}, START)
+    found = explain(Setup(dynamic(), 1, "it is a sequence"), runs, ever({}), START)
     assert found.measured is not None
     assert found.predicted == ()
     assert found.notes == ("it is a sequence",)
@@ -185,13 +193,13 @@ def test_limits_of_queues_and_priorities_play_no_part() -> None:
     policy = dynamic(8)._replace(priority_levels=2, default_level=2, queues=(QueuePolicy(max_size=1),) * 2)
     plain = told(dynamic(8), linear(1, 1), 300)
     runs = runs_of(dynamic(8), linear(1, 1), 300)
-    limited = explain("m", "1", Setup(policy, 1), runs, {}, runs[-1].end_ns)
+    limited = explain(Setup(policy, 1), runs, ever({}), runs[-1].end_ns)
     assert [row.mean_wait_us for row in limited.predicted] == [row.mean_wait_us for row in plain.predicted]
 
 
 def test_requests_of_many_rows_are_simulated_as_such() -> None:
     runs = [RanBatch(START + at * 100 * MS, 1, 4, 0, 8 * MS, IDLE) for at in range(300)]
-    found = explain("m", "1", Setup(dynamic(8), 1), runs, {8: 10.0 * MS}, START)
+    found = explain(Setup(dynamic(8), 1), runs, ever({8: 10.0 * MS}), START)
     assert found.predicted[0].throughput_per_s == pytest.approx(2 / 10e-3, rel=0.05)  # two requests make a batch
     assert fmean(row.mean_batch_rows for row in found.predicted) >= 4
 
