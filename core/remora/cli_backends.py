@@ -36,6 +36,7 @@ RUNTIMES = {
         (),
         "'remora[trees]'",
     ),
+    "tensorrt": Runtime("model.plan", ("tensorrt",), ("tensorrt",), "'remora[tensorrt]'"),
     "native": Runtime("model.so"),
     "python": Runtime("model.py"),
     "ensemble": Runtime("configuration only"),

@@ -15,6 +15,7 @@ BUILT_IN = {
     "native": "remora.backends.native:NativeBackend",
     "openvino": "remora.backends.openvino:OpenVinoBackend",
     "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
+    "tensorrt": "remora.backends.tensorrt:TensorRtBackend",
     "pytorch": "remora.backends.pytorch:PyTorchBackend",
     "ensemble": "remora.backends.ensemble:EnsembleBackend",
 }

@@ -1,0 +1,125 @@
+"""The TensorRT backend: engines built ahead of time; the law: one engine for each GPU, a context and a stream for each
+instance.
+
+TensorRT and the CUDA runtime are imported when the first model is opened. All that is asked of them is in
+``tensorrt_context``, so that stand-ins can take their place.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.opening import existing, import_framework, load_failure, model_path
+from remora.backends.ragged import array_instance
+from remora.backends.tensorrt_context import Context, Cuda, Engine, Reasons, describe
+from remora.config import complete_from_tensors
+from remora.errors import ConfigError
+from remora.proto.model_config_pb2 import ModelConfig
+
+_EXTRA = "'remora[tensorrt]'"
+
+
+class TensorRtBackend:
+    """Serves ``model.plan``."""
+
+    name = "tensorrt"
+
+    def open(self, source: Source, config: ModelConfig) -> TensorRtModel:
+        """Read the engine on the GPU of its first instance.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: TensorRT is not installed, or there is no GPU.
+            UnsupportedError: a tensor of a type that the protocol does not have.
+            InternalError: the engine was built for another version of TensorRT or another GPU, or is no engine.
+        """
+        path = existing(model_path(source, config, "model.plan"), source, "*.plan", "*.engine", "*.trt")
+        trt = import_framework("tensorrt", source.name, "TensorRT", _EXTRA)
+        cuda = Cuda(import_framework("cuda.bindings.runtime", source.name, "the CUDA runtime (cuda-python)", _EXTRA))
+        devices = cuda.device_count()
+        if not devices:
+            raise ConfigError(f"model '{source.name}': TensorRT engines run on GPUs, and CUDA sees none here")
+        return TensorRtModel(trt, cuda, source, path, config)
+
+
+class TensorRtModel:
+    """An opened engine, read once for each GPU that instances live on."""
+
+    def __init__(self, trt: Any, cuda: Cuda, source: Source, path: Path, config: ModelConfig) -> None:
+        self._trt = trt
+        self._cuda = cuda
+        self._source = source
+        self._path = path
+        self._engines: dict[int, Engine] = {}
+        self._opening = threading.Lock()
+        group = config.instance_group[0] if config.instance_group else None
+        self._first = group.gpus[0] if group is not None and group.gpus else 0
+        self._profiles = _profiles(config)
+        self._engine(self._first)
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in inputs, outputs and batch size from the engine and its first profile (spec C15), and check the rest.
+
+        Raises:
+            ConfigError: the configuration contradicts the engine, or wants larger batches than it was built for.
+        """
+        engine = self._engine(self._first)
+        most = engine.most_rows(self._profiles[0])
+        inputs = [tensor.info for tensor in engine.tensors if tensor.is_input]
+        outputs = [tensor.info for tensor in engine.tensors if not tensor.is_input]
+        complete_from_tensors(config, inputs, outputs, default_max_batch=most)
+        if config.max_batch_size > most > 0:
+            raise ConfigError(
+                f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the engine's optimization "
+                f"profile {self._profiles[0]} was built for batches of up to {most}"
+            )
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance with an execution context and a stream of its own. Raises ConfigError: it is to be on no GPU."""
+        if placement.kind != "GPU":
+            raise ConfigError(
+                f"model '{config.name}': TensorRT engines run on GPUs: set the instance group's kind to KIND_GPU"
+            )
+        engine = self._engine(placement.device_id)
+        profile = self._profiles[0]
+        if profile >= engine.profiles:
+            raise ConfigError(
+                f"model '{config.name}' asks for optimization profile {profile}; the engine has {engine.profiles}"
+            )
+        context = Context(self._cuda, engine, placement.device_id, profile)
+        return _TensorRtInstance(array_instance(placement.name, config, context), context)
+
+    def close(self) -> None:
+        """Let the engines go."""
+        self._engines.clear()
+
+    def _engine(self, device: int) -> Engine:
+        with self._opening:
+            if device not in self._engines:
+                self._cuda.use(device)
+                reasons = Reasons()
+                inner = describe(self._trt, self._path.read_bytes(), self._source.name, reasons)
+                if inner is None:
+                    raise load_failure(self._source, self._path, reasons.told() or "TensorRT gives no reason")
+                self._engines[device] = inner
+            return self._engines[device]
+
+
+class _TensorRtInstance:
+    """An instance over arrays that also frees its device memory."""
+
+    quick = False  # it waits for the device
+
+    def __init__(self, inner: Instance, context: Context) -> None:
+        self.name = inner.name
+        self.execute = inner.execute
+        self.close = context.close
+
+
+def _profiles(config: ModelConfig) -> list[int]:
+    """The optimization profiles that the configuration names; the first of the engine when it names none."""
+    named = [int(profile) for group in config.instance_group for profile in group.profile if profile.isdecimal()]
+    return named or [0]
