@@ -157,6 +157,10 @@ def _gpu_chain(config: ModelConfig, device: Device) -> list[tuple[str, dict[str,
             cuda.update(options)
         else:
             raise ConfigError(f"unknown Execution Accelerator '{accelerator.name}' is requested")
+    if (
+        config.optimization.cuda.graphs
+    ):  # CUDA's own provider takes graphs with fixed memory only: TensorRT replays them
+        chain = [(name, {"trt_cuda_graph_enable": "1", **given}) for name, given in chain]
     chain.append((CUDA_PROVIDER, {**cuda, "device_id": str(device.id)}))
     return chain
 

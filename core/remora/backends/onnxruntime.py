@@ -17,6 +17,7 @@ from typing import Any
 from remora.backends import Instance, Placement, Source
 from remora.backends.onnx_plan import (
     CPU_PROVIDER,
+    TENSORRT_PROVIDER,
     Device,
     ProviderPlan,
     SessionPlan,
@@ -50,7 +51,8 @@ class _GpuUnusableError(ConfigError):
 class OnnxRuntimeBackend:
     """Serves ``.onnx`` models.
 
-    Its settings: ``default-max-batch-size`` (spec C13), ``optimized-model-cache`` (a directory, see ``onnx_cache``),
+    Its settings: ``default-max-batch-size`` (spec C13), ``optimized-model-cache`` and
+    ``tensorrt-engine-cache`` (directories, see ``onnx_cache``),
     and defaults for the parameters that ``onnx_plan.plan_session`` reads.
     """
 
@@ -159,6 +161,8 @@ class OnnxModel:
                 preload()
         for missing in providers.missing:
             _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
+        if TENSORRT_PROVIDER in providers.names:
+            providers = self._keeping_engines(providers)
         inner = self._create(plan, providers)
         lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
         if device.kind == "GPU":
@@ -166,6 +170,25 @@ class OnnxModel:
         for missing in lost:
             _log.warning("model '%s': the %s cannot be used here; going on without", name, missing)
         return OnnxSession(name, runtime, inner, plan)
+
+    def _keeping_engines(self, providers: ProviderPlan) -> ProviderPlan:
+        """The providers, with TensorRT's engines kept where the operator wants them; says that building takes long."""
+        name, folder = self._source.name, self._source.settings.get("tensorrt-engine-cache")
+        kept: dict[str, str] = {}
+        if folder:
+            from remora.backends.onnx_cache import engine_cache  # only where TensorRT is asked for
+
+            options = dict(providers.chain)[TENSORRT_PROVIDER]
+            kept = engine_cache(Path(folder), self._path, f"{self._runtime.__version__} {sorted(options.items())}")
+        if not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine")):
+            again = (
+                "" if kept else "; --backend-config=onnxruntime,tensorrt-engine-cache=DIR keeps it for the next time"
+            )
+            _log.info("model '%s': TensorRT builds its engine, which can take minutes%s", name, again)
+        chain = tuple(
+            (each, {**kept, **given} if each == TENSORRT_PROVIDER else given) for each, given in providers.chain
+        )
+        return providers._replace(chain=chain)
 
     def _need(self, missing: Sequence[str], why: str) -> None:
         if missing:

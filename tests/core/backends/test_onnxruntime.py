@@ -469,6 +469,59 @@ def test_a_gpu_that_onnxruntime_offers_and_cannot_use_is_noticed(
     assert outputs["y"].shape == (2, 2)
 
 
+def test_tensorrts_engines_are_kept_by_model_and_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given: list[dict[str, str]] = []
+
+    class FakeSession:
+        """A session on a GPU, as far as the CPU's can play it."""
+
+        def __init__(self, file: str, options: Any, *, providers: list[Any], enable_fallback: int) -> None:
+            self._names = [name for name, _ in providers]
+            self._inner = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            given.append(dict(providers)["TensorrtExecutionProvider"])
+
+        def get_providers(self) -> list[str]:
+            return self._names
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    gpu_runtime = SimpleNamespace(
+        **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},
+        __version__=runtime.__version__,
+    )
+    names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    gpu_runtime.get_available_providers = lambda: names
+    gpu_runtime.preload_dlls = lambda: None
+    gpu_runtime.InferenceSession = FakeSession
+    cache = tmp_path / "engines"
+    accelerator = "gpu_execution_accelerator {{ name: 'tensorrt' {0} }}"
+    precise = accelerator.format("parameters { key: 'precision_mode' value: 'FP16' }")
+
+    def load(model: Any, chosen: str, folder: Path | None = cache, more: str = "") -> dict[str, str]:
+        settings = {"tensorrt_engine_cache": str(folder)} if folder else {}
+        where = source(tmp_path, model, **settings)
+        text = f"instance_group {{ kind: KIND_GPU }} optimization {{ {more} execution_accelerators {{ {chosen} }} }}"
+        OnnxModel(gpu_runtime, where, where.path / "model.onnx", config(text))
+        return given[-1]
+
+    with caplog.at_level(logging.INFO):
+        plain = load(identity(), accelerator.format(""))
+    assert "TensorRT builds its engine, which can take minutes" in caplog.text
+    folder = Path(plain["trt_engine_cache_path"])
+    assert folder.parent == cache
+    assert plain["trt_engine_cache_enable"] == plain["trt_timing_cache_enable"] == "1"
+    (folder / "graph_sm80.engine").touch()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert load(identity(), accelerator.format("")) == plain
+    assert "minutes" not in caplog.text
+    others = [load(identity(), precise), load(identity("INT32"), accelerator.format(""))]
+    assert len({plain["trt_engine_cache_path"], *(each["trt_engine_cache_path"] for each in others)}) == 3
+    assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), None)
+    assert load(identity(), accelerator.format(""), None, "cuda { graphs: true }")["trt_cuda_graph_enable"] == "1"
+
+
 def test_parameters_that_mean_nothing_are_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     instance_of(tmp_path, identity(), 'parameters { key: "colour" value { string_value: "red" } }')
     assert [record.message for record in caplog.records] == [
