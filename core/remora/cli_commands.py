@@ -53,6 +53,7 @@ def add_commands(commands: Any) -> None:
         _runs(parser, cli_hosts.emulate)
     _add_storage(commands)
     _add_startup(commands)
+    _add_cost(commands)
     backends = commands.add_parser(
         "backends",
         help="list what can run models here",
@@ -304,6 +305,15 @@ def _add_startup(commands: Any) -> None:
 
     _runs(cli_startup.add_startup(commands, DEFAULT_URL), cli_startup.startup)
     _runs(cli_startup.add_bench(commands), cli_startup.coldstart)
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def _add_cost(commands: Any) -> None:
+    from remora import cli_cost
+
+    _runs(cli_cost.add_cost(commands), cli_cost.cost)
 
 
 # -- version ----------------------------------------------------------------------------------------------------------
