@@ -177,7 +177,13 @@ class MemoryChannel:
             placed: list[int] = []
             try:
                 record = wire.encode(
-                    kind, number, items, lambda array: self._place(array, end, placed), begin_ns=begin_ns, end_ns=end_ns
+                    kind,
+                    number,
+                    items,
+                    lambda array: self._place(array, end, placed),
+                    begin_ns=begin_ns,
+                    end_ns=end_ns,
+                    stack_below=INLINE_BYTES,
                 )
                 if len(record) > self._out.longest:
                     spilled = np.frombuffer(record, np.uint8)

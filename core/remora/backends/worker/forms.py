@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from remora.backends.worker import wire
 from remora.backends.worker.wire import FINAL, Draft, Item, WireError
@@ -50,24 +50,33 @@ class RequestReader:
     """Makes requests of items; remembers the forms, since most requests look like one before. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._forms: dict[int, tuple[wire.Head, InferForm, tuple[str, ...], int]] = {}
+        self._forms: dict[int, _Form] = {}
 
     def request(self, item: Item) -> Request:
         """The request, its inputs the item's arrays. Raises WireError."""
-        known = self._forms.get(id(item.head))
-        if known is None or known[0] is not item.head:
-            known = (item.head, *_form_of(item.head))
+        head = item.head
+        known = self._forms.get(id(head))
+        if known is None or known.head is not head:
+            known = _form_of(head)
             if len(self._forms) >= _REMEMBERED:
                 self._forms.clear()
-            self._forms[id(item.head)] = known
-        _, form, requested, rows = known
-        if item.id:
-            form = replace(form, id=item.id)
-        inputs = {tensor.name: array for tensor, array in zip(item.head.tensors, item.arrays, strict=True)}
-        return Request(form, inputs, requested, rows, None)
+            self._forms[id(head)] = known
+        form = replace(known.form, id=item.id) if item.id else known.form
+        inputs = dict(zip(known.names, item.arrays, strict=True))
+        return Request(form, inputs, known.requested, known.rows, None)
 
 
-def _form_of(head: wire.Head) -> tuple[InferForm, tuple[str, ...], int]:
+class _Form(NamedTuple):
+    """What a head says about requests."""
+
+    head: wire.Head
+    names: tuple[str, ...]
+    form: InferForm
+    requested: tuple[str, ...]
+    rows: int
+
+
+def _form_of(head: wire.Head) -> _Form:
     fields = head.fields
     try:
         sequence_id, start, end = fields["sequence"]
@@ -80,7 +89,8 @@ def _form_of(head: wire.Head) -> tuple[InferForm, tuple[str, ...], int]:
             sequence_start=start,
             sequence_end=end,
         )
-        return form, tuple(fields["requested"]), fields["rows"]
+        names = tuple(tensor.name for tensor in head.tensors)
+        return _Form(head, names, form, tuple(fields["requested"]), fields["rows"])
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"an item that is no request: {error!r}") from None
 

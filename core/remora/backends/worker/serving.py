@@ -201,7 +201,7 @@ class Worker:
             message.items.clear()
             execution = executing.execution()
             outcomes = instance.execute(execution)
-            drafts = [self._writer.draft(outcome, index) for index, outcome in enumerate(outcomes)]
+            drafts = [self._writer.draft(outcome) for outcome in outcomes]
             for index in execution.again:
                 drafts[index] = drafts[index]._replace(flags=drafts[index].flags | AGAIN)
             executing.returned(outcomes, execution.again)

@@ -1,10 +1,14 @@
 """The messages between the server and a worker, as bytes; the law: pure, nothing is unpickled, and whatever bytes come
 in, they become a message or a WireError.
 
-    message   kind u8, version u8, items u16, number u32, begin_ns u64, end_ns u64
+    message   kind u8, layout u8, items u16, number u32, begin_ns u64, end_ns u64
     item      head length u32, id length u16, arrays u16, flags u32, then the head, the id, padding to 8 bytes
     array     place u32 (0 inline, 1 arena), reserved u32, offset u64, length u64
     inline    the bytes of the arrays that lie in the message itself, each at a multiple of 16
+
+That is the layout ITEMS. Small tensors of requests that look alike, most of all batches, travel as a STACK: one item
+without id and flags stands for all, and after its head come the bytes of the first array of each of them, end to end at
+a multiple of 16, then those of the second, and so on.
 
 A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and what else the kind of message says.
 Models see the same heads again and again, so both ends remember them. BYTES tensors travel as Triton writes them, each
@@ -24,7 +28,7 @@ import numpy as np
 
 from remora.messages import DTYPES, Array
 
-VERSION = 1
+ITEMS, STACK = 1, 2
 FINAL = 1
 """The item's flag that says: no more answers to this request."""
 AGAIN = 2
@@ -188,12 +192,16 @@ def encode(
     *,
     begin_ns: int = 0,
     end_ns: int = 0,
+    stack_below: int = 0,
 ) -> bytes:
     """A message's bytes. Arrays that ``place`` takes are referred to, the others are copied in.
 
-    Arrays have a wire dtype; BYTES are object arrays of ``bytes``.
+    Arrays have a wire dtype; BYTES are object arrays of ``bytes``. Arrays of fewer than ``stack_below`` bytes may be
+    stacked, which ``place`` is not asked about: items whose heads are the same object have arrays of the same shapes.
     """
-    pieces = [_MESSAGE.pack(kind, VERSION, len(items), number, begin_ns, end_ns)]
+    if stack_below and _stacks(items, stack_below):
+        return _encode_stack(_MESSAGE.pack(kind, STACK, len(items), number, begin_ns, end_ns), items)
+    pieces = [_MESSAGE.pack(kind, ITEMS, len(items), number, begin_ns, end_ns)]
     arrays: list[Array] = []
     size = _MESSAGE.size
     for item in items:
@@ -221,6 +229,28 @@ def encode(
     return b"".join((*pieces, *inline))
 
 
+def _stacks(items: Sequence[Draft], below: int) -> bool:
+    if len(items) < 2 or not items[0].arrays:
+        return False
+    head = items[0].head
+    for item in items:
+        if item.head is not head or item.flags or item.id:
+            return False
+    return all(array.ndim and array.nbytes < below and not array.dtype.hasobject for array in items[0].arrays)
+
+
+def _encode_stack(prefix: bytes, items: Sequence[Draft]) -> bytes:
+    head, count = items[0].head, len(items)
+    pieces = [prefix, _ITEM.pack(len(head), 0, len(items[0].arrays), 0), head]
+    offset = len(prefix) + _ITEM.size + len(head)
+    for column in zip(*[item.arrays for item in items], strict=True):
+        pad = -offset % 16
+        pieces.append(_ZEROS[:pad])
+        pieces += [array.tobytes() for array in column]
+        offset += pad + count * column[0].nbytes
+    return b"".join(pieces)
+
+
 def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message:
     """The message that ``data`` is. Arrays are writable views over ``data`` or over what ``fetch`` gives.
 
@@ -228,9 +258,11 @@ def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message
         WireError: it is none.
     """
     try:
-        kind, version, count, number, begin_ns, end_ns = _MESSAGE.unpack_from(data)
-        if version != VERSION:
-            raise WireError(f"a message of version {version}; this end speaks {VERSION}")
+        kind, layout, count, number, begin_ns, end_ns = _MESSAGE.unpack_from(data)
+        if layout == STACK:
+            return Message(Kind(kind), number, begin_ns, end_ns, _read_stack(data, count, heads))
+        if layout != ITEMS:
+            raise WireError(f"a message of layout {layout}; this end knows {ITEMS} and {STACK}")
         read, offset = _read_items(data, count, heads)
         size = len(data)
         items: list[Item] = []
@@ -269,6 +301,26 @@ def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[H
         read.append((found, data[middle:end].decode("utf-8", "surrogatepass") if id_length else "", flags))
         offset = end + -(_ITEM.size + head_length + id_length) % 8
     return read, offset
+
+
+def _read_stack(data: bytearray, count: int, heads: Heads) -> list[Item]:
+    head_length, id_length, arrays, flags = _unpack_item(data, _MESSAGE.size)
+    begin = _MESSAGE.size + _ITEM.size
+    offset = begin + head_length
+    if id_length or flags or offset > len(data):
+        raise WireError("a stack whose item has an id or flags, or ends in the middle of its head")
+    found = heads.read(bytes(data[begin:offset]))
+    if len(found.tensors) != arrays or not arrays:
+        raise WireError(f"a stack of {arrays} arrays for {len(found.tensors)} tensors")
+    columns: list[list[Array]] = []
+    for tensor in found.tensors:
+        offset += -offset % 16
+        length = count * tensor.nbytes
+        if tensor.nbytes < 0 or not tensor.shape or offset + length > len(data):
+            raise WireError(f"tensor '{tensor.name}' cannot be stacked, or lies outside of the message")
+        columns.append(list(np.ndarray((count, *tensor.shape), tensor.dtype, data, offset)))
+        offset += length
+    return [Item(found, "", 0, list(views)) for views in zip(*columns, strict=True)]
 
 
 def _array(data: bytearray, place: int, offset: int, length: int, tensor: TensorHead, fetch: Fetch | None) -> Array:

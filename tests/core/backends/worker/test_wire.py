@@ -93,6 +93,73 @@ def test_messages_come_back_as_they_were(kind: Kind, number: int, contents: list
         assert item.arrays[0].flags.writeable
 
 
+shapes = arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[Draft]:
+    """Items whose arrays differ in nothing but their values."""
+    kinds = draw(st.lists(st.tuples(st.sampled_from(PLAIN), shapes), min_size=1, max_size=3))
+    head = wire.head([(f"t{at}", name, shape) for at, (name, shape) in enumerate(kinds)], text="x")
+    count = draw(st.integers(1, 5))
+    return [Draft(head, [draw(arrays.arrays(DTYPES[name], shape)) for name, shape in kinds]) for _ in range(count)]
+
+
+@given(alike())
+def test_items_that_look_alike_come_back_one_by_one_however_they_travel(drafts: list[Draft]) -> None:
+    stacked = wire.encode(Kind.EXECUTE, 5, drafts, begin_ns=3, end_ns=4, stack_below=1 << 20)
+    assert stacked[1] == (wire.STACK if len(drafts) > 1 else wire.ITEMS)
+    for data in (stacked, wire.encode(Kind.EXECUTE, 5, drafts, begin_ns=3, end_ns=4)):
+        message = there_and_back(data)
+        assert (message.kind, message.number, message.begin_ns, message.end_ns) == (Kind.EXECUTE, 5, 3, 4)
+        assert len(message.items) == len(drafts)
+        for item, draft in zip(message.items, drafts, strict=True):
+            assert (item.id, item.flags, item.head.fields) == ("", 0, {"text": "x"})
+            assert all(same(found, sent) for found, sent in zip(item.arrays, draft.arrays, strict=True))
+            assert all(array.flags.writeable for array in item.arrays)
+
+
+def draft_of(array: Array, head: bytes, **more: object) -> Draft:
+    return Draft(head, [array], **more)  # type: ignore[arg-type]
+
+
+ONE = np.arange(3, dtype=np.int32)
+HEAD = wire.head([("t", "INT32", (3,))])
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        [draft_of(ONE, HEAD)],
+        [draft_of(ONE, HEAD), draft_of(ONE, HEAD, id="named")],
+        [draft_of(ONE, HEAD), draft_of(ONE, HEAD, flags=FINAL)],
+        [draft_of(ONE, HEAD), draft_of(ONE, wire.head([("u", "INT32", (3,))]))],
+        [draft_of(objects([b"a"]), wire.head([("t", "BYTES", (1,))]))] * 2,
+        [draft_of(np.float32(1).reshape(()), wire.head([("t", "FP32", ())]))] * 2,
+        [draft_of(np.zeros(600, np.int32), wire.head([("t", "INT32", (600,))]))] * 2,
+        [Draft(wire.head(none=True))] * 2,
+    ],
+    ids=["alone", "id", "flags", "another-head", "bytes", "scalar", "large", "no-arrays"],
+)
+def test_what_does_not_look_alike_travels_as_items(drafts: list[Draft]) -> None:
+    data = wire.encode(Kind.DONE, 1, drafts, stack_below=2048)
+    assert data[1] == wire.ITEMS
+    assert len(there_and_back(data).items) == len(drafts)
+
+
+@given(st.data(), alike())
+def test_a_damaged_stack_is_a_message_or_a_wire_error(data: st.DataObject, drafts: list[Draft]) -> None:
+    whole = bytearray(wire.encode(Kind.DONE, 1, drafts, stack_below=1 << 20))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(whole)))
+    for damaged in (whole, whole[:cut]):
+        try:
+            wire.decode(bytearray(damaged), Heads())
+        except WireError:
+            continue
+
+
 @given(tensors)
 def test_arrays_in_the_arena_are_views_of_it(array: Array) -> None:
     memory = np.zeros(4096, np.uint8)
@@ -138,10 +205,10 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(data: st.DataObject, arr
             continue
 
 
-def test_a_message_of_another_version_is_refused() -> None:
+def test_a_message_of_an_unknown_layout_is_refused() -> None:
     data = bytearray(wire.encode(Kind.CLOSE))
     data[1] = 9
-    with pytest.raises(WireError, match="version 9"):
+    with pytest.raises(WireError, match="layout 9"):
         wire.decode(data, Heads())
 
 
