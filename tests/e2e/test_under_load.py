@@ -23,6 +23,7 @@ from live_server import BODY, PATIENCE_S, THREADS, ask, client, free_port, proce
 
 SOAK = bool(os.environ.get("REMORA_SOAK"))
 SWAPS = 100 if SOAK else 8
+POLLS = 20 if SOAK else 2
 
 
 class Load:
@@ -93,6 +94,7 @@ def test_no_request_fails_while_versions_are_swapped(repository: Path, serving: 
             assert status_of(server.http, "/v2/health/ready") == 200, "a load makes nothing unready"
         load.wait_for(20)
     assert not load.wrong
+    print(f"{SWAPS} swaps: {sum(load.versions.values())} requests, {len(load.versions)} versions seen, none failed")
     assert load.versions[str(SWAPS + 1)] > 0
     assert len(load.versions) > SWAPS / 2, "the clients have seen versions come and go"
 
@@ -100,11 +102,12 @@ def test_no_request_fails_while_versions_are_swapped(repository: Path, serving: 
 def test_no_request_fails_while_the_repository_is_polled(repository: Path, serving: Callable[..., Any]) -> None:
     poll = ("--model-control-mode=poll", "--repository-poll-secs=1", *THREADS)
     with serving(repository, *poll) as server, Load(server.http) as load:
-        for version in range(2, 4):
+        for version in range(2, POLLS + 2):
             write_version(repository, version)
             while not load.versions[str(version)] and not load.wrong:
                 load.wait_for(1)
     assert not load.wrong
+    print(f"{POLLS} polls with a change: {sum(load.versions.values())} requests, none failed")
 
 
 def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serving: Callable[..., Any]) -> None:
@@ -115,6 +118,7 @@ def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serv
         load.wait_for(50)
     load.__exit__()  # the server was told to stop, and has exited with 0 before this
     assert not load.wrong
+    print(f"SIGTERM: {sum(load.versions.values())} requests, none failed")
     log = server.log.read_text()
     assert "not ready from now on, serving for 1 s more" in log
     assert "Found 0 model versions that have in-flight inferences" in log
@@ -139,6 +143,7 @@ def test_on_demand_no_request_fails_with_more_models_than_there_is_room_for(
 
         with ThreadPoolExecutor(4) as clients:
             replies = list(clients.map(ask_around, range(4)))
+        print(f"on demand: {sum(map(len, replies))} requests to {len(names)} models with room for 5, none failed")
         for each in replies:
             assert [status for status, _ in each] == [200] * len(each)
             assert [reply["outputs"][0]["data"] for _, reply in each] == [[value] for value in range(len(each))]
