@@ -92,7 +92,8 @@ class EngineOptions:
         "A setting of a backend: BACKEND,KEY=VALUE. May be given again.", metavar="BACKEND,KEY=VALUE", many=True
     )
     backend_directory: str = option(
-        "Python backends beside the installed ones: DIR/NAME/model.py serves the models whose backend is NAME.",
+        "Backends beside the installed ones, for the models whose backend is NAME: DIR/NAME/model.py, "
+        "DIR/NAME/backend.py or DIR/NAME/libremora_NAME.so.",
         default="",
         metavar="DIR",
     )
