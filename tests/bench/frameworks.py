@@ -31,7 +31,7 @@ from remora.system.cpus import usable_cpus  # noqa: E402
 
 Array = Any
 Loop = Callable[[Array], object]
-ROUND_S = 0.25
+ROUND_S = 0.5
 CLIENTS, BATCH = 64, 32
 CONFIG = """
 max_batch_size: 32 dynamic_batching {{ }} instance_group {{ count: 1 kind: KIND_CPU }} {0}
@@ -168,25 +168,40 @@ class Rate(NamedTuple):
     rows_per_cpu_s: float
 
 
-def measure(step: Callable[[], int]) -> Rate:
-    """One round of ``step``, which tells how many rows it did."""
-    begin, cpu, rows = time.perf_counter(), time.process_time(), 0
-    while (now := time.perf_counter()) - begin < ROUND_S:
-        rows += step()
-    return Rate(rows / (now - begin), rows / (time.process_time() - cpu))
+def measure(work: Callable[[Callable[[], bool]], int]) -> Rate:
+    """One round of ``work``, which goes on while it is told to, and tells how many rows it did."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    rows = work(lambda: time.perf_counter() - begin < ROUND_S)
+    return Rate(rows / (time.perf_counter() - begin), rows / (time.process_time() - cpu))
 
 
-def pipelined(engine: Engine, image: Array) -> Callable[[], int]:
-    """One more request each step, with CLIENTS of them under way."""
-    under_way: deque[Future[Any]] = deque()
+def looped(step: Callable[[], int]) -> Callable[[Callable[[], bool]], int]:
+    """One step after the other, each telling how many rows it did."""
 
-    def step() -> int:
-        while len(under_way) < CLIENTS:
-            under_way.append(engine.infer_async("cnn", {"x": image}))
-        under_way.popleft().result()
-        return 1
+    def work(going_on: Callable[[], bool]) -> int:
+        rows = 0
+        while going_on():
+            rows += step()
+        return rows
 
-    return step
+    return work
+
+
+def pipelined(engine: Engine, image: Array) -> Callable[[Callable[[], bool]], int]:
+    """CLIENTS requests under way all the time, until the last of them are answered."""
+
+    def work(going_on: Callable[[], bool]) -> int:
+        under_way: deque[Future[Any]] = deque()
+        rows = 0
+        while going_on() or under_way:
+            while len(under_way) < CLIENTS and going_on():
+                under_way.append(engine.infer_async("cnn", {"x": image}))
+            if under_way:
+                under_way.popleft().result()
+                rows += 1
+        return rows
+
+    return work
 
 
 def main(name: str, rounds: int) -> None:
@@ -200,8 +215,11 @@ def main(name: str, rounds: int) -> None:
         batch = np.repeat(image, BATCH, 0)
         with Engine(place) as engine:
             pairs = {
-                "c=1": (lambda: len(engine.infer("cnn", {"x": image})["y"]), lambda: loop(image) is not None),
-                f"c={CLIENTS}": (pipelined(engine, image), lambda: BATCH * (loop(batch) is not None)),
+                "c=1": (
+                    looped(lambda: len(engine.infer("cnn", {"x": image})["y"])),
+                    looped(lambda: int(loop(image) is not None)),
+                ),
+                f"c={CLIENTS}": (pipelined(engine, image), looped(lambda: BATCH * (loop(batch) is not None))),
             }
             for label, (ours, theirs) in pairs.items():
                 measure(ours), measure(theirs)  # both warm
