@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from remora_adapters.emulate.stage import Stage
 
-PLATFORMS = ("sagemaker",)
+PLATFORMS = (
+    "sagemaker",
+    "sagemaker-mme",
+)
 """What can be played: a module of this package each, with ``_`` for ``-``, that has a ``PLATFORM``."""
 
 

@@ -31,7 +31,7 @@ class Stage:
 
     ``address`` is where requests go; ``launch`` how the process was started; ``boot`` holds the probes of its start,
     and ``ready`` says whether one was answered well.
-    ``facts`` is for checks that tell later ones what they found.
+    ``mounts`` is the folder that was given to `launch`. ``facts`` is for checks that tell later ones what they found.
 
     Raises OSError when the command cannot be started.
     """
@@ -53,9 +53,9 @@ class Stage:
 
     def _start(self) -> None:
         folder, settings = Path(self._folder.name), self.settings
-        mounts = folder / "mounts"
-        mounts.mkdir()
-        self.launch = self.platform.launch(settings, free_port(), mounts)
+        self.mounts = folder / "mounts"
+        self.mounts.mkdir()
+        self.launch = self.platform.launch(settings, free_port(), self.mounts)
         if settings.command:
             environ = {**os.environ, **self.launch.environ, **settings.environ}
             self._process = Process((*settings.command, *self.launch.arguments), environ, folder / "log.txt")

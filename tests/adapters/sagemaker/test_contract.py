@@ -27,6 +27,24 @@ def test_every_check_of_an_endpoint_with_one_model_passes(tmp_path: Path, child_
     assert not wrong(play(find_platform("sagemaker"), settings), "streaming")
 
 
+def test_every_check_of_a_multi_model_endpoint_passes(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_scale(tmp_path / "model" / "scale")
+    (tmp_path / "model" / "scale" / "1" / "more").write_bytes(b"0" * (5 << 20))
+    full = tmp_path / "full" / "m"
+    python_model(full, COUNTS, "class TritonPythonModel:\n    def initialize(self, args):\n        raise MemoryError\n")
+    with (full / "1" / "model.py").open("a") as file:
+        file.write("    def execute(self, requests):\n        return []\n")
+    settings = Settings(
+        command=ENTRY,
+        model=tmp_path / "model",
+        body=V2,
+        environ=child_environment,
+        startup_s=60.0,
+        given={"oom-model": str(tmp_path / "full")},
+    )
+    assert not wrong(play(find_platform("sagemaker-mme"), settings))
+
+
 def test_a_stream_leaves_piece_by_piece(tmp_path: Path, child_environment: dict[str, str]) -> None:
     python_model(tmp_path / "model" / "counter", COUNTS, COUNTER)
     body = tmp_path / "body.json"

@@ -1,0 +1,297 @@
+"""Amazon SageMaker, a multi-model endpoint: models come and go by an API of the container's own.
+
+The platform unpacks an archive below its root, names it by an opaque string, and asks the container to load it. When
+the container says 507 it has others unloaded and asks again; when it says 409 it takes the model for loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch, must_answer
+from remora_adapters.emulate.stage import Stage
+
+TARGET = "X-Amzn-SageMaker-Target-Model"
+_FIRST, _SECOND, _THIRD = "a" * 32, "b" * 32, "c" * 32
+_LOAD_S = 360.0
+_CYCLES = 6
+_LARGE_BYTES = 4 << 20
+_JSON = {"Content-Type": "application/json"}
+
+
+def launch_many(settings: Settings, port: int, mounts: Path) -> Launch:
+    """As for one model, with the archive unpacked twice below the root and nothing loaded."""
+    root = mounts / "models"
+    root.mkdir()
+    if settings.model is not None:
+        _unpack(settings.model, root / _FIRST / "model")
+        _unpack(settings.model, root / _SECOND / "model")
+    if "oom-model" in settings.given:
+        _unpack(Path(settings.given["oom-model"]), root / _THIRD / "model")
+    return launch(Settings(), port, mounts, SAGEMAKER_MULTI_MODEL="true")
+
+
+def _unpack(archive: Path, place: Path) -> None:
+    """The archive's files in their place; linked where the disk allows it, since models are large."""
+
+    def link_or_copy(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+
+    shutil.copytree(archive, place, copy_function=link_or_copy)
+
+
+def _url(stage: Stage, name: str) -> str:
+    """Where the container finds a model. Raises Skipped when there is none."""
+    if name == _FIRST and "url" in stage.settings.given:
+        return stage.settings.given["url"]
+    if not stage.settings.command or (stage.settings.model is None and name != _THIRD):
+        raise Skipped("needs the model's folder and a command to start: --model DIR -- COMMAND")
+    return str(stage.mounts / "models" / name / "model")
+
+
+def _load(stage: Stage, name: str, url: str = "", target: str = "one.tar.gz") -> Answer:
+    body = json.dumps({"model_name": name, "url": url or _url(stage, name)}).encode()
+    return stage.ask("POST", "/models", body, {**_JSON, TARGET: target}, timeout_s=_LOAD_S)
+
+
+def _unload(stage: Stage, name: str) -> Answer:
+    return stage.ask("DELETE", f"/models/{name}", timeout_s=_LOAD_S)
+
+
+def _invoke(stage: Stage, name: str, target: str = "one.tar.gz") -> Answer:
+    headers = {"Content-Type": stage.settings.content_type, TARGET: target}
+    return stage.ask("POST", f"/models/{name}/invoke", stage.body, headers)
+
+
+def _loaded(stage: Stage) -> None:
+    """Have the first model loaded, whatever was done before."""
+    there = stage.ask("GET", f"/models/{_FIRST}").status == 200
+    if not there and not 200 <= _load(stage, _FIRST).status < 300:
+        raise Skipped("the model could not be loaded: see load")
+
+
+def _expect(answer: Answer, status: int, what: str) -> None:
+    if answer.status != status:
+        raise Failed(f"{what}: {answer.shown}; it must be {status}")
+
+
+def _said(answer: Answer, what: str) -> Any:
+    try:
+        return json.loads(must_answer(answer, what).body)
+    except ValueError as error:
+        raise Failed(f"{what} is no JSON: {answer.shown}") from error
+
+
+# -- the checks -----------------------------------------------------------------------------------------------------
+
+
+def lists_nothing_at_first(stage: Stage) -> None:
+    said = _said(stage.ask("GET", "/models"), "GET /models")
+    if not isinstance(said, dict) or said.get("models") != []:
+        raise Failed(f"GET /models says {said} before anything was loaded")
+
+
+def loads(stage: Stage) -> None:
+    must_answer(_load(stage, _FIRST), "POST /models")
+
+
+def shows_what_it_loaded(stage: Stage) -> None:
+    _loaded(stage)
+    wanted = {"modelName": _FIRST, "modelUrl": _url(stage, _FIRST)}
+    one = _said(stage.ask("GET", f"/models/{_FIRST}"), "GET /models/NAME")
+    every = _said(stage.ask("GET", "/models"), "GET /models")
+    rows = every.get("models") if isinstance(every, dict) else None
+    for said in (one, *(row for row in rows or [{}])):
+        if {key: str(said.get(key, "")).rstrip("/") for key in wanted} != wanted:
+            raise Failed(f"{said} is shown for the model {wanted}")
+
+
+def refuses_twice(stage: Stage) -> None:
+    _loaded(stage)
+    _expect(_load(stage, _FIRST), 409, "loading what is loaded")
+
+
+def invokes_by_its_own_name(stage: Stage) -> None:
+    _loaded(stage)
+    must_answer(_invoke(stage, _FIRST), "an invocation")
+    must_answer(
+        _invoke(stage, _FIRST, target="two/other.tar.gz"), "an invocation with another target model in its header"
+    )
+
+
+def knows_what_it_has_not(stage: Stage) -> None:
+    for method, path in (("GET", "/models/{}"), ("DELETE", "/models/{}"), ("POST", "/models/{}/invoke")):
+        answer = stage.ask(method, path.format("f" * 32), b"{}" if method == "POST" else None, _JSON)
+        _expect(answer, 404, f"{method} {path.format('UNKNOWN')}")
+
+
+def keeps_models_apart(stage: Stage) -> None:
+    _loaded(stage)
+    must_answer(_load(stage, _SECOND, target="two.tar.gz"), "POST /models of a second model")
+    must_answer(_unload(stage, _SECOND), "DELETE of the second model")
+    must_answer(_invoke(stage, _FIRST), "an invocation of the first model after the second was unloaded")
+
+
+def stays_below_its_root(stage: Stage) -> None:
+    _loaded(stage)
+    root = str(stage.mounts / "models")
+    for url in ("/etc", "/proc/self", f"{root}/../../etc", f"{root}/{_FIRST}/model/../../.."):
+        answer = _load(stage, "d" * 32, url)
+        if not 400 <= answer.status < 500:
+            raise Failed(f"the url {url} got {answer.shown}")
+        if stage.ask("GET", f"/models/{'d' * 32}").status == 200:
+            raise Failed(f"the url {url} was loaded")
+
+
+def refuses_bad_requests(stage: Stage) -> None:
+    for body in (b"", b"{", b"[]", b"{}", b'{"model_name": 7}'):
+        answer = stage.ask("POST", "/models", body, _JSON)
+        if not 400 <= answer.status < 500:
+            raise Failed(f"POST /models with {body!r} got {answer.shown}")
+    must_answer(stage.ask("GET", "/ping", timeout_s=PING_S), "GET /ping after requests that make no sense")
+
+
+def pings_while_loading(stage: Stage) -> None:
+    _unload(stage, _FIRST)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(_load, stage, _FIRST)
+        pings = [stage.ask("GET", "/ping", timeout_s=PING_S)]
+        while not load.done():
+            pings.append(stage.ask("GET", "/ping", timeout_s=PING_S))
+    if load.result().status != 200:
+        raise Skipped("the model could not be loaded: see load and unload")
+    bad = [ping for ping in pings if ping.status != 200]
+    if bad:
+        raise Failed(f"{len(bad)} of {len(pings)} pings while a model was loaded failed, such as: {bad[0].shown}")
+
+
+def unloads(stage: Stage) -> None:
+    _loaded(stage)
+    must_answer(_unload(stage, _FIRST), "DELETE /models/NAME")
+    _expect(stage.ask("GET", f"/models/{_FIRST}"), 404, "GET /models/NAME after its DELETE")
+    must_answer(_load(stage, _FIRST), "POST /models of the model again")
+
+
+def gives_memory_back(stage: Stage) -> None:
+    model = stage.settings.model
+    size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file()) if model else 0
+    if size < _LARGE_BYTES:
+        raise Skipped(f"needs a model of {_LARGE_BYTES >> 20} MiB or more, which this one is not")
+    process = stage.process
+    _loaded(stage)
+    sizes = []
+    for _ in range(_CYCLES):
+        must_answer(_unload(stage, _FIRST), "DELETE /models/NAME")
+        sizes.append(process.resident_bytes())
+        if _load(stage, _FIRST).status != 200:
+            raise Skipped("the model could not be loaded again: see load and unload")
+    grown = sizes[-1] - sizes[0]
+    if grown > (_CYCLES - 1) * size / 2:
+        raise Failed(f"{_CYCLES} times unloaded, the process has {grown >> 20} MiB more than after the first time")
+
+
+def says_when_memory_is_full(stage: Stage) -> None:
+    if "oom-model" not in stage.settings.given:
+        raise Skipped("needs a model that does not fit into memory: --with oom-model=DIR")
+    _expect(_load(stage, _THIRD), 507, "loading a model that does not fit")
+    _expect(stage.ask("GET", f"/models/{_THIRD}"), 404, "GET of a model that did not fit")
+
+
+def _table(*rows: tuple[str, str, str, Callable[[Stage], None]]) -> tuple[Check, ...]:
+    return tuple(Check(*row) for row in rows)
+
+
+MODELS = _table(
+    (
+        "list-empty",
+        "GET /models is an empty list at first",
+        "the platform reads it to learn what is loaded; /ping must say 200 with no model (mistake: not ready)",
+        lists_nothing_at_first,
+    ),
+    ("load", "POST /models loads a model", "the first invocation of a model waits for it", loads),
+    (
+        "show",
+        "GET /models and /models/NAME show modelName and modelUrl",
+        "a model that is not listed is loaded again, or never unloaded",
+        shows_what_it_loaded,
+    ),
+    (
+        "load-again",
+        "loading what is loaded is 409",
+        "another code than 409 is an error to the client; 200 hides that nothing was loaded",
+        refuses_twice,
+    ),
+    (
+        "invoke",
+        "models are known by model_name, not by the target header",
+        "the header is the client's path, for logs; the platform routes by the opaque name",
+        invokes_by_its_own_name,
+    ),
+    (
+        "unknown",
+        "what is not loaded is 404",
+        "404 is how the platform learns that it has to load a model",
+        knows_what_it_has_not,
+    ),
+    (
+        "apart",
+        "two models, even of one archive, do not touch each other",
+        "archives of one pipeline often hold the same names inside",
+        keeps_models_apart,
+    ),
+    (
+        "below-root",
+        "urls outside of the models' root are refused",
+        "what can reach the port could otherwise read any folder; Triton had to fix this",
+        stays_below_its_root,
+    ),
+    (
+        "bad-load",
+        "a load request that makes no sense is a 4xx, and nothing ends",
+        "one such request ended Triton 2.51",
+        refuses_bad_requests,
+    ),
+    (
+        "ping-while-loading",
+        "/ping is answered within 2 s while a model is loaded",
+        "an instance that fails its pings is replaced, with all models on it",
+        pings_while_loading,
+    ),
+    (
+        "unload",
+        "DELETE unloads, and the model can come again",
+        "that is how the platform makes room; it waits 360 s",
+        unloads,
+    ),
+    (
+        "memory",
+        "the memory is free when DELETE answers",
+        "the platform loads the next model at once: it would not fit",
+        gives_memory_back,
+    ),
+    (
+        "out-of-memory",
+        "a model that does not fit is 507",
+        "only 507 has other models unloaded and the load tried again",
+        says_when_memory_is_full,
+    ),
+)
+
+PLATFORM = Platform(
+    title="sagemaker-mme",
+    launch=launch_many,
+    probe=Probe("/ping", PING_S, 5.0, 240.0),
+    grace_s=GRACE_S,
+    checks=(*START, *LISTENERS, *MODELS, *(check for check in END if check.id == "sigterm-exit")),
+)
