@@ -52,6 +52,13 @@ def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--startup-timeout", type=float, default=0.0, metavar="S", help="time to get ready; the platform's if not given"
     )
+    parser.add_argument(
+        "--api",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="check nothing: be the API that the platform's clients talk to, on this loopback port, until interrupted",
+    )
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="run this check; may be repeated")
     parser.add_argument("--list", action="store_true", help="print the checks and why they are there")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="of the report")

@@ -10,6 +10,7 @@ Knows no adapter and needs nothing but the standard library: it is a tool for an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -92,6 +93,7 @@ class Platform:
     """A platform as data. ``launch`` gets the settings, a free port and an empty folder for what is to be mounted.
 
     The last checks may end the process: ``grace_s`` is how long the platform waits between SIGTERM and SIGKILL.
+    ``api`` plays what the platform's own clients talk to, on a loopback port, until the ``with`` is left.
     """
 
     title: str
@@ -99,6 +101,7 @@ class Platform:
     probe: Probe
     grace_s: float
     checks: tuple[Check, ...]
+    api: Callable[[Stage, int], AbstractContextManager[object]] | None = None
 
 
 def find_platform(name: str) -> Platform:

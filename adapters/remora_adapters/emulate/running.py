@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from remora_adapters.emulate import Failed, Platform, Settings, Skipped, find_platform
@@ -52,6 +54,26 @@ def play(platform: Platform, settings: Settings, only: Iterable[str] = ()) -> li
     return verdicts
 
 
+def stand_between(platform: Platform, settings: Settings, port: int) -> int:
+    """Start the server and be its platform for real clients on a loopback port, until interrupted.
+
+    Raises ValueError for a platform whose clients' API is not played, OSError as `play` does.
+    """
+    if platform.api is None:
+        raise ValueError(f"the API that clients of {platform.title} talk to is not played")
+    with Stage(platform, settings) as stage:
+        stage.wait_until_ready()
+        if not stage.ready:
+            print(f"{platform.title}: the server never became ready", file=sys.stderr)
+            return 1
+        with platform.api(stage, port):
+            print(f"{platform.title}: http://127.0.0.1:{port} is the clients' API", flush=True)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0
+
+
 def printed(title: str, verdicts: list[Verdict]) -> str:
     """The report for people: what failed says what was seen and why it matters."""
     width = max((len(verdict.id) for verdict in verdicts), default=0)
@@ -74,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
             for check in platform.checks:
                 print(f"{check.id}: {check.what}\n    {check.why}")
             return 0
+        if options.api:
+            return stand_between(platform, _settings(options), options.api)
         verdicts = play(platform, _settings(options), options.only)
     except (ValueError, OSError) as error:
         print(f"remora emulate: {error}", file=sys.stderr)

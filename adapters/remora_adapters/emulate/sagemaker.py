@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
@@ -389,10 +390,20 @@ INVOCATIONS = _table(
     ),
 )
 
+
+def api(stage: Stage, port: int) -> AbstractContextManager[object]:
+    """The SageMaker Runtime API; objects of S3 are below ``--with objects=DIR``."""
+    from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+
+    objects = Path(stage.settings.given.get("objects", stage.mounts / "objects"))
+    return runtime_api(Endpoint(stage.address, objects), port)
+
+
 PLATFORM = Platform(
     title="sagemaker",
     launch=launch,
     probe=Probe("/ping", PING_S, 5.0, 240.0),
     grace_s=GRACE_S,
     checks=(*START, *LISTENERS, *INVOCATIONS, *END),
+    api=api,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 
 from remora.cli import main
 from remora_adapters.emulate import PLATFORMS, Failed, Settings, find_platform
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.asking import Address, Answer, ask
+from remora_adapters.emulate.process import free_port
 from remora_adapters.emulate.running import FAILED, play
 from remora_adapters.emulate.sagemaker import PLATFORM, accepts_quickly
 from remora_adapters.emulate.stage import Seen
@@ -142,3 +145,15 @@ def test_the_checks_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "sagemaker", "--list")
     assert code == 0
     assert "sigterm-exit: it ends with status 0 within 30 s of SIGTERM" in out
+
+
+def test_the_command_can_be_the_api_for_real_clients(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "remora", "emulate", "sagemaker", "--api", str(port), "--", sys.executable, SERVER]
+    with subprocess.Popen(command, env=child_environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert f"http://127.0.0.1:{port}" in process.stdout.readline()
+        answer = ask(Address("127.0.0.1", port), "POST", "/endpoints/e/invocations", body=BODY)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert (answer.status, json.loads(answer.body)) == (200, {"numbers": [2, 4]})

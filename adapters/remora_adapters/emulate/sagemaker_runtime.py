@@ -1,0 +1,269 @@
+"""The SageMaker Runtime API in front of a container, for real clients: boto3 and the command line of AWS.
+
+    boto3.client("sagemaker-runtime", endpoint_url="http://127.0.0.1:PORT", region_name="us-east-1")
+
+Names, limits and shapes are those of the service model that botocore carries. Requests are not authenticated: it
+listens on loopback, for tests. Objects of S3 are files: ``s3://BUCKET/KEY`` is ``<objects>/BUCKET/KEY``.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import struct
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+from remora_adapters.emulate.asking import Address, Answer, ask
+from remora_adapters.emulate.sagemaker import ANSWER_S, PAYLOAD_BYTES
+
+_PATH = re.compile(
+    r"/endpoints/([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/(invocations(?:-response-stream)?|async-invocations)"
+)
+_X = "X-Amzn-SageMaker-"
+_PASSED = (
+    # All that a container ever sees of a client's headers.
+    "Content-Type",
+    "Accept",
+    f"{_X}Custom-Attributes",
+    f"{_X}Target-Model",
+    f"{_X}Target-Variant",
+    f"{_X}Target-Container-Hostname",
+    f"{_X}Inference-Id",
+    f"{_X}Enable-Explanations",
+    f"{_X}Inference-Component",
+    f"{_X}Session-Id",
+    f"{_X}Prefix-Aware-Id",
+)
+_RETURNED = ("Content-Type", f"{_X}Custom-Attributes", f"{_X}New-Session-Id", f"{_X}Closed-Session-Id")
+_VARIANT = "AllTraffic"
+_STRING = 7
+_ASYNC_BYTES = 1 << 30
+_LOCATION = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([A-Za-z0-9!_.*'()/-]{1,1024})")
+
+
+class Endpoint(NamedTuple):
+    """What stands behind the API: the container, where objects of S3 lie, and how models of a multi-model endpoint are
+    unpacked: from a client's target to the folder that the container is told."""
+
+    address: Address
+    objects: Path
+    unpack: Callable[[str], tuple[str, str]] | None = None
+
+
+@contextmanager
+def runtime_api(endpoint: Endpoint, port: int = 0) -> Iterator[ThreadingHTTPServer]:
+    """The API on a loopback port while the ``with`` lasts. Its ``server_address`` says which.
+
+    Leaving it waits for asynchronous invocations that are under way.
+    """
+    with ThreadPoolExecutor(16, thread_name_prefix="runtime api") as pool:
+        made = type("_Handler", (_Requests,), {"endpoint": endpoint, "pool": pool, "protocol_version": "HTTP/1.1"})
+        server = ThreadingHTTPServer(("127.0.0.1", port), made)
+        server.daemon_threads = True
+        running = pool.submit(server.serve_forever, 0.05)
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            running.result()
+            server.server_close()
+
+
+def event(kind: str, payload: bytes, *, message: str = "event") -> bytes:
+    """One message of AWS's event stream: lengths and their checksum, headers, payload, checksum of it all."""
+    texts = {f":{message}-type": kind, ":message-type": message, ":content-type": "application/octet-stream"}
+    headers = b"".join(
+        struct.pack("!B", len(name)) + name.encode() + struct.pack("!BH", _STRING, len(text)) + text.encode()
+        for name, text in texts.items()
+    )
+    prelude = struct.pack("!II", len(headers) + len(payload) + 16, len(headers))
+    whole = prelude + struct.pack("!I", zlib.crc32(prelude)) + headers + payload
+    return whole + struct.pack("!I", zlib.crc32(whole))
+
+
+class _Requests(BaseHTTPRequestHandler):
+    endpoint: Endpoint
+    pool: ThreadPoolExecutor
+
+    def log_message(self, *args: object) -> None:
+        """Nothing is logged: the client sees what happened."""
+
+    def do_POST(self) -> None:
+        """Answer one call of the API."""
+        length = int(self.headers.get("Content-Length") or 0)
+        if length > PAYLOAD_BYTES:
+            self.close_connection = True
+            self._fail(413, "ValidationError", f"the body has {length} bytes, at most {PAYLOAD_BYTES} are let through")
+            return
+        body = self.rfile.read(length)
+        match = _PATH.fullmatch(self.path)
+        if match is None:
+            self._fail(404, "ValidationError", f"no operation has the path {self.path[:200]}")
+        elif match[2] == "invocations":
+            self._invoke(body)
+        elif match[2] == "async-invocations":
+            self._invoke_later(body)
+        else:
+            self._invoke_streaming(body)
+
+    def _passed(self, **instead: str | None) -> dict[str, str]:
+        """The client's headers that go on to the container."""
+        found = {name: self.headers[name] for name in _PASSED if self.headers[name] is not None}
+        return found | {name.replace("_", "-"): value for name, value in instead.items() if value is not None}
+
+    # -- operations -------------------------------------------------------------------------------------------------
+
+    def _invoke(self, body: bytes) -> None:
+        try:
+            answer = self._ask(body, self._passed())
+        except _RefusedError as refused:
+            self._fail(refused.status, refused.kind, str(refused))
+            return
+        if not 200 <= answer.status < 300:
+            self._model_error(answer)
+            return
+        headers = {name: answer.headers.get(name.lower(), "") for name in _RETURNED}
+        self._answer(200, answer.body, {name: value for name, value in headers.items() if value})
+
+    def _ask(self, body: bytes, headers: Mapping[str, str], timeout_s: float = ANSWER_S) -> Answer:
+        """The container's answer to an invocation. Raises _RefusedError."""
+        path, target = "/invocations", headers.get(f"{_X}Target-Model")
+        if target is not None:
+            path = f"/models/{self._loaded(target)}/invoke"
+        return ask(self.endpoint.address, "POST", path, body=body, headers=headers, timeout_s=timeout_s)
+
+    def _loaded(self, target: str) -> str:
+        """The opaque name of a target model, loaded if it was not; 507 has another one unloaded and is tried again."""
+        if self.endpoint.unpack is None:
+            raise _RefusedError(400, "ValidationError", "this endpoint has one model and takes no TargetModel")
+        name, url = self.endpoint.unpack(target)
+        body = json.dumps({"model_name": name, "url": url}).encode()
+        headers = {f"{_X}Target-Model": target, "Content-Type": "application/json"}
+        while True:
+            answer = self._platform("POST", "/models", body, headers)
+            if answer.status in (200, 409):
+                return name
+            rows = json.loads(self._platform("GET", "/models").body)["models"] if answer.status == 507 else []
+            if not rows:
+                text = answer.body.decode("utf-8", "replace")
+                raise _RefusedError(500, "InternalFailure", f"the model cannot be loaded: {answer.status} {text}")
+            self._platform("DELETE", f"/models/{rows[0]['modelName']}")
+
+    def _platform(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        return ask(self.endpoint.address, method, path, body=body or None, headers=headers, timeout_s=360.0)
+
+    def _invoke_streaming(self, body: bytes) -> None:
+        headers = self._passed(Accept=self.headers[f"{_X}Accept"])
+        connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
+        try:
+            connection.request("POST", "/invocations", body, headers)
+            response = connection.getresponse()
+            if not 200 <= response.status < 300:
+                self._model_error(Answer(response.status, {}, response.read()))
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+            self.send_header(f"{_X}Content-Type", response.getheader("Content-Type", ""))
+            self.send_header("x-Amzn-Invoked-Production-Variant", _VARIANT)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for message in _messages(response):
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(message), message))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError as error:
+            self._model_error(Answer(0, {}, b"", trouble=str(error)))
+        finally:
+            connection.close()
+
+    def _invoke_later(self, body: bytes) -> None:
+        source = self.headers[f"{_X}InputLocation"]
+        try:
+            whole = body if source is None else self._object(source).read_bytes()
+        except (OSError, ValueError) as error:
+            self._fail(400, "ValidationError", f"the input {source} cannot be read: {error}")
+            return
+        if len(whole) > _ASYNC_BYTES:
+            self._fail(
+                400, "ValidationError", f"the input has {len(whole)} bytes, at most {_ASYNC_BYTES} are let through"
+            )
+            return
+        headers = self._passed(Accept=self.headers[f"{_X}Accept"], Content_Type=self.headers[f"{_X}Content-Type"])
+        timeout_s = float(self.headers[f"{_X}InvocationTimeoutSeconds"] or 900)
+        name = f"{uuid.uuid4()}{self.headers[f'{_X}S3OutputPathExtension'] or '.out'}"
+        done, failed = f"s3://emulated-output/{name}", f"s3://emulated-failures/{name}"
+
+        def run() -> None:
+            answer = self._ask(whole, headers, timeout_s)
+            place = self._object(done if 200 <= answer.status < 300 else failed)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_name(f".{place.name}")
+            part.write_bytes(answer.body if answer.status else answer.trouble.encode())
+            part.rename(place)  # whoever waits for the object sees all of it or nothing
+
+        self.pool.submit(run)
+        where = {f"{_X}OutputLocation": done, f"{_X}FailureLocation": failed, "Content-Type": "application/json"}
+        self._answer(202, json.dumps({"InferenceId": self.headers[f"{_X}Inference-Id"] or name}).encode(), where)
+
+    def _object(self, location: str) -> Path:
+        """The file that stands for an object. Raises ValueError for what is no location below the folder."""
+        match = _LOCATION.fullmatch(location)
+        place = self.endpoint.objects / match[1] / match[2] if match else self.endpoint.objects
+        if match is None or not place.resolve().is_relative_to(self.endpoint.objects.resolve() / match[1]):
+            raise ValueError("expected s3://BUCKET/KEY")
+        return place
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    def _model_error(self, answer: Answer) -> None:
+        """A container that answers badly, or not in time, is a ModelError to its client."""
+        if not answer.status:
+            self._fail(
+                424, "ModelError", "the container did not answer", OriginalStatusCode=0, OriginalMessage=answer.trouble
+            )
+            return
+        text = answer.body.decode("utf-8", "replace")
+        message = f"Received server error ({answer.status}) from primary with message {text!r}"
+        self._fail(424, "ModelError", message, OriginalStatusCode=answer.status, OriginalMessage=text)
+
+    def _fail(self, status: int, kind: str, message: str, **more: str | int) -> None:
+        body = json.dumps({"Message": message, **more}).encode()
+        self._answer(status, body, {"Content-Type": "application/json", "x-amzn-ErrorType": kind})
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "x-Amzn-Invoked-Production-Variant": _VARIANT}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _RefusedError(Exception):
+    """A call that the API itself refuses."""
+
+    def __init__(self, status: int, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.kind = kind
+
+
+def _messages(response: http.client.HTTPResponse) -> Iterable[bytes]:
+    """The container's pieces as they come; one that breaks off ends in an error message."""
+    try:
+        while piece := response.read1(65_536):
+            yield event("PayloadPart", piece)
+        return
+    except TimeoutError:
+        code, text = "ModelInvocationTimeExceeded", f"the container took longer than {ANSWER_S:g} s"
+    except (OSError, http.client.HTTPException) as error:
+        code, text = "StreamBroken", str(error) or type(error).__name__
+    yield event("ModelStreamError", json.dumps({"Message": text, "ErrorCode": code}).encode(), message="exception")
