@@ -1,4 +1,4 @@
-"""The commands that are about hosts: `emulate`; the law: what they do is the adapters', found by name when they run."""
+"""The commands about hosts, `emulate` and `deploy`; the law: what they do is the adapters' and found when they run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ command that starts one, after --:
 
   remora emulate sagemaker --model models --body request.json -- python -m remora_adapters.sagemaker
 """
+
+
+_DEPLOYS = {"sagemaker": "remora_adapters.sagemaker.deploying"}
+"""Where a platform's own arguments of `deploy` are, and what it does: a module with ``main(arguments)``."""
 
 
 def add_emulate(commands: Any) -> list[argparse.ArgumentParser]:
@@ -67,4 +71,22 @@ def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
 def emulate(options: argparse.Namespace) -> int:
     """Run `emulate`; returns the exit code."""
     code: int = import_module("remora_adapters.emulate.running").run(options)
+    return code
+
+
+def add_deploy(commands: Any) -> argparse.ArgumentParser:
+    """Add `deploy`, whose arguments are the platforms' own; returns its parser."""
+    deploy: argparse.ArgumentParser = commands.add_parser(
+        "deploy",
+        help="make or update an endpoint on a platform",
+        description="Make or update an endpoint; remora deploy PLATFORM --help says what it takes.",
+    )
+    deploy.add_argument("platform", choices=sorted(_DEPLOYS), metavar="PLATFORM", help=", ".join(sorted(_DEPLOYS)))
+    deploy.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the platform's own")
+    return deploy
+
+
+def deploy(options: argparse.Namespace) -> int:
+    """Run `deploy`; returns the exit code."""
+    code: int = import_module(_DEPLOYS[options.platform]).main(options.arguments)
     return code

@@ -1,0 +1,312 @@
+"""`remora deploy sagemaker`: a model, an endpoint configuration, an endpoint and its scaling; the law: calls are data.
+
+What is to be called follows from the plan alone (`calls_of`), so a dry run needs neither credentials nor boto3. Names
+carry a digest of the plan: the same plan again finds everything there and changes nothing; another one makes new
+objects and moves the endpoint over, which the platform does without a pause. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+_NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
+"""As long as leaves room for the digest in the 63 characters of a name."""
+_VARIANT = "AllTraffic"
+_INSTANCE = "ml.c6i.xlarge"
+_GPU = re.compile(r"ml\.(?:g|p)[0-9]")
+_GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
+"""The only one whose driver is for CUDA 13, which current runtimes are built for."""
+_ARCHIVES = (".tar.gz", ".tgz")
+_DIMENSION = "sagemaker:variant:DesiredInstanceCount"
+_CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
+_SERVERLESS_MB = range(1024, 6145, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is wanted.
+
+    Attributes:
+        name: of the endpoint.
+        image: the container, by digest or tag.
+        model: the archive or the folder in S3; for many models the prefix of their archives.
+        role: the ARN of the role that the endpoint runs as.
+        instance: the instance type.
+        least, most: how many instances; scaling is set up when they differ.
+        target: concurrent requests for each instance that scaling aims at; of an asynchronous endpoint, waiting ones.
+        startup_s: how long a container may take to be ready, 60 to 3600.
+        multi_model: whether ``model`` is a prefix of archives that come and go.
+        answers: where in S3 an asynchronous endpoint puts its answers; "" for one that answers at once.
+        serverless: memory in MB and most invocations at a time, None for instances.
+        environ: variables of the container.
+    """
+
+    name: str
+    image: str
+    model: str
+    role: str
+    instance: str = _INSTANCE
+    least: int = 1
+    most: int = 1
+    target: float = 8.0
+    startup_s: int = 600
+    multi_model: bool = False
+    answers: str = ""
+    serverless: tuple[int, int] | None = None
+    environ: tuple[tuple[str, str], ...] = ()
+
+    def check(self) -> None:
+        """Raises ValueError for what the platform would refuse, or would accept and not serve."""
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name}: a name has at most 52 letters and digits, with hyphens between them")
+        if not self.model.startswith("s3://"):
+            raise ValueError(f"{self.model}: the model must be in S3, such as s3://bucket/models/digits/")
+        if not 60 <= self.startup_s <= 3600:
+            raise ValueError(f"--startup-timeout={self.startup_s}: from 60 to 3600 seconds")
+        if not (0 <= self.least <= self.most and self.most > 0):
+            raise ValueError(
+                f"--instances={self.least} --max-instances={self.most}: the most is at least 1 and the least"
+            )
+        if self.least == 0 and not self.answers:
+            raise ValueError("--instances=0: only an asynchronous endpoint (--async) can have no instance")
+        if self.serverless and (self.multi_model or self.answers or self.most != self.least):
+            raise ValueError("a serverless endpoint has one model, answers at once and scales by itself")
+        if self.serverless and (self.serverless[0] not in _SERVERLESS_MB or not 1 <= self.serverless[1] <= 200):
+            raise ValueError("--serverless=MB:CONCURRENCY: 1024, 2048 ... 6144 MB and 1 to 200 at a time")
+        if self.answers and not self.answers.startswith("s3://"):
+            raise ValueError(f"--async={self.answers}: answers go to S3, such as s3://bucket/answers/")
+
+    @property
+    def made_name(self) -> str:
+        """The name of the model and the configuration: the endpoint's, and a digest of the plan."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return f"{self.name}-{digest[:10]}"
+
+
+class Call(NamedTuple):
+    """One call of an AWS service: ``boto3.client(service).operation(**arguments)``."""
+
+    service: str
+    operation: str
+    arguments: dict[str, Any]
+
+
+def calls_of(plan: Plan, *, exists: bool) -> list[Call]:
+    """What makes a plan true, in order; ``exists`` says whether the endpoint is there already."""
+    name = plan.made_name
+    endpoint = {"EndpointName": plan.name, "EndpointConfigName": name}
+    return [
+        Call(
+            "sagemaker",
+            "create_model",
+            {"ModelName": name, "ExecutionRoleArn": plan.role, "PrimaryContainer": _container(plan)},
+        ),
+        Call("sagemaker", "create_endpoint_config", _config(plan, name)),
+        Call("sagemaker", "update_endpoint" if exists else "create_endpoint", endpoint),
+    ]
+
+
+def scaling_of(plan: Plan) -> list[Call]:
+    """What sets up scaling; only once the endpoint is in service, before that the platform refuses it."""
+    if plan.serverless or plan.least == plan.most:
+        return []
+    where = {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": f"endpoint/{plan.name}/variant/{_VARIANT}",
+        "ScalableDimension": _DIMENSION,
+    }
+    metric: dict[str, Any] = {"PredefinedMetricSpecification": {"PredefinedMetricType": _CONCURRENCY}}
+    if plan.answers:
+        metric = {
+            "CustomizedMetricSpecification": {
+                "Namespace": "AWS/SageMaker",
+                "MetricName": "ApproximateBacklogSizePerInstance",
+                "Dimensions": [{"Name": "EndpointName", "Value": plan.name}],
+                "Statistic": "Average",
+            }
+        }
+    policy = {"TargetValue": plan.target, "ScaleInCooldown": 300, "ScaleOutCooldown": 60, **metric}
+    return [
+        Call(
+            "application-autoscaling",
+            "register_scalable_target",
+            {**where, "MinCapacity": plan.least, "MaxCapacity": plan.most},
+        ),
+        Call(
+            "application-autoscaling",
+            "put_scaling_policy",
+            {
+                **where,
+                "PolicyName": f"{plan.name}-requests",
+                "PolicyType": "TargetTrackingScaling",
+                "TargetTrackingScalingPolicyConfiguration": policy,
+            },
+        ),
+    ]
+
+
+def _container(plan: Plan) -> dict[str, Any]:
+    container: dict[str, Any] = {"Image": plan.image, "Environment": dict(plan.environ)}
+    if plan.multi_model:
+        return {**container, "Mode": "MultiModel", "ModelDataUrl": plan.model}
+    packed = plan.model.endswith(_ARCHIVES)
+    source = {
+        "S3Uri": plan.model if packed else f"{plan.model.rstrip('/')}/",
+        "S3DataType": "S3Object" if packed else "S3Prefix",
+        "CompressionType": "Gzip" if packed else "None",
+    }
+    return {**container, "ModelDataSource": {"S3DataSource": source}}
+
+
+def _config(plan: Plan, name: str) -> dict[str, Any]:
+    variant: dict[str, Any] = {"VariantName": _VARIANT, "ModelName": name}
+    if plan.serverless:
+        memory, concurrency = plan.serverless
+        variant["ServerlessConfig"] = {"MemorySizeInMB": memory, "MaxConcurrency": concurrency}
+    else:
+        variant |= {
+            "InstanceType": plan.instance,
+            "InitialInstanceCount": max(plan.least, 1),
+            "InitialVariantWeight": 1.0,
+            "ContainerStartupHealthCheckTimeoutInSeconds": plan.startup_s,
+            "ModelDataDownloadTimeoutInSeconds": plan.startup_s,
+            "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
+        }
+        if _GPU.match(plan.instance):
+            variant["InferenceAmiVersion"] = _GPU_AMI
+    config: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
+    if plan.answers:
+        config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": plan.answers}}
+    return config
+
+
+# -- doing it -------------------------------------------------------------------------------------------------------
+
+
+def deploy(plan: Plan, clients: Any, *, wait: bool = True) -> Iterator[str]:
+    """Make a plan true; yields what was done, a line for each step. ``clients`` makes the client of a service.
+
+    Raises botocore's ClientError and WaiterError.
+    """
+    sagemaker = clients("sagemaker")
+    missing = sagemaker.exceptions.ClientError
+    name = plan.made_name
+
+    def found(operation: str, **arguments: str) -> dict[str, Any] | None:
+        try:
+            answer: dict[str, Any] = getattr(sagemaker, operation)(**arguments)
+            return answer
+        except missing as error:
+            if error.response["Error"]["Code"] != "ValidationException":  # how SageMaker says that it is not there
+                raise
+            return None
+
+    endpoint = found("describe_endpoint", EndpointName=plan.name)
+    model, config, change = calls_of(plan, exists=endpoint is not None)
+    if found("describe_model", ModelName=name) is None:
+        yield _done(sagemaker, model)
+    if found("describe_endpoint_config", EndpointConfigName=name) is None:
+        yield _done(sagemaker, config)
+    if endpoint is None or endpoint["EndpointConfigName"] != name:
+        yield _done(sagemaker, change)
+    if not wait:
+        return
+    sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=plan.name)
+    yield f"{plan.name} is in service"
+    for call in scaling_of(plan):
+        yield _done(clients(call.service), call)
+
+
+def _done(client: Any, call: Call) -> str:
+    getattr(client, call.operation)(**call.arguments)
+    named = next((value for key, value in call.arguments.items() if key.endswith("Name")), "")
+    return f"{call.operation} {named}".rstrip()
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def plan_of(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
+    """A plan from the command line, and how to go about it. Raises ValueError."""
+    parser = argparse.ArgumentParser(
+        prog="remora deploy sagemaker", description="Make or update a SageMaker endpoint that serves a model from S3."
+    )
+    parser.add_argument("name", metavar="NAME", help="of the endpoint")
+    parser.add_argument("--image", required=True, metavar="URI", help="the container, in ECR")
+    parser.add_argument(
+        "--model", required=True, metavar="S3", help="a folder or a .tar.gz, such as s3://bucket/digits/"
+    )
+    parser.add_argument("--role", required=True, metavar="ARN", help="the role that the endpoint runs as")
+    parser.add_argument("--instance-type", default=_INSTANCE, metavar="TYPE", help="(default %(default)s)")
+    parser.add_argument("--instances", type=int, default=1, metavar="N", help="the least number (default %(default)s)")
+    parser.add_argument("--max-instances", type=int, default=0, metavar="N", help="scale up to so many")
+    parser.add_argument("--target", type=float, default=8.0, metavar="N", help="requests at a time for each instance")
+    parser.add_argument(
+        "--startup-timeout", type=int, default=600, metavar="S", help="to be ready (default %(default)s)"
+    )
+    parser.add_argument("--multi-model", action="store_true", help="--model is a prefix of archives that come and go")
+    parser.add_argument(
+        "--async", dest="answers", default="", metavar="S3", help="answer asynchronously, into this place"
+    )
+    parser.add_argument("--serverless", default="", metavar="MB:CONCURRENCY", help="instead of instances")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; may be repeated")
+    parser.add_argument("--region", default=None, help="the one that AWS is configured for if not given")
+    parser.add_argument("--dry-run", action="store_true", help="print the calls and make none; needs no credentials")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the endpoint, and set up no scaling")
+    given = parser.parse_args(arguments)
+    memory, _, concurrency = given.serverless.partition(":")
+    if given.serverless and not (memory.isdigit() and concurrency.isdigit()):
+        raise ValueError(f"--serverless={given.serverless}: expected MB:CONCURRENCY, such as 2048:20")
+    if any("=" not in pair for pair in given.env):
+        raise ValueError("--env: expected NAME=VALUE")
+    plan = Plan(
+        given.name,
+        given.image,
+        given.model,
+        given.role,
+        given.instance_type,
+        given.instances,
+        given.max_instances or max(given.instances, 1),
+        given.target,
+        given.startup_timeout,
+        given.multi_model,
+        given.answers,
+        (int(memory), int(concurrency)) if given.serverless else None,
+        tuple((name, value) for name, _, value in (pair.partition("=") for pair in given.env)),
+    )
+    plan.check()
+    return plan, given
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns the exit code."""
+    try:
+        plan, given = plan_of(arguments)
+    except ValueError as error:
+        print(f"remora deploy sagemaker: {error}", file=sys.stderr)
+        return 2
+    if given.dry_run:
+        for call in (*calls_of(plan, exists=False), *scaling_of(plan)):
+            print(f"{call.service} {call.operation} {json.dumps(call.arguments, indent=1)}")
+        print("An endpoint that is there already is updated (update_endpoint) instead of created.")
+        return 0
+    try:
+        import boto3  # 0.2 s and a dependency that only this command has
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        print("remora deploy sagemaker: needs boto3: pip install 'remora[deploy-sagemaker]'", file=sys.stderr)
+        return 1
+    try:
+        for line in deploy(plan, boto3.Session(region_name=given.region).client, wait=not given.no_wait):
+            print(line, flush=True)
+    except (BotoCoreError, ClientError) as error:
+        print(f"remora deploy sagemaker: {error}", file=sys.stderr)
+        return 1
+    return 0
