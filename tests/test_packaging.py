@@ -112,6 +112,7 @@ def test_the_extras_are_the_promised_ones() -> None:
         "azure",
         "redis",
         "sagemaker",
+        "deploy-sagemaker",
         "azureml",
         "lambda",
     }
