@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 FAULT = os.environ.get("FAULT", "")
+counting = threading.Lock()
 state = {"pings": 0, "invocations": 0, "under_way": 0}
 
 
@@ -57,11 +58,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(self.headers["Content-Length"]))
         state["invocations"] += 1
-        state["under_way"] += 1
-        try:
-            self.invoke(body)
-        finally:
-            state["under_way"] -= 1
+        self.invoke(body)
 
     def invoke(self, body: bytes) -> None:
         if FAULT == "early-ready" and state["invocations"] == 1:
@@ -81,7 +78,11 @@ class Handler(BaseHTTPRequestHandler):
             (Path(os.environ["SAGEMAKER_BASE_DIR"]) / "model" / "scratch").write_text("mine")
         if FAULT == "gzip":
             return self.answer(200, gzip.compress(doubled), Content_Encoding="gzip")
+        with counting:
+            state["under_way"] += 1
         time.sleep(0.5 if asked.get("slow") else 0.02)
+        with counting:
+            state["under_way"] -= 1
         self.answer(200, doubled)
         return None
 
