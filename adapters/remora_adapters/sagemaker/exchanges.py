@@ -50,8 +50,10 @@ class Back:
         if self._extra and not (self._only_good and answer.status >= 300):
             # What the connection remembers of an answer's fixed part must not hold one client's headers.
             self._exchange.respond(answer._replace(headers=(*headers, *self._extra), wire=None))
+        elif headers is answer.headers:
+            self._exchange.respond(answer)
         else:
-            self._exchange.respond(answer._replace(headers=headers))
+            self._exchange.respond(HttpAnswer(answer.status, headers, answer.body, answer.wire))
 
     def begin(self, status: int, headers: Headers) -> None:
         """Hand on the head of a stream."""

@@ -8,6 +8,7 @@ restrictions, deadlines, streams, an invocation has too. What Triton's own front
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from remora.protocols.http1 import Head
@@ -124,6 +125,7 @@ def v2_head(head: Head, target: str, json_length: bytes | None, timeout_ms: int 
 # -- the answer -----------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1024)
 def translated(headers: Headers) -> Headers:
     """The headers of a V2 answer as SageMaker has them: the content type holds the JSON part's length."""
     length = next((value for name, value in headers if name == b"Inference-Header-Content-Length"), None)
