@@ -1,6 +1,6 @@
 """`make bench`: the figures of docs/performance.md, measured on this machine; nothing here asserts anything.
 
-python -m tests.bench [coldstart] [memory] [throughput] [ensemble] [worker] [scheduling] [admission] [neighbour]
+python -m tests.bench [NAME ...]: those of ORDER, or all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ORDER = ("coldstart", "memory", "throughput", "ensemble", "worker", "scheduling", "admission", "neighbour")
+ORDER = (
+    "coldstart",
+    "memory",
+    "throughput",
+    "ensemble",
+    "worker",
+    "busy_model",
+    "scheduling",
+    "admission",
+    "neighbour",
+)
 
 
 def main() -> int:
