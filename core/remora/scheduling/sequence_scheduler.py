@@ -147,7 +147,7 @@ class SequenceScheduler:
             try:
                 orders = self._admit(ticket, now_ns)
             except InvalidArgumentError as error:
-                refusal, orders = error, self._noted(self._table.sweep(now_ns), now_ns)
+                refusal, orders = error, self._noted(self._table.reap(now_ns), now_ns)
                 self._remember(request.form, error, now_ns)
             self._watch_time()
         if refusal is None:

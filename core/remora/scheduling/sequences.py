@@ -174,6 +174,12 @@ class SequenceTable:
         self._advance(sequence, now_ns, orders)
         return orders
 
+    def reap(self, now_ns: int) -> Orders:
+        """Time has passed. Costs no more than what ends."""
+        orders = Orders([], [], [])
+        self._reap(now_ns, orders)
+        return orders
+
     def sweep(self, now_ns: int) -> Orders:
         """Time has passed, or requests were cancelled."""
         orders = Orders([], [], [])

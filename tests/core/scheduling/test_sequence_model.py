@@ -1,30 +1,43 @@
 """The sequence scheduler against a simple reference: any story of clients, time, cancellation and dying instances.
 
 The reference is a page of loops over lists: it knows who holds a slot, who waits for one in which order, what each
-sequence was asked and what its state is. `SEQUENCE_STEPS=10000` takes more steps than the usual run.
+sequence was asked and what its state is. `SEQUENCE_STEPS=10000` takes more steps than the usual run, and plants
+mistakes into the deciders to see whether they are noticed (`make stories`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import types
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from remora.messages import InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.scheduling import direct_batching, sequence_scheduler, sequence_states, sequences
 from remora.scheduling.sequence_scheduler import SequenceScheduler
 from remora.signature import Signature
 
 STEPS = int(os.environ.get("SEQUENCE_STEPS", "2000"))
 STORY = 50
 IDLE_US = 100
+TIMEOUTS = st.sampled_from([0, 30, 60, 200])
 
 MODEL = """
 backend: "fake" max_batch_size: %(slots)d
@@ -166,8 +179,9 @@ class Stories(RuleBasedStateMachine):
     """Clients ask, time passes, instances run and die, requests are cancelled."""
 
     strategy = ""
+    padded = False
 
-    @initialize(instances=st.integers(1, 2), slots=st.integers(1, 2))
+    @initialize(instances=st.sampled_from([1, 1, 2]), slots=st.sampled_from([1, 1, 2]))
     def begin(self, instances: int, slots: int) -> None:
         config = config_of(MODEL % {"slots": slots, "strategy": self.strategy % {"slots": slots}})
         policy = sequence_policy(config)
@@ -179,6 +193,7 @@ class Stories(RuleBasedStateMachine):
         self.accepted: list[Ticket] = []
         self.instances = [FakeInstance(f"m_{index}") for index in range(instances)]
         self.homes: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
         for instance in self.instances:
             instance.answer = self.answer
         self.scheduler = SequenceScheduler(
@@ -197,11 +212,11 @@ class Stories(RuleBasedStateMachine):
         return Response([Tensor("OUT", "INT32", total), Tensor("SUM_OUT", "INT32", total)])
 
     @rule(
-        number=st.integers(1, 5),
+        number=st.integers(1, 4),
         value=st.integers(-9, 9),
         start=st.booleans(),
         end=st.sampled_from([True, False, False, False]),
-        timeout_us=st.sampled_from([0, 0, 60, 200]),
+        timeout_us=TIMEOUTS,
     )
     def arrive(self, number: int, value: int, start: bool, end: bool, timeout_us: int) -> None:
         ticket = ticket_of(reply=self.replies, arrival_ns=self.clock.now_ns)
@@ -219,10 +234,15 @@ class Stories(RuleBasedStateMachine):
             self.reference.settle(self.clock.now_ns)
 
     @precondition(lambda self: self.going())
-    @rule(choice=st.integers(0, 99), value=st.integers(-9, 9), end=st.sampled_from([True, False, False, False]))
-    def follow(self, choice: int, value: int, end: bool) -> None:
+    @rule(
+        choice=st.integers(0, 99),
+        value=st.integers(-9, 9),
+        end=st.sampled_from([True, False, False, False]),
+        timeout_us=TIMEOUTS,
+    )
+    def follow(self, choice: int, value: int, end: bool, timeout_us: int) -> None:
         going = self.going()
-        self.arrive(going[choice % len(going)], value, False, end, 0)
+        self.arrive(going[choice % len(going)], value, False, end, timeout_us)
 
     def going(self) -> list[int]:
         known = self.reference.sequences
@@ -238,12 +258,13 @@ class Stories(RuleBasedStateMachine):
         for ticket, _ in plan.dropped:
             self.reference.dropped(ticket)
         assert bool(plan.tickets) >= waits, "an idle instance let a request wait"
-        for request in instance.batches[before] if plan.tickets else ():
+        for place, request in enumerate(instance.batches[before] if plan.tickets else ()):
             inputs = request.inputs
             if not inputs["READY"].item():
                 assert not any(inputs[name].any() for name in ("IN", "SUM", "START", "END", "ID"))
                 continue
             form = request.form
+            assert self.slots.get(int(form.sequence_id)) == place or not self.padded, "not at the place of its slot"
             assert [inputs[name].item() for name in ("START", "END", "ID")] == [
                 form.sequence_start,
                 form.sequence_end,
@@ -302,6 +323,7 @@ class Stories(RuleBasedStateMachine):
         assert {row.id for row in rows if row.state == "backlog"} == set(self.reference.backlog)
         places = [(row.instance, row.slot) for row in active]
         assert len(set(places)) == len(places)
+        self.slots = {int(row.id): row.slot for row in active}
         homes = {int(row.id): int(row.instance.removeprefix("m_")) for row in active}
         for number, index in homes.items():
             known = self.reference.sequences[number]
@@ -330,6 +352,7 @@ class Stories(RuleBasedStateMachine):
 
 class DirectStories(Stories):
     strategy = "direct { }"
+    padded = True
 
 
 class OldestStories(Stories):
@@ -339,3 +362,74 @@ class OldestStories(Stories):
 TestDirect = DirectStories.TestCase
 TestOldest = OldestStories.TestCase
 TestDirect.settings = TestOldest.settings = settings(max_examples=max(STEPS // STORY, 1), stateful_step_count=STORY)
+
+
+# -- do the stories notice? ------------------------------------------------------------------------------------------
+
+STORIES = settings(
+    max_examples=400,
+    stateful_step_count=50,
+    phases=(Phase.generate,),
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+)
+
+TABLE = [
+    ("            sequence.states = {}\n", "            pass\n"),
+    ("        if sequence is None or sequence.ended:\n", "        if sequence is None:\n"),
+    ("if now_ns - since < self._policy.idle_ns and", "if now_ns - since <= self._policy.idle_ns and"),
+    ("return now_ns - self._quiet.get(sequence, now_ns) < self._policy.idle_ns", "return True"),
+    ("return not 0 < sequence.expires_ns <= now_ns", "return True"),
+    ("self._backlog.popitem(last=False)", "self._backlog.popitem(last=True)"),
+    ("            heapq.heappush(self._free, sequence.place)\n", ""),
+    ("elif self._policy.iterative or ticket.request.form.sequence_end:", "elif self._policy.iterative:"),
+    ("sequence.doomed = sequence.ended = True", "sequence.ended = True"),
+    ("sequence.doomed = sequence.ended = True", "sequence.doomed = True"),
+    ("or at_ns < sequence.expires_ns:", "or at_ns > sequence.expires_ns:"),
+    ("sequence.place is None or sequence.running is not None", "sequence.place is None"),
+    ("        while sequence.waiting:\n            self._waiting -= 1\n", "        while sequence.waiting:\n"),
+    ("        sequence.ended = form.sequence_end\n", ""),
+    ("            self._go_on(other, now_ns, orders)\n", ""),
+]
+DIRECT = [
+    ("chosen[slot] if slot in chosen else self._controls.null(oldest.request) for slot in range(max(chosen) + 1)",
+     "chosen[slot] for slot in sorted(chosen)"),
+    ("        gone = [slot for", "        gone = [] and [slot for"),
+    ("            del self._ready[slot]\n", "            pass\n"),
+]  # fmt: skip
+STATES = [
+    ("name: kept.get(name, begin)", "name: begin"),
+    ("        request.states.update(renewed)\n", ""),
+    ("            if tensor.name in wanted:\n", "            if True:\n"),
+    ("        request.states = kept\n", "        request.states = dict(kept)\n"),
+]
+MUTANTS = [
+    *((sequences, "SequenceTable", *row) for row in TABLE),
+    *((direct_batching, "DirectQueue", *row) for row in DIRECT),
+    *((sequence_states, "States", *row) for row in STATES),
+]
+
+
+@pytest.mark.skipif("SEQUENCE_STEPS" not in os.environ, reason="planting mistakes takes a minute: make stories")
+@pytest.mark.parametrize(
+    ("module", "name", "right", "wrong"), MUTANTS, ids=[f"{row[1]}-{number}" for number, row in enumerate(MUTANTS)]
+)
+def test_a_planted_mistake_is_noticed(
+    module: types.ModuleType, name: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(str(module.__file__)).read_text()
+    assert source.count(right) == 1, "the code has changed: plant the mistake anew"
+    mutant = types.ModuleType("sequences_with_a_mistake")
+    monkeypatch.setitem(sys.modules, mutant.__name__, mutant)
+    exec(compile(source.replace(right, wrong), mutant.__name__, "exec"), mutant.__dict__)
+    monkeypatch.setattr(sequence_scheduler, name, getattr(mutant, name))
+    assert any(notices(stories) for stories in (DirectStories, OldestStories))
+
+
+def notices(stories: type[Stories]) -> bool:
+    try:
+        run_state_machine_as_test(stories, settings=STORIES)
+    except (Exception, pytest.fail.Exception):  # the latter where an error was foretold that did not come
+        return True
+    return False
