@@ -113,7 +113,7 @@ class ServedModel:
         self._now = clock.monotonic_ns
         self._cache = cache
         self._turns = turns
-        self._initial_states = initial_states
+        self.initial_states = initial_states
         self._refuse_late = refuse_late
         self._backlog_hold = backlog_hold
         self._loans = 0
@@ -159,7 +159,7 @@ class ServedModel:
                 self.signature,
                 recorder,
                 clock,
-                initial_states=self._initial_states,
+                initial_states=self.initial_states,
                 decoupled=self.decoupled,
                 hold=hold,
                 backlog_hold=self._backlog_hold,

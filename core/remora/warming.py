@@ -129,7 +129,7 @@ def _run_round(
 
     requests = [model.signature.request(sample.form, sample.data) for _ in range(sample.batch_size)]
     for request in requests:
-        request.inputs.update(sample.extra)
+        request.inputs.update({**model.initial_states, **sample.extra})
     for request in requests:
         scheduler.submit(Ticket(request, reply))
     for _ in requests:

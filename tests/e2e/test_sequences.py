@@ -23,6 +23,9 @@ sequence_batching { max_sequence_idle_microseconds: 60000000 %s
 }
 """
 FROM_FILE = 'initial_state { name: "hundred" data_type: TYPE_FP32 dims: 1 data_file: "hundred" }'
+WARMUP = """
+model_warmup { name: "a first request" inputs { key: "INPUT" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }
+"""
 LOG = """
 backend: "onnxruntime" max_batch_size: 4
 input { name: "INPUT" data_type: TYPE_INT32 dims: 1 }
@@ -147,7 +150,7 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     shown = 'output { name: "SUM_OUT" data_type: TYPE_FP32 dims: 1 }'
     save_sum(repository / "sum_direct", SUM % (4, "", "direct { }", ""), ["n", 1])
     save_sum(repository / "sum_oldest", SUM % (4, shown, "oldest { }", FROM_FILE), ["n", 1])
-    save_sum(repository / "sum_alone", SUM % (0, "", "", FROM_FILE), [1])
+    save_sum(repository / "sum_alone", SUM % (0, "", "", FROM_FILE) + WARMUP, [1])
     save_log(repository / "log")
     save_python(repository / "words_direct", "direct { }")
     save_python(repository / "words_oldest", "oldest { max_candidate_sequences: 8 }")
