@@ -272,3 +272,22 @@ def test_what_never_ends_is_given_up_with_exit_code_1(
             assert server.wait(PATIENCE_S) == 1
             rest = server.stderr.read()
     assert ("a second signal came" if second_signal else "Exit timeout expired. Exiting immediately.") in rest
+
+
+def test_in_its_lame_duck_time_a_server_is_not_ready_and_serves_all_that_comes(
+    repository: Path, port: int, child_environment: dict[str, str]
+) -> None:
+    with process(repository, port, child_environment, "--lame-duck-secs=3600") as server:
+        until(port, "/readyz", server)
+        server.send_signal(signal.SIGTERM)
+        until(port, "/readyz", server, 503)
+        assert status_of(port, "/v2/health/ready") == 503
+        assert status_of(port, "/v2/health/live") == 200
+        assert status_of(port, "/livez") == 200
+        with client(port) as connection:
+            connection.request("POST", "/v2/models/m/infer", BODY.replace("[0]", "[7]"))
+            reply = connection.getresponse()
+            assert (reply.status, reply.getheader("Connection")) == (200, "close")
+            assert json.loads(reply.read())["outputs"][0]["data"] == [7]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 1, "the second signal ends it at once"
