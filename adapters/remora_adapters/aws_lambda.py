@@ -57,9 +57,9 @@ class Settings(NamedTuple):
     """What the function's environment says.
 
     Attributes:
-        engine: the models are at ``REMORA_MODEL_REPOSITORY``, else in ``models`` beside the function's code or in a
-            layer (``/opt/models``). Python models run in threads: workers would be frozen between events. Batchers wait
-            for nobody, since there is one request at a time.
+        engine: the models are at ``REMORA_MODEL_REPOSITORY``, a folder or a URL; else in ``models`` beside the
+            function's code or in a layer (``/opt/models``). Python models run in threads: workers would be frozen
+            between events. Batchers wait for nobody, since there is one request at a time.
         server: the limits of HTTP requests.
         base_path: ``REMORA_BASE_PATH``, what a custom domain puts before the paths. A stage's name is known from the
             event and needs no setting.
@@ -74,7 +74,7 @@ class Settings(NamedTuple):
         """Raises ValueError when there are no models where they could be."""
         named = environ.get("REMORA_MODEL_REPOSITORY", "")
         places = [named] if named else [f"{environ.get('LAMBDA_TASK_ROOT', '/var/task')}/models", "/opt/models"]
-        models = next((Path(place) for place in places if Path(place).exists()), None)
+        models = next((place for place in places if "://" in place or Path(place).exists()), None)
         if models is None:
             raise ValueError(
                 f"there are no models in {' or '.join(places)}: put them there, or name their folder in "

@@ -1,5 +1,4 @@
-# remora on Cloud Run, with a GPU for each instance and none at night. Cloud Run speaks Knative's contract, so it is
-# Knative's adapter that runs.
+# remora on Cloud Run, with a GPU for each instance and none at night.
 
 locals {
   bucket = split("/", trimprefix(var.model_uri, "gs://"))[0]
@@ -58,9 +57,8 @@ resource "google_cloud_run_v2_service" "this" {
 
     containers {
       image   = var.image_uri
-      command = ["python", "-m", "remora_adapters.knative"]
-      # SIGKILL follows SIGTERM after 10 s here: what is under way by then has to be done.
-      args = concat(["/mnt/models/${local.folder}", "--exit-timeout-secs=8"], var.arguments)
+      command = ["python", "-m", "remora_adapters.cloud_run"]
+      args    = concat(["/mnt/models/${local.folder}"], var.arguments)
 
       ports {
         container_port = 8080

@@ -13,7 +13,7 @@ locals {
     "gcloud ai models upload --project=${var.project_id} --region=${var.region} --display-name=${var.name}",
     "--container-image-uri=${var.image_uri} --artifact-uri=${var.model_uri}",
     "--container-command=python,-m,remora_adapters.vertex",
-    "--container-ports=8080 --container-health-route=/v2/health/ready --container-predict-route=/predict",
+    "--container-ports=8080 --container-health-route=/health --container-predict-route=/predict",
   ]
   deploy = concat([
     "gcloud ai endpoints deploy-model ${var.name} --project=${var.project_id} --region=${var.region}",

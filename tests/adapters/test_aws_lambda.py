@@ -358,9 +358,14 @@ def test_batchers_wait_for_nobody(function: Function, repository: Path) -> None:
 
 def test_models_are_beside_the_code_or_in_a_layer(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    assert Settings.of({"LAMBDA_TASK_ROOT": str(tmp_path)}).engine.paths == (tmp_path / "models",)
+    assert Settings.of({"LAMBDA_TASK_ROOT": str(tmp_path)}).engine.paths == (str(tmp_path / "models"),)
     with pytest.raises(ValueError, match="REMORA_MODEL_REPOSITORY"):
         Settings.of({"REMORA_MODEL_REPOSITORY": str(tmp_path / "none")})
+
+
+def test_models_may_lie_in_a_bucket() -> None:
+    engine = Settings.of({"REMORA_MODEL_REPOSITORY": "s3://example/models/"}).engine
+    assert engine.paths == ("s3://example/models/",)
 
 
 def test_models_load_while_the_function_initialises_and_a_bad_one_says_so(tmp_path: Path) -> None:

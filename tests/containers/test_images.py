@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import http.server
 import json
+import queue
 import socket
+import subprocess
+import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -96,8 +100,6 @@ def test_the_cpu_image_serves_on_a_read_only_root_and_ends_on_sigterm(
 def test_the_sagemaker_image_answers_ping_and_invocations(
     uid: int, images: Any, models: Path, digits: Any, figures: list[str]
 ) -> None:
-    if importlib.util.find_spec("remora_adapters.sagemaker") is None:
-        pytest.skip("remora_adapters.sagemaker is not there yet")
     port = free_port()
     environment = {"SAGEMAKER_BIND_TO_PORT": str(port)}
     image = images["sagemaker"]
@@ -107,3 +109,114 @@ def test_the_sagemaker_image_answers_ping_and_invocations(
         body = (digits.requests / "seven.json").read_bytes()
         assert json.loads(container.answer(f"http://127.0.0.1:{port}/invocations", body))["outputs"]
         assert container.stop() == 0
+
+
+def test_the_sagemaker_image_passes_for_a_container_of_the_platform(
+    images: Any, models: Path, digits: Any, child_environment: dict[str, str], figures: list[str]
+) -> None:
+    port = free_port()
+    environment, mounts = {"SAGEMAKER_BIND_TO_PORT": str(port)}, {"/opt/ml/model": models}
+    with images["sagemaker"].running(["serve"], uid=0, mounts=mounts, environment=environment) as container:
+        url = f"http://127.0.0.1:{port}"
+        container.answer(f"{url}/ping")
+        ask = [sys.executable, "-m", "remora", "emulate", "sagemaker", url, "--body", digits.requests / "seven.json"]
+        done = subprocess.run(ask, env=child_environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr + container.said()
+        figures.append(f"sagemaker, remora emulate: {done.stdout.strip().splitlines()[-1]}")
+
+
+@pytest.mark.parametrize("uid", USERS.values(), ids=USERS)
+def test_the_azureml_image_is_alive_ready_and_scores(
+    uid: int, images: Any, models: Path, digits: Any, figures: list[str]
+) -> None:
+    port = free_port()
+    environment = {"SERVER_PORT": str(port), "AZUREML_MODEL_DIR": "/models/digits/1"}
+    mounts = {"/models/digits/1": models}
+    with images["azureml"].running([], uid=uid, mounts=mounts, environment=environment) as container:
+        for route in ("/v2/health/live", "/v2/health/ready"):
+            container.answer(f"http://127.0.0.1:{port}{route}")
+        figures.append(f"azureml, uid {uid}: ready {time.monotonic() - container.started_s:.2f} s after the start")
+        body = (digits.requests / "seven.json").read_bytes()
+        assert json.loads(container.answer(f"http://127.0.0.1:{port}/score", body))["outputs"]
+        assert container.stop() == 0
+
+
+@pytest.mark.parametrize("adapter", ["knative", "cloud_run"])
+def test_the_cpu_image_carries_the_hosts_that_give_one_port(
+    adapter: str, images: Any, models: Path, digits: Any
+) -> None:
+    port = free_port()
+    image = images["cpu"]._replace(
+        config={**images["cpu"].config, "Entrypoint": ["python", "-m", f"remora_adapters.{adapter}"]}
+    )
+    mounts, environment = {"/mnt/models": models}, {"PORT": str(port)}
+    with image.running([], uid=10001, mounts=mounts, environment=environment) as container:
+        container.answer(f"http://127.0.0.1:{port}/v2/health/ready")
+        body = (digits.requests / "seven.json").read_bytes()
+        assert json.loads(container.answer(f"http://127.0.0.1:{port}/v2/models/digits/infer", body))["outputs"]
+        assert container.stop() == 0
+
+
+def test_the_lambda_image_answers_an_event(images: Any, models: Path, digits: Any, figures: list[str]) -> None:
+    event = (digits.requests / "seven.json").read_bytes()
+    with RuntimeApi(event) as api:
+        environment = {"AWS_LAMBDA_RUNTIME_API": api.address, "AWS_LAMBDA_FUNCTION_NAME": "digits"}
+        arguments = images["lambda"].config["Cmd"]
+        mounts = {"/opt/models": models}
+        with images["lambda"].running(arguments, uid=10001, mounts=mounts, environment=environment) as container:
+            answer = api.answers.get(timeout=60)
+            assert answer[0].endswith("/response"), container.said()
+            assert json.loads(answer[1])["model_name"] == "digits"
+            figures.append(f"lambda: first event {time.monotonic() - container.started_s:.2f} s after the start")
+
+
+class RuntimeApi:
+    """Lambda's runtime API with one event to hand out, on a loopback port; what comes back is in ``answers``."""
+
+    def __init__(self, event: bytes) -> None:
+        self.answers: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        over = self._over = threading.Event()
+        events, answers = queue.SimpleQueue[bytes](), self.answers
+        events.put(event)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                try:
+                    body = events.get_nowait()
+                except queue.Empty:
+                    over.wait()
+                    return
+                self.send_response(200)
+                headers = {
+                    "Lambda-Runtime-Aws-Request-Id": "1",
+                    "Lambda-Runtime-Deadline-Ms": str(int((time.time() + 60) * 1000)),
+                    "Lambda-Runtime-Invoked-Function-Arn": "arn:aws:lambda:eu-west-1:1:function:digits",
+                    "Lambda-Runtime-Trace-Id": "Root=1",
+                    "Content-Type": "application/json",
+                    "Content-Length": str(len(body)),
+                }
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                answers.put((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(202)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *arguments: Any) -> None:
+                """Keep the test's output its own."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> RuntimeApi:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._over.set()
+        self._server.shutdown()
+        self._server.server_close()
