@@ -1,17 +1,20 @@
-"""A convolutional model on each CPU backend against the framework's own loop, in one process, with the same threads.
+"""A convolutional model on each CPU backend against the framework's own loop, with as many threads.
 
 python tests/bench/frameworks.py NAME [ROUNDS]     NAME: onnxruntime, torchscript, torch.export, openvino, tensorflow
 
-Run it in the environment that has the framework (make test-NAME makes them). Both sides run in turn, so that what else
-the machine does falls on both; the figures are medians of the rounds, the ratio the median of the rounds' ratios. One
-client waits for each answer; 64 clients means 64 requests under way through `Engine.infer_async`, batched up to 32,
-against a loop over batches of 32. There is no network in this. The ratio by processor time is the one to look at on a
-machine that has other work.
+Run it in the environment that has the framework (make test-NAME makes them). Each side has a process, and they run in
+turn, so that what else the machine does falls on both; the figures are medians of the rounds, the ratios medians of the
+rounds' ratios. One client waits for each answer; 64 clients means 64 requests under way through `Engine.infer_async`,
+batched up to 32, against a loop over batches of 32. There is no network in this. The ratio by processor time is the one
+to look at on a machine that has other work.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +37,7 @@ Array = Any
 Loop = Callable[[Array], object]
 ROUND_S = 0.5
 CLIENTS, BATCH = 64, 32
+IMAGE = np.random.default_rng(1).standard_normal((1, 3, 96, 96)).astype("f4")
 CONFIG = """
 max_batch_size: 32 dynamic_batching {{ }} instance_group {{ count: 1 kind: KIND_CPU }} {0}
 input {{ name: "x" data_type: TYPE_FP32 dims: [3, 96, 96] }} output {{ name: "y" data_type: TYPE_FP32 dims: 10 }}
@@ -204,30 +209,43 @@ def pipelined(engine: Engine, image: Array) -> Callable[[Callable[[], bool]], in
     return work
 
 
-def main(name: str, rounds: int) -> None:
-    threads = usable_cpus()
+def own_loop(name: str) -> None:
+    """The other side, in a process of its own: a round for each batch size that standard input names."""
     with tempfile.TemporaryDirectory() as place:
+        _, loop = SUBJECTS[name](Path(place), usable_cpus())
+        for line in sys.stdin:
+            rows = np.repeat(IMAGE, int(line), 0)
+            print(json.dumps(measure(looped(lambda rows=rows: len(rows) * (loop(rows) is not None)))), flush=True)
+
+
+def main(name: str, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         version = Path(place, "cnn", "1")
         version.mkdir(parents=True)
-        backend, loop = SUBJECTS[name](version, threads)
+        backend, _ = SUBJECTS[name](version, usable_cpus())
         (version.parent / "config.pbtxt").write_text(CONFIG.format(backend))
-        image = np.random.default_rng(1).standard_normal((1, 3, 96, 96)).astype("f4")
-        batch = np.repeat(image, BATCH, 0)
+        command = [sys.executable, __file__, name, "loop"]
+        other = stack.enter_context(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True))
+        stack.callback(other.kill)
+
+        def theirs(rows: int) -> Rate:
+            assert other.stdin
+            assert other.stdout
+            print(rows, file=other.stdin, flush=True)
+            return Rate(*json.loads(other.stdout.readline()))
+
         with Engine(place) as engine:
-            pairs = {
-                "c=1": (
-                    looped(lambda: len(engine.infer("cnn", {"x": image})["y"])),
-                    looped(lambda: int(loop(image) is not None)),
-                ),
-                f"c={CLIENTS}": (pipelined(engine, image), looped(lambda: BATCH * (loop(batch) is not None))),
-            }
-            for label, (ours, theirs) in pairs.items():
-                measure(ours), measure(theirs)  # both warm
-                found = [(measure(ours), measure(theirs)) for _ in range(rounds)]
+            one = looped(lambda: len(engine.infer("cnn", {"x": IMAGE})["y"]))
+            for label, ours, rows in (("c=1", one, 1), (f"c={CLIENTS}", pipelined(engine, IMAGE), BATCH)):
+                measure(ours), theirs(rows)  # both warm
+                found = [(measure(ours), theirs(rows)) for _ in range(rounds)]
                 mine, own = (statistics.median(rate.rows_per_s for rate in side) for side in zip(*found, strict=True))
                 wall, cpu = (statistics.median(a[at] / b[at] for a, b in found) for at in (0, 1))
                 print(f"{name:12} {label:5} {mine:6.0f} of {own:6.0f} rows/s: {wall:.2f}, by processor time {cpu:.2f}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 15)
+    if sys.argv[2:] == ["loop"]:
+        own_loop(sys.argv[1])
+    else:
+        main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 15)
