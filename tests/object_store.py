@@ -47,6 +47,8 @@ class ObjectStore:
     port: int = 0
     before: Callable[[Seen], None] = lambda seen: None
     """Called before each request is answered; may wait."""
+    connected: Callable[[], object] = lambda: None
+    """Called when somebody connects; may wait."""
     bytes_per_s: float = 0.0
     pause: Callable[[float], object] = threading.Event().wait
     faults: list[tuple[str, str, str]] = field(default_factory=list)
@@ -82,6 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     store: ObjectStore
+
+    def setup(self) -> None:
+        super().setup()
+        self.store.connected()
 
     def log_message(self, *_: Any) -> None:
         pass

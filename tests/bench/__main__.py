@@ -20,6 +20,7 @@ ORDER = (
     "scheduling",
     "admission",
     "neighbour",
+    "storage",
 )
 
 

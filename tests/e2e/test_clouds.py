@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,31 @@ def test_a_second_start_asks_for_the_listing_alone(
     with serving("s3://bucket/repo", *ONLY, **environment) as server:
         classify(server.http)
     assert {seen.kind for seen in clouds.requests} == {"LIST"}
+
+
+def test_polling_costs_one_list_and_brings_what_is_new(
+    clouds: ObjectStore, environment: dict[str, str], serving: Callable[..., Any], digits: Any
+) -> None:
+    del clouds.buckets["bucket"]["repo/unwanted/1/model.onnx"]
+    looked = threading.Semaphore(0)
+    flags = ("--model-control-mode=poll", "--repository-poll-secs=1", "--allow-grpc=false")
+    with serving("s3://bucket/repo", *flags, **environment) as server:
+        clouds.requests.clear()
+        clouds.before = lambda seen: looked.release()
+        for _ in range(3):
+            assert looked.acquire(timeout=20)
+        assert [seen.kind for seen in clouds.requests][:3] == ["LIST"] * 3, "nothing changed: no HEAD and no GET"
+        model = (digits.models / "digits" / "1" / "model.onnx").read_bytes()
+        clouds.put("bucket", "repo/digits/2/model.onnx", model)
+        for _ in range(20):  # two looks and two GETs may well be under way
+            assert looked.acquire(timeout=20)
+            metadata = ask(server.http, "/v2/models/digits")
+            if metadata["versions"] == ["2"]:
+                break
+        assert metadata["versions"] == ["2"]
+        assert classify(server.http)
+        # The configuration did not change, and is not brought again.
+        assert [seen.key for seen in clouds.requests if seen.kind == "GET"] == ["bucket/repo/digits/2/model.onnx"]
 
 
 def test_a_url_may_be_a_model_repository_too(

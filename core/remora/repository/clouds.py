@@ -18,10 +18,17 @@ from remora.storage.objects import ObjectStorage
 from remora.system.clock import SystemClock
 from remora.system.surroundings import boot_id, cache_directory, variables
 
+_TRITONS_DIRECTORIES = {
+    "s3": "TRITON_AWS_MOUNT_DIRECTORY",
+    "gs": "TRITON_GCS_MOUNT_DIRECTORY",
+    "az": "TRITON_AZURE_MOUNT_DIRECTORY",
+}
+
 
 def open_elsewhere(place: str, *, any_layout: bool, cache: CacheSettings, ledger: Ledger | None = None) -> Repository:
     """The repository at a URL, or in a local archive. Arguments and errors are those of `open_repository`."""
-    models = open_cache(cache)
+    cloud = parse_location(place).cloud if is_url(place) else ""
+    models = open_cache(cache, cloud)
     ledger = ledger or Ledger(SystemClock.monotonic_ns)
     if "://" not in place:
         return PackedRepository(LocalFile(Path(place)), models, ledger)
@@ -43,9 +50,13 @@ def open_storage(url: str) -> tuple[ObjectStorage, Location]:
     return ObjectStorage(location, lambda: settings_for(location, variables(), _read_text)), location
 
 
-def open_cache(settings: CacheSettings) -> ModelCache:
-    """The cache of this machine's processes. Raises UnavailableError when there is no place for one."""
-    folder = Path(settings.directory) if settings.directory else cache_directory("models", variables())
+def open_cache(settings: CacheSettings, cloud: str = "") -> ModelCache:
+    """The cache of this machine's processes; Triton's variables may name another for each ``cloud`` (spec M23).
+
+    Raises UnavailableError when there is no place for one.
+    """
+    named = settings.directory or variables().get(_TRITONS_DIRECTORIES.get(cloud, ""), "")
+    folder = Path(named) if named else cache_directory("models", variables())
     return ModelCache(folder, settings.limit_bytes or LIMIT_BYTES, boot_id())
 
 

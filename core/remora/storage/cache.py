@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from remora.errors import UnavailableError
 from remora.storage import Storage, StoredObject
-from remora.storage.downloads import Downloads, Wanted
+from remora.storage.downloads import Downloads, Wanted, digest_of_file
 from remora.system.locks import holding, take
 
 _log = logging.getLogger("remora.models")
@@ -132,7 +132,7 @@ class ModelCache:
         fetched = 0
         for arrived in self._downloads.fetch(storage, [Wanted(item, place / key) for key, item in missing.items()]):
             key, item = arrived.wanted.partial.name, arrived.wanted.item
-            self._describe(key, f"{storage.location}/{item.path}", source, item.size, arrived.md5)
+            self._describe(key, f"{storage.location}/{item.path}", source, item.size, arrived.digest)
             arrived.wanted.partial.replace(self._objects / key)
             fetched += arrived.fetched_bytes
         return fetched
@@ -145,11 +145,11 @@ class ModelCache:
             if known is None or path.stat().st_size != item.size:
                 return False
             if known["boot"] != self._boot:
-                if _md5_of(path) != known["md5"]:
+                if digest_of_file(path, known["digest"]) != known["digest"]:
                     _log.warning("%s in the cache is damaged and is brought again", known["source"])
                     path.unlink()
                     return False
-                self._describe(key, known["source"], known["lock"], item.size, known["md5"])
+                self._describe(key, known["source"], known["lock"], item.size, known["digest"])
         except OSError:
             return False
         return True
@@ -159,11 +159,11 @@ class ModelCache:
             known = json.loads((self._objects / f"{key}.json").read_bytes())
         except (OSError, ValueError):
             return None
-        needed = ("source", "lock", "md5", "boot")
+        needed = ("source", "lock", "digest", "boot")
         return known if isinstance(known, dict) and all(isinstance(known.get(name), str) for name in needed) else None
 
-    def _describe(self, key: str, source: str, lock: str, size: int, md5: str) -> None:
-        text = json.dumps({"source": source, "lock": lock, "size": size, "md5": md5, "boot": self._boot})
+    def _describe(self, key: str, source: str, lock: str, size: int, digest: str) -> None:
+        text = json.dumps({"source": source, "lock": lock, "size": size, "digest": digest, "boot": self._boot})
         unfinished = self._objects / f"{key}.json.{os.getpid()}"
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(self._objects / f"{key}.json")
@@ -341,8 +341,3 @@ def _link(source: Path, target: Path) -> None:
     except OSError:  # a file system without hard links
         shutil.copyfile(source, target)
         target.chmod(0o444)
-
-
-def _md5_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -36,15 +37,46 @@ class Wanted(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """An object that is here, whole. ``fetched_bytes`` is what of it came just now."""
+    """An object that is here, whole. ``fetched_bytes`` is what of it came just now; ``digest`` see `Digest`."""
 
     wanted: Wanted
-    md5: str
+    digest: str
     fetched_bytes: int
 
 
 class DamagedError(UnavailableError):
     """What came is not what the storage says it has."""
+
+
+class Digest:
+    """A checksum of bytes that come piece by piece: MD5 where a storage's can be compared with it, else CRC-32, which
+    costs a sixth and tells damage by accident as well. Its text says which.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._md5 = hashlib.md5(usedforsecurity=False) if kind == "md5" else None
+        self._crc32 = 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take more bytes."""
+        if self._md5 is not None:
+            self._md5.update(data)
+        else:
+            self._crc32 = zlib.crc32(data, self._crc32)
+
+    def text(self) -> str:
+        """As ``md5:...`` or ``crc32:...``."""
+        return f"{self._kind}:{self._md5.hexdigest() if self._md5 is not None else format(self._crc32, '08x')}"
+
+
+def digest_of_file(path: Path, like: str) -> str:
+    """A file's digest, of the kind that another one is. Raises OSError."""
+    digest = Digest(like.partition(":")[0])
+    with path.open("rb") as file:
+        while piece := file.read(RANGE_BYTES):
+            digest.update(piece)
+    return digest.text()
 
 
 def ranges_of(size: int, range_bytes: int = RANGE_BYTES) -> list[tuple[int, int]]:
@@ -84,7 +116,8 @@ class Downloads:
             yield from self._fetch(storage, ordered[first : first + _FILES_AT_ONCE])
 
     def _fetch(self, storage: Storage, wanted: Sequence[Wanted]) -> Iterator[Arrived]:
-        under_way = [_Download(each, self._boot, self._range_bytes) for each in wanted]
+        compared = self._etag_is_md5.get(storage.location, True)
+        under_way = [_Download(each, self._boot, self._range_bytes, compared=compared) for each in wanted]
         stopped = threading.Event()
         requests: dict[Future[None], _Download] = {}
         try:
@@ -108,24 +141,23 @@ class Downloads:
         ETags of encrypted buckets look like checksums and are none. So a file that does not fit is fetched again; when
         the same bytes come twice, the ETags of that storage are no checksums.
         """
-        wanted, md5 = download.wanted, download.md5()
-        expected = expected_md5(wanted.item.etag)
-        if expected and md5 != expected and self._etag_is_md5.get(storage.location, True):
+        wanted, digest, expected = download.wanted, download.digest(), download.expected
+        if expected and digest != expected and self._etag_is_md5.get(storage.location, True):
             download.begin_again()
             for _ in self._pool.map(lambda number: download.get(storage, number), range(download.count)):
                 pass
-            again = download.md5()
-            if again != md5 and again != expected:
+            again = download.digest()
+            if again not in (digest, expected):
                 download.discard()
                 raise DamagedError(
-                    f"'{wanted.item.path}' of '{storage.location}' arrived damaged twice: its MD5 is {again}, its ETag "
-                    f"{wanted.item.etag}. Something between the storage and this machine changes what it carries"
+                    f"'{wanted.item.path}' of '{storage.location}' arrived damaged twice: its checksum is {again}, "
+                    f"its ETag {wanted.item.etag}. Something on the way changes what it carries"
                 )
-            if again == md5:
+            if again == digest:
                 self._etag_is_md5[storage.location] = False
-            md5 = again
+            digest = again
         download.finish()
-        return Arrived(wanted, md5, download.fetched_bytes)
+        return Arrived(wanted, digest, download.fetched_bytes)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -149,8 +181,10 @@ def journal_of(partial: Path) -> Path:
 class _Download:
     """One file under way. Its ranges may come in any order and on any thread; the checksum follows in order."""
 
-    def __init__(self, wanted: Wanted, boot: str, range_bytes: int) -> None:
+    def __init__(self, wanted: Wanted, boot: str, range_bytes: int, *, compared: bool) -> None:
         self.wanted = wanted
+        md5 = expected_md5(wanted.item.etag) if compared else ""
+        self.expected = f"md5:{md5}" if md5 else ""
         self.fetched_bytes = 0
         self._ranges = ranges_of(wanted.item.size, range_bytes)
         self._header = f"{boot} {wanted.item.size} {range_bytes} {wanted.item.etag}".encode()
@@ -168,7 +202,7 @@ class _Download:
         self._there: set[int] = set()
         self._hashed = 0
         self._hashing = False
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._digest = Digest("md5" if self.expected else "crc32")
 
     def open(self) -> list[int]:
         """Make the file, or go on with what is there; the numbers of the ranges that are missing."""
@@ -227,25 +261,28 @@ class _Download:
         with self._lock:
             self._there.add(number)
             self.fetched_bytes += end - start
-        self._follow()
+        self._follow(number, data)
 
-    def _follow(self) -> None:
-        """Take what is there without a gap into the checksum; one thread at a time, the others go on fetching."""
+    def _follow(self, fresh: int = -1, data: memoryview | bytes = b"") -> None:
+        """Take what is there without a gap into the checksum; one thread at a time, the others go on fetching.
+
+        ``data`` is the range ``fresh``, which need not be read back.
+        """
         while True:
             with self._lock:
                 if self._hashing or self._hashed not in self._there:
                     return
                 self._hashing, number = True, self._hashed
             start, end = self._ranges[number]
-            self._md5.update(os.pread(self._file, end - start, start))
+            self._digest.update(data if number == fresh else os.pread(self._file, end - start, start))
             with self._lock:
                 self._hashing, self._hashed = False, number + 1
 
-    def md5(self) -> str:
+    def digest(self) -> str:
         """Of the whole file, once all ranges are there."""
         if self._hashed != self.count:
             raise DamagedError(f"'{self.wanted.item.path}' is not whole")
-        return self._md5.hexdigest()
+        return self._digest.text()
 
     def finish(self) -> None:
         """The file is whole and checked: readable, and never written again."""

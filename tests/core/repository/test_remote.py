@@ -189,6 +189,14 @@ def test_an_empty_version_is_a_folder(clouds: ObjectStore, opened: Opened) -> No
     assert opened("s3://bucket/r").fetch("ens").versions[1].is_dir()
 
 
+def test_tritons_variables_name_where_models_are_brought(
+    clouds: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_AWS_MOUNT_DIRECTORY", str(tmp_path / "mount"))
+    put(clouds, "r/m/1/model.onnx")
+    assert open_repository("s3://bucket/r").fetch("m").path.is_relative_to(tmp_path / "mount")
+
+
 def packed(*names: str) -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w:gz") as tar:

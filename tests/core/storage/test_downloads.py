@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,15 @@ from hypothesis import strategies as st
 from object_store import ObjectStore
 from remora.errors import UnavailableError
 from remora.storage import ChangedError, StoredObject
-from remora.storage.downloads import DamagedError, Downloads, Wanted, expected_md5, journal_of, ranges_of
+from remora.storage.downloads import (
+    DamagedError,
+    Downloads,
+    Wanted,
+    digest_of_file,
+    expected_md5,
+    journal_of,
+    ranges_of,
+)
 from remora.storage.objects import ObjectStorage
 
 Opened = Callable[[str], ObjectStorage]
@@ -65,7 +74,8 @@ def test_a_file_arrives_in_ranges_with_its_checksum(
     storage = opened("s3://bucket/r")
     (arrived,) = downloads.fetch(storage, wanted(storage, tmp_path))
     assert (tmp_path / "x").read_bytes() == CONTENT
-    assert arrived.md5 == hashlib.md5(CONTENT).hexdigest()
+    assert arrived.digest == f"md5:{hashlib.md5(CONTENT).hexdigest()}"
+    assert digest_of_file(tmp_path / "x", arrived.digest) == arrived.digest
     assert (arrived.fetched_bytes, clouds.count("GET")) == (len(CONTENT), 11)
     assert not journal_of(tmp_path / "x").exists()
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o444
@@ -173,6 +183,15 @@ def test_etags_that_only_look_like_checksums_cost_one_file_twice(
     list(downloads.fetch(storage, wanted(storage, tmp_path)))
     assert (tmp_path / "x").read_bytes() == CONTENT
     assert clouds.count("GET") == 2 + 11
+
+
+def test_a_file_whose_etag_is_no_checksum_has_a_cheaper_one(
+    clouds: ObjectStore, opened: Opened, downloads: Downloads, tmp_path: Path
+) -> None:
+    clouds.put("bucket", "r/x", CONTENT, etag='"0x8D4BCC2E4835CD0"')
+    storage = opened("s3://bucket/r")
+    (arrived,) = downloads.fetch(storage, wanted(storage, tmp_path))
+    assert arrived.digest == f"crc32:{zlib.crc32(CONTENT):08x}" == digest_of_file(tmp_path / "x", arrived.digest)
 
 
 def test_an_object_that_is_replaced_meanwhile_fails_the_download(
