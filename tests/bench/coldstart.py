@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,14 @@ def request() -> bytes:
     )
 
 
-def first_answer_ms(command: list[str], port: int, environment: dict[str, str], asked: bytes = b"") -> float:
-    """Start a server and ask until it answers 200."""
+def first_answer_ms(
+    command: list[str],
+    port: int,
+    environment: dict[str, str],
+    asked: bytes = b"",
+    answered: Callable[[int], object] = lambda pid: None,
+) -> float:
+    """Start a server and ask until it answers 200; ``answered`` is then called with its process id."""
     body, begin = asked or request(), time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
@@ -58,7 +65,9 @@ def first_answer_ms(command: list[str], port: int, environment: dict[str, str], 
                 with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
                     client.sendall(body)
                     if b" 200 " in client.recv(4096)[:16]:
-                        return (time.perf_counter() - begin) * 1e3
+                        spent_ms = (time.perf_counter() - begin) * 1e3
+                        answered(server.pid)
+                        return spent_ms
             except OSError:
                 pass
             time.sleep(0.001)

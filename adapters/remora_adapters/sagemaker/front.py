@@ -294,7 +294,7 @@ class SageMakerService:
             except (RemoraError, OSError, MemoryError, ValueError) as error:
                 self._hosted.forget(name)
                 text = str(error) or type(error).__name__
-                _log.error("cannot load '%s' from %s: %s", name, url, text.rstrip())
+                _log.error("cannot load %r from %r: %s", name, url, text.rstrip())
                 out = isinstance(error, MemoryError) or routes.is_out_of_memory(text.encode())
                 return routes.refused(507 if out else 400, text)
             except BaseException:

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from remora.config import find_config, read_config
@@ -121,7 +122,8 @@ class HostedModels:
         return place
 
     def _load(self, row: Hosted, place: Path) -> None:
-        layout = find_models(place, self._scratch / row.name.replace("/", "_"))
+        # The name is the platform's and no path: what is generated for it lies under its digest.
+        layout = find_models(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
         engine = Engine(options=replace(self._options, **layout.places))
         try:
             engine.start()
@@ -135,7 +137,7 @@ class HostedModels:
             raise
         row.engine, row.inner, row.script = engine, inner, layout.script
         row.rest = self._over(engine, row.target)
-        _log.info("model '%s' (%s) is loaded from %s", row.name, row.target, row.url)
+        _log.info("model %r (%r) is loaded from %r", row.name, row.target, row.url)
 
 
 def _close(row: Hosted, timeout_s: float) -> None:
@@ -143,7 +145,7 @@ def _close(row: Hosted, timeout_s: float) -> None:
     if engine is not None:
         engine.stop(timeout_s)
         give_back()
-        _log.info("model '%s' (%s) is unloaded", row.name, row.target)
+        _log.info("model %r (%r) is unloaded", row.name, row.target)
 
 
 def _entry(engine: Engine, layout: Layout) -> str:

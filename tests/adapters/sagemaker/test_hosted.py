@@ -147,6 +147,17 @@ def test_an_inference_script_is_hosted_too(endpoint: Endpoint) -> None:
     assert endpoint.invoke("h3", b"[1, 2]").body == b"[3,6]"
 
 
+@pytest.mark.parametrize("name", ["..", ".", "\u00e9" * 300, "a\nb"])
+def test_a_name_is_never_a_path(endpoint: Endpoint, name: str) -> None:
+    code = endpoint.root / "h5" / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "inference.py").write_text("def predict_fn(data, model):\n    return data\n")
+    before = sorted(endpoint.root.rglob("*"))
+    assert endpoint.load(name, endpoint.url("h5")).status == 200
+    assert sorted(path for path in endpoint.root.rglob("*") if "__pycache__" not in path.parts) == before
+    assert [row["modelName"] for row in json.loads(endpoint.ask("GET", "/models").body)["models"]] == [name]
+
+
 @pytest.mark.parametrize(
     ("where", "error", "load", "invoke"),
     [
