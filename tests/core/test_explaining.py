@@ -214,3 +214,18 @@ def test_the_document_is_plain_json() -> None:
         "advice",
         "notes",
     }
+
+
+def test_how_long_batches_take_now_counts_and_not_how_long_they_took() -> None:
+    runs = [RanBatch(START + at * 20 * MS, 8, 8, 0, 10 * MS, FULL) for at in range(100)]
+    found = explain(Setup(dynamic(8), 1), runs, ever({8: 2.0 * MS}), START)
+    assert found.predicted[0].throughput_per_s == pytest.approx(800, rel=0.01)
+
+
+def test_shorter_waits_are_not_promised_on_batches_that_were_never_seen() -> None:
+    found = told(dynamic(2), linear(5, 0.1), 12 * 370, instances=12)
+    larger = named(found, "max_batch_size: 4")
+    assert larger.waits_extrapolated
+    steady = [row for row in found.predicted if row.p99_wait_us is not None]
+    assert min(steady, key=lambda row: row.p99_wait_us or 0.0) is larger, "else this test shows nothing"
+    assert not any("max_batch_size: 4" in line for line in found.advice)

@@ -55,7 +55,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("len(self._waiting) < self._hold", "len(self._waiting) <= self._hold"),
         ("            self._hold = 0\n        dropped", "        dropped"),
         ("self._delay_ns = self._hold = 0", "self._hold = 0"),
-        ("self._hold = hold if policy.dynamic else 0", "self._hold = hold"),
         ("if rows >= self._largest:", "if False:"),
         ("if request.cancelled:", "if False:"),
     ),

@@ -80,7 +80,7 @@ class BatchQueue:
         self._preferred = frozenset(policy.preferred)
         self._largest = max(policy.preferred, default=policy.max_batch_size)
         self._delay_ns = policy.max_delay_ns
-        self._hold = hold if policy.dynamic else 0
+        self._hold = hold  # without a batcher nobody asks
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -59,6 +59,7 @@ def sizes(queue: BatchQueue, now_ns: int) -> list[tuple[int, str]]:
             dynamic(preferred=(2, 4), delay_ms=300), (1, 1, 1, 2), "", [(2, PREFERRED)], [(3, DELAY)], id="D02-exact"
         ),
         pytest.param(dynamic(preferred=(4,), delay_ms=300), (5, 1), "", [(5, PREFERRED)], [(1, DELAY)], id="D02-one"),
+        pytest.param(dynamic(preferred=(4,), delay_ms=300), (5,), "", [(5, PREFERRED)], [], id="D02-beyond-them-all"),
         pytest.param(dynamic(preferred=(4,)), (3, 3), "", [(6, IDLE)], [], id="D02-jumped-over-no-delay"),
         pytest.param(dynamic(preferred=(4,)), (1,) * 6, "", [(4, PREFERRED), (2, IDLE)], [], id="D02-no-delay"),
         pytest.param(dynamic(preferred=(8,), delay_ms=300), (1,) * 8, "", [(8, FULL)], [], id="D02-preferred-is-limit"),
