@@ -10,7 +10,7 @@ import pytest
 from fakes import ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import QueueFullError
-from remora.scheduling.queues import Level, Levels, Line, waiting_for
+from remora.scheduling.queues import Level, Levels, Line, timeout_of, waiting_for
 
 TIMED = QueuePolicy(default_timeout_ns=1000)
 
@@ -59,3 +59,24 @@ def test_a_level_that_there_is_not_means_the_default_level(priority: int) -> Non
     ticket = ticket_of(priority=priority)
     queue.push(ticket)
     assert ticket.level == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "own_us", "expected_ns"),
+    [
+        (QueuePolicy(default_timeout_ns=9_000), 3, 9_000),
+        (QueuePolicy(default_timeout_ns=9_000, allow_override=True), 3, 3_000),
+        (QueuePolicy(default_timeout_ns=9_000, allow_override=True), 0, 9_000),
+        (QueuePolicy(default_timeout_ns=9_000, allow_override=True), 20, 9_000),
+        (QueuePolicy(allow_override=True), 3, 0),
+    ],
+    ids=["not-allowed", "shorter", "none", "longer", "no-default"],
+)
+def test_a_request_can_only_shorten_its_levels_timeout_and_only_where_it_may(
+    policy: QueuePolicy, own_us: int, expected_ns: int
+) -> None:
+    assert timeout_of(policy, ticket_of(timeout_us=own_us)) == expected_ns
+    assert Levels((policy,), 1).next_expiry_ns() == 0
+    queue = Levels((policy,), 1)
+    queue.push(ticket_of(timeout_us=own_us))
+    assert queue.next_expiry_ns() == expected_ns
