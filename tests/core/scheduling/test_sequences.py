@@ -136,6 +136,15 @@ def test_a_sequence_whose_wait_for_a_slot_is_over_is_answered_with_tritons_text(
     assert len(table.sequences()) == 1
 
 
+def test_what_follows_when_the_wait_for_a_slot_is_over_must_begin_the_sequence_anew() -> None:
+    table = table_of(1)
+    table.admit(ask(1, start=True), NOW)
+    table.admit(ask(2, start=True, timeout_us=1), NOW)
+    table.admit(ask(2), NOW + 999)
+    with pytest.raises(InvalidArgumentError, match="must specify the START flag"):
+        table.admit(ask(2), NOW + 1000)
+
+
 def test_one_cancelled_request_takes_all_that_wait_in_its_sequence_along() -> None:
     table = table_of(1)
     first, second, third, other = ask(1, start=True), ask(1), ask(1), ask(2, start=True)
