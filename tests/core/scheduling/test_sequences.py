@@ -159,6 +159,19 @@ def test_one_cancelled_request_takes_all_that_wait_in_its_sequence_along() -> No
     assert gone(table.released(first, NOW)) == [other]
 
 
+def test_a_sequence_begun_anew_after_a_cancelled_one_lives_on() -> None:
+    table = table_of(1)
+    first, second, anew, after = ask(1, start=True), ask(1), ask(1, start=True), ask(1)
+    table.admit(first, NOW)
+    table.admit(second, NOW)
+    second.cancel()
+    table.sweep(NOW)
+    table.admit(anew, NOW)
+    assert gone(table.released(first, NOW)) == [anew]
+    assert table.released(anew, NOW) == Orders([], [], [])
+    assert gone(table.admit(after, NOW)) == [after]
+
+
 def test_an_iterative_request_goes_again_until_it_is_released_for_good() -> None:
     table = table_of(1, iterative=True)
     ticket = ask(table.unused_id())
