@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -170,6 +171,51 @@ def test_a_sequence_begun_anew_after_a_cancelled_one_lives_on() -> None:
     assert gone(table.released(first, NOW)) == [anew]
     assert table.released(anew, NOW) == Orders([], [], [])
     assert gone(table.admit(after, NOW)) == [after]
+
+
+def test_an_iterative_request_goes_again_before_those_that_came_after_it() -> None:
+    table = table_of(1, iterative=True)
+    first, second = ask(1), ask(1)
+    table.admit(first, NOW)
+    table.admit(second, NOW)
+    assert gone(table.released(first, NOW, again=True)) == [first]
+    assert gone(table.released(first, NOW)) == [second]
+
+
+def test_a_sequence_that_begins_anew_has_no_states_left() -> None:
+    table = table_of(1)
+    first, again = ask(1, start=True), ask(1, start=True)
+    (step,) = table.admit(first, NOW).steps
+    step.states["s"] = np.zeros(1)
+    table.released(first, NOW)
+    (step,) = table.admit(again, NOW).steps
+    assert step.states == {}
+
+
+def test_a_later_timeout_does_not_lengthen_the_wait_for_a_slot() -> None:
+    table = table_of(1)
+    table.admit(ask(1, start=True), NOW)
+    waiting = [ask(2, start=True, timeout_us=1), ask(2, timeout_us=5)]
+    for ticket in waiting:
+        table.admit(ticket, NOW)
+    assert [ticket for ticket, _ in table.sweep(NOW + 1000).dropped] == waiting
+
+
+def test_the_first_of_what_time_will_end_is_what_it_wakes_up_for() -> None:
+    table = table_of(1)
+    first = ask(1, start=True)
+    table.admit(first, NOW)
+    table.admit(ask(2, start=True, timeout_us=9), NOW)
+    assert table.wake_ns == NOW + 9000
+    table.released(first, NOW)
+    assert table.wake_ns == NOW + IDLE_NS
+
+
+def test_an_id_that_is_given_out_is_nobody_elses() -> None:
+    table = table_of(iterative=True)
+    table.admit(ask(1), NOW)
+    assert table.unused_id() == 2
+    assert table.unused_id() == 3
 
 
 def test_an_iterative_request_goes_again_until_it_is_released_for_good() -> None:
