@@ -167,10 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("max(seat.policy.priority, 1) if ran", "seat.policy.priority if ran"),
         ("self._now = max(self._now, seat.turn)", "pass"),
         ("for seats in (self._seats, self._waiting, self._running):", "for seats in (self._seats, self._waiting):"),
-        (
-            "            seats.pop(seat, None)\n        self._capacities",
-            "            seats.pop(seat, None)\n        _ =",
-        ),
+        ("seats.pop(seat, None)\n        self._capacities =", "seats.pop(seat, None)\n        _ ="),
     ),
     *_of(
         "scheduling/admission.py",
