@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
 _ALIASES = {
     "model_repository": ("--model-store",),
-    "model_name": ("--model_name",),  # as KServe's own runtimes take it
+    "model_name": ("--model_name",),  # as KServe's own runtimes take both
+    "http_port": ("--http_port",),
     "disable_auto_complete_config": ("--strict-model-config",),
 }
 
@@ -130,6 +131,7 @@ def _start(host: Host, entered_ns: int) -> int:
     from remora.system.clock import SystemClock
     from remora.system.imports import time_imports
     from remora.system.machine import process_age_s
+    from remora.system.surroundings import keep_runtimes_quiet
 
     now_ns = SystemClock.monotonic_ns
     ledger = Ledger(now_ns, now_ns() - int(process_age_s() * 1e9))
@@ -137,6 +139,7 @@ def _start(host: Host, entered_ns: int) -> int:
     ledger.mark("options")
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
+    keep_runtimes_quiet()  # in workers too, which inherit it
     end_of_timing = time_imports(now_ns, ledger.imported, SLOW_IMPORT_NS)
     from remora.engine import Engine
     from remora.errors import RemoraError

@@ -52,6 +52,7 @@ def add_commands(commands: Any) -> None:
     for parser in cli_hosts.add_emulate(commands):
         _runs(parser, cli_hosts.emulate)
     _runs(cli_hosts.add_deploy(commands), cli_hosts.deploy)
+    _runs(cli_hosts.add_manifests(commands), cli_hosts.manifests)
     _add_storage(commands)
     _add_startup(commands)
     _add_cost(commands)

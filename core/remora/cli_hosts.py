@@ -1,11 +1,14 @@
-"""The commands about hosts, `emulate` and `deploy`; the law: what they do is the adapters' and found when they run."""
+"""The commands about hosts, `emulate`, `deploy` and `manifests`; the law: the adapters do it, found when they run."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from remora.cli_output import UsageError
 
 _EMULATE = """\
 Play a platform's side of its contract against a server: start it as the platform would, probe it, send it what the
@@ -35,6 +38,42 @@ def add_emulate(commands: Any) -> list[argparse.ArgumentParser]:
         _add_emulate_options(parser)
         parsers.append(parser)
     return parsers
+
+
+def add_manifests(commands: Any) -> argparse.ArgumentParser:
+    """Add `manifests`; returns its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "manifests",
+        help="print deployment files computed from models",
+        description="Load the models, measure, and print deployment files for a platform, each number with its reason.",
+    )
+    parser.add_argument("platform", choices=import_module("remora_adapters.manifests").PLATFORMS, metavar="PLATFORM")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="the models, as for `remora serve`")
+    parser.add_argument("--name", default="remora", metavar="NAME", help="of the service (default %(default)s)")
+    parser.add_argument("--image", default="remora:cpu", metavar="IMAGE", help="what to run (default %(default)s)")
+    parser.add_argument(
+        "--models", default="", metavar="URL", help="where the deployment finds the models; PATH if none"
+    )
+    return parser
+
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+~-]*|/[A-Za-z0-9._:/@+~-]*")
+
+
+def manifests(options: argparse.Namespace) -> int:
+    """Run `manifests`; returns the exit code. Raises UsageError for words that no file could hold, RemoraError."""
+    location = options.models or options.paths[0]
+    if not _NAME.fullmatch(options.name):
+        raise UsageError(f"--name {options.name!r}: expected lower-case letters, digits and hyphens")
+    for flag, word in (("--image", options.image), ("--models", location)):
+        if not _WORD.fullmatch(word):
+            raise UsageError(f"{flag} {word!r}: expected an image's name or a location, without blanks and quotes")
+    facts = import_module("remora_adapters.manifests.facts").measure(
+        options.paths, options.name, options.image, location
+    )
+    print(import_module("remora_adapters.manifests").find_renderer(options.platform)(facts), end="")
+    return 0
 
 
 def _add_emulate_options(parser: argparse.ArgumentParser) -> None:

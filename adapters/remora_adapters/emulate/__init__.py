@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from remora_adapters.emulate.stage import Stage
 
 PLATFORMS = (
+    "azureml",
+    "knative",
+    "kserve",
     "sagemaker",
     "sagemaker-mme",
+    "vertex",
 )
 """What can be played: a module of this package each, with ``_`` for ``-``, that has a ``PLATFORM``."""
 

@@ -32,6 +32,7 @@ from remora.backends.ragged import array_instance
 from remora.errors import ConfigError, InternalError, RemoraError
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.surroundings import keep_runtimes_quiet
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class OnnxRuntimeBackend:
         """
         path = _find_model(source, config)
         try:
+            keep_runtimes_quiet()
             runtime = importlib.import_module("onnxruntime")
         except ImportError as error:
             raise ConfigError(

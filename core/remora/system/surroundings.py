@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from remora.errors import UnavailableError
@@ -13,6 +13,16 @@ from remora.errors import UnavailableError
 def variables() -> Mapping[str, str]:
     """The environment, for those that are given it instead of reading it."""
     return os.environ
+
+
+def keep_runtimes_quiet(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have runtimes send nothing that the operator did not ask for; to be called before they are imported.
+
+    ONNX Runtime's wheels report to their maker from the moment they are imported, and write an id and a database below
+    the home directory for that. The two names are of different releases. Variables that are set stay as they are.
+    """
+    for name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):
+        environ.setdefault(name, "1")
 
 
 def cache_directory(name: str, environ: Mapping[str, str]) -> Path:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from remora.errors import UnavailableError
-from remora.system.surroundings import boot_id, cache_directory
+from remora.system.surroundings import boot_id, cache_directory, keep_runtimes_quiet
 
 
 def test_a_cache_goes_where_xdg_says(tmp_path: Path) -> None:
@@ -39,3 +43,23 @@ def test_a_boot_has_a_name_where_the_system_gives_one(tmp_path: Path) -> None:
     (tmp_path / "sys/kernel/random").mkdir(parents=True)
     (tmp_path / "sys/kernel/random/boot_id").write_text("abc\n")
     assert boot_id(tmp_path) == "abc"
+
+
+def test_runtimes_send_nothing_unless_the_operator_has_said_so() -> None:
+    quiet: dict[str, str] = {}
+    keep_runtimes_quiet(quiet)
+    assert quiet == {"ORT_DISABLE_TELEMETRY": "1", "ORT_TELEMETRY_DISABLED": "1"}
+    said = {"ORT_DISABLE_TELEMETRY": "0"}
+    keep_runtimes_quiet(said)
+    assert said["ORT_DISABLE_TELEMETRY"] == "0"
+
+
+def test_onnx_runtime_writes_nothing_into_a_home_when_it_is_quiet(tmp_path: Path) -> None:
+    if importlib.util.find_spec("onnxruntime") is None:
+        pytest.skip("onnxruntime is not installed: pip install 'remora[onnx]'")
+    ours = ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = "from remora.system.surroundings import keep_runtimes_quiet; keep_runtimes_quiet(); import onnxruntime"
+    subprocess.run([sys.executable, "-B", "-c", program], env=environment, check=True)
+    assert not list(tmp_path.iterdir())

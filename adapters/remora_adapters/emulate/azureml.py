@@ -1,0 +1,135 @@
+"""An Azure ML online deployment of a container: its mount, its probes, its limits, its end.
+
+Figures are those of the documentation of online endpoints (probes every 10 s that take 2 s at most, a request's 5 s
+unless the deployment says otherwise, twice the concurrency admitted) and of azureml-inference-server-http.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings
+from remora_adapters.emulate import container as any_container
+from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.stage import Stage
+
+GRACE_S = 30.0
+REQUEST_S = 5.0
+CONCURRENCY = 8
+_NAME = "emulated"
+
+
+def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+    """The container's environment: the registered model's version is mounted somewhere, and a variable says where."""
+    mounted = mounts / _NAME / "1"
+    mounted.parent.mkdir(parents=True)
+    if settings.model is not None:
+        mounted.symlink_to(settings.model)
+    else:
+        mounted.mkdir()
+    environ = {"AZUREML_MODEL_DIR": str(mounted), "SERVER_PORT": str(port), "AML_APP_ROOT": str(mounts)}
+    return Launch((), environ, port)
+
+
+def path(stage: Stage) -> str:
+    """The scoring route."""
+    return stage.settings.given.get("scoring-route", "/score")
+
+
+def call(stage: Stage, **headers: str) -> Answer:
+    """A request as the endpoint passes it on."""
+    sent = {"Content-Type": stage.settings.content_type, **headers}
+    return stage.ask("POST", path(stage), stage.body, sent)
+
+
+def lives_while_it_loads(stage: Stage) -> None:
+    live = stage.settings.given.get("liveness-route", "/livez")
+    if live == stage.platform.probe.path:
+        raise Failed(f"liveness and readiness are the same route, {live}")
+    any_container.must_answer(stage.ask("GET", live, timeout_s=stage.platform.probe.timeout_s), f"GET {live}")
+
+
+def keeps_request_ids(stage: Stage) -> None:
+    answer = any_container.must_answer(call(stage, **{"x-ms-client-request-id": "abc"}), "a request with an id")
+    if answer.headers.get("x-ms-client-request-id") != "abc" or not answer.headers.get("x-request-id"):
+        raise Failed("the answer has no x-request-id, or not the client's x-ms-client-request-id")
+
+
+def refuses_long_ids(stage: Stage) -> None:
+    answer = call(stage, **{"x-request-id": "r" * 101})
+    if answer.status != 431:
+        raise Failed(f"an x-request-id of 101 characters got {answer.shown}")
+
+
+PLATFORM = Platform(
+    title="azureml",
+    launch=launch,
+    probe=Probe("/readyz", 2.0, 10.0, 300.0),
+    grace_s=GRACE_S,
+    checks=(
+        Check("starts", "the process answers its probes", "a deployment fails with 502s", any_container.starts, True),
+        Check(
+            "ready",
+            "the readiness route says 200 within 300 s",
+            "30 failed probes, 10 s apart, end a deployment's creation",
+            any_container.becomes_ready,
+            True,
+        ),
+        Check(
+            "probe-time",
+            "every probe is answered within 2 s, also while models load",
+            "a probe that takes longer counts as failed",
+            any_container.probes_in_time,
+            True,
+        ),
+        Check(
+            "liveness",
+            "liveness has a route of its own",
+            "one route for both restarts a deployment that is slow to load, for ever",
+            lives_while_it_loads,
+        ),
+        Check(
+            "port",
+            "it listens on the port it was told, on all interfaces",
+            "the routes of the environment name a port",
+            any_container.listens_where_told("SERVER_PORT"),
+        ),
+        Check(
+            "scoring",
+            "the scoring route answers within 5 s",
+            "request_timeout_ms is 5000 unless set, and a request that takes longer is a 408",
+            any_container.answers(call, REQUEST_S),
+        ),
+        Check(
+            "request-ids",
+            "request ids come back",
+            "they are how a request is found in the logs",
+            keeps_request_ids,
+        ),
+        Check("long-ids", "ids of more than 100 characters are a 431", "Azure's server refuses them", refuses_long_ids),
+        Check(
+            "bad-body",
+            "a body that cannot be read is an error in JSON",
+            "clients see a 424 with the code in a header: the text is for whoever reads the body",
+            any_container.refuses(path, "error"),
+        ),
+        Check(
+            "concurrency",
+            "all that the endpoint admits is answered, and the probes with it",
+            "twice max_concurrent_requests_per_instance are let through, the rest are 429",
+            any_container.admits(call, 2 * CONCURRENCY, 4 * CONCURRENCY),
+        ),
+        Check(
+            "model-read-only",
+            "nothing under the model's mount is written",
+            "the mount is read-only",
+            any_container.leaves_the_model_alone,
+        ),
+        Check(
+            "sigterm-exit",
+            "it ends with status 0 within 30 s of SIGTERM",
+            "Kubernetes sends SIGKILL then",
+            any_container.ends_in_time,
+        ),
+    ),
+)

@@ -1,0 +1,186 @@
+"""KServe: the storage initializer's mount, the agent, the batcher, V1 and V2 as KServe's own clients want them.
+
+Rules are those of KServe's Go agent and batcher and of its Python server and client.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import container as any_container
+from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.stage import Stage
+
+GRACE_S = 30.0
+MODEL = "emulated"
+_REQUEST_S = 60.0
+_INSTANCES = 37
+"""More than a batch, and no multiple of one."""
+
+
+def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+    """A runtime's container: the model's name and the port as arguments, the models where the initializer puts them."""
+    models = mounts / "models"
+    if settings.model is not None:
+        models.symlink_to(settings.model)
+    arguments = (f"--model_name={MODEL}", f"--http_port={port}", "--grpc-port=0")
+    return Launch(arguments, {"REMORA_MODEL_REPOSITORY": str(models)}, port)
+
+
+def name(stage: Stage) -> str:
+    """The model that is asked: the first of those there are. Raises Failed without one."""
+    known = stage.facts.get("model")
+    if known is None:
+        answer = any_container.must_answer(stage.ask("GET", "/v1/models"), "GET /v1/models")
+        models = _json(answer).get("models")
+        if not isinstance(models, list) or not models:
+            raise Failed(f"/v1/models lists no model: {answer.shown}")
+        known = stage.facts["model"] = str(models[0])
+    return str(known)
+
+
+def path(stage: Stage) -> str:
+    return f"/v1/models/{name(stage)}:predict"
+
+
+def call(stage: Stage) -> Answer:
+    """A predict request."""
+    return stage.ask("POST", path(stage), stage.body, {"Content-Type": "application/json"})
+
+
+def is_alive_at_its_root(stage: Stage) -> None:
+    answer = any_container.must_answer(stage.ask("GET", "/"), "GET /")
+    if _json(answer).get("status") != "alive":
+        raise Failed(f"/ says {answer.shown}")
+
+
+def says_whether_a_model_is_ready(stage: Stage) -> None:
+    known, model = stage.ask("GET", f"/v1/models/{name(stage)}"), name(stage)
+    if _json(any_container.must_answer(known, f"GET /v1/models/{model}")) != {"name": model, "ready": True}:
+        raise Failed(f"/v1/models/{model} says {known.shown}")
+    unknown = stage.ask("GET", "/v1/models/there-is-no-such-model")
+    if unknown.status != 404 or "error" not in _json(unknown):
+        raise Failed(f"an unknown model got {unknown.shown}")
+
+
+def predicts_one_for_one(stage: Stage) -> None:
+    try:
+        (instance, *_) = json.loads(stage.body)["instances"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Skipped('needs a request with instances: --body FILE with {"instances": [...]}') from error
+    single = _predictions(call_with(stage, [instance]))
+    many = _predictions(call_with(stage, [instance] * _INSTANCES))
+    if len(single) != 1 or len(many) != _INSTANCES:
+        raise Failed(f"{_INSTANCES} instances got {len(many)} predictions")
+    if any(prediction != single[0] for prediction in many):
+        raise Failed("the same instance got different predictions in a larger body")
+
+
+def call_with(stage: Stage, instances: list[object]) -> Answer:
+    """A request as the batcher makes it: instances and nothing else, with no header of the client's."""
+    return stage.ask("POST", path(stage), json.dumps({"instances": instances}).encode())
+
+
+def answers_events_with_events(stage: Stage) -> None:
+    event = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "emulator", "ce-type": "request"}
+    answer = stage.ask("POST", path(stage), stage.body, {"Content-Type": "application/json", **event})
+    any_container.must_answer(answer, "a CloudEvent")
+    if not all(answer.headers.get(header) for header in ("ce-id", "ce-type", "ce-source", "ce-specversion")):
+        raise Failed("a CloudEvent was not answered by one")
+
+
+def says_health_in_json(stage: Stage) -> None:
+    for state in ("live", "ready"):
+        answer = any_container.must_answer(stage.ask("GET", f"/v2/health/{state}"), f"GET /v2/health/{state}")
+        if _json(answer).get(state) is not True:
+            raise Failed(f"/v2/health/{state} says {answer.shown}")
+
+
+def loads_with_an_empty_body(stage: Stage) -> None:
+    if "agent-model" not in stage.settings.given:
+        raise Skipped("needs a server that loads on demand: --with agent-model=NAME")
+    model = stage.settings.given["agent-model"]
+    for verb in ("load", "unload", "load"):
+        any_container.must_answer(stage.ask("POST", f"/v2/repository/models/{model}/{verb}", b""), f"{verb} {model}")
+
+
+def _predictions(answer: Answer) -> list[object]:
+    found = _json(any_container.must_answer(answer, "a prediction")).get("predictions")
+    if not isinstance(found, list):
+        raise Failed(f"no predictions: {answer.shown}")
+    return found
+
+
+def _json(answer: Answer) -> dict[str, object]:
+    try:
+        found = json.loads(answer.body)
+    except ValueError as error:
+        raise Failed(f"no JSON: {answer.shown}") from error
+    if not isinstance(found, dict):
+        raise Failed(f"no JSON object: {answer.shown}")
+    return found
+
+
+PLATFORM = Platform(
+    title="kserve",
+    launch=launch,
+    probe=Probe("/v2/health/ready", 2.0, 2.0, 300.0),
+    grace_s=GRACE_S,
+    checks=(
+        Check("starts", "the process answers its probes", "the pod restarts for ever", any_container.starts, True),
+        Check("ready", "it becomes ready", "the InferenceService never does", any_container.becomes_ready, True),
+        Check(
+            "port",
+            "it listens on the port of its arguments, on all interfaces",
+            "the agent calls 8080",
+            any_container.listens_where_told("--http_port"),
+        ),
+        Check("v1-alive", 'GET / says {"status": "alive"}', "it is V1's liveness", is_alive_at_its_root),
+        Check(
+            "v1-ready",
+            "a model says whether it is ready, and an unknown one is a 404",
+            "KServe's client and transformers ask before they send",
+            says_whether_a_model_is_ready,
+        ),
+        Check("predict", "predict requests are answered", "it is V1", any_container.answers(call, _REQUEST_S)),
+        Check(
+            "one-for-one",
+            "as many predictions as instances, in their order, without headers",
+            "the batcher joins requests and cuts the answers by count; other counts fail all of them",
+            predicts_one_for_one,
+        ),
+        Check(
+            "cloud-events",
+            "an event is answered by an event",
+            "brokers and sources send them",
+            answers_events_with_events,
+        ),
+        Check("v2-health", "V2's health has JSON bodies", "KServe's client reads them", says_health_in_json),
+        Check(
+            "bad-body",
+            'a body that cannot be read is {"error": ...}',
+            "KServe's clients read it",
+            any_container.refuses(path, "error"),
+        ),
+        Check(
+            "agent",
+            "load and unload work with empty bodies",
+            "the agent of multi-model serving sends none",
+            loads_with_an_empty_body,
+        ),
+        Check(
+            "model-read-only",
+            "nothing under /mnt/models is written",
+            "the mount is read-only",
+            any_container.leaves_the_model_alone,
+        ),
+        Check(
+            "sigterm-exit",
+            "it ends with status 0 within 30 s of SIGTERM",
+            "SIGKILL follows",
+            any_container.ends_in_time,
+        ),
+    ),
+)

@@ -1,0 +1,133 @@
+"""Vertex AI online prediction: routes and port from the environment, predict's format, redirects that change nothing.
+
+Figures are those of the custom container requirements; what redirects may do is Triton's Vertex front end's rule.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import container as any_container
+from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.stage import Stage
+
+GRACE_S = 30.0
+HEALTH, PREDICT = "/emulated/health", "/emulated/models/1:predict"
+_REQUEST_S = 60.0
+_CHANGING = (
+    "v2/repository/models/emulated/load",
+    "v2/repository/models/emulated/unload",
+    "v2/systemsharedmemory/region/emulated/register",
+    "v2/cudasharedmemory/unregister",
+    "v2/logging",
+)
+
+
+def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+    """The AIP variables, with routes that nobody could have guessed."""
+    environ = {
+        "AIP_MODE": "PREDICTION",
+        "AIP_HTTP_PORT": str(port),
+        "AIP_HEALTH_ROUTE": HEALTH,
+        "AIP_PREDICT_ROUTE": PREDICT,
+        "AIP_ENDPOINT_ID": "1",
+        "AIP_DEPLOYED_MODEL_ID": "1",
+    }
+    if settings.model is not None:
+        environ["AIP_STORAGE_URI"] = str(settings.model)
+    return Launch((), environ, port)
+
+
+def path(stage: Stage) -> str:
+    return PREDICT
+
+
+def call(stage: Stage) -> Answer:
+    """A predict request."""
+    return stage.ask("POST", PREDICT, stage.body, {"Content-Type": stage.settings.content_type})
+
+
+def predicts_an_object(stage: Stage) -> None:
+    try:
+        instances = json.loads(stage.body)["instances"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Skipped('needs a request with instances: --body FILE with {"instances": [...]}') from error
+    answer = any_container.must_answer(call(stage), "a prediction")
+    try:
+        found = json.loads(answer.body)
+    except ValueError as error:
+        raise Failed(f"no JSON: {answer.shown}") from error
+    predictions = found.get("predictions") if isinstance(found, dict) else None
+    if not isinstance(predictions, list) or len(predictions) != len(instances):
+        raise Failed(f'{len(instances)} instances got no {{"predictions": [...]}} of that length: {answer.shown}')
+
+
+def changes_nothing_by_redirect(stage: Stage) -> None:
+    for target in _CHANGING:
+        headers = {"X-Vertex-Ai-Triton-Redirect": target, "Content-Type": "application/json"}
+        answer = stage.ask("POST", PREDICT, b"{}", headers)
+        if 200 <= answer.status < 300:
+            raise Failed(f"a redirect to {target} got {answer.shown}")
+    any_container.must_answer(call(stage), "a request after redirects that were refused")
+
+
+PLATFORM = Platform(
+    title="vertex",
+    launch=launch,
+    probe=Probe(HEALTH, 10.0, 10.0, 300.0),
+    grace_s=GRACE_S,
+    checks=(
+        Check("starts", "the process answers its probes", "four failed tries restart it", any_container.starts, True),
+        Check("ready", "AIP_HEALTH_ROUTE says 200", "the deployment fails", any_container.becomes_ready, True),
+        Check(
+            "port",
+            "it listens on AIP_HTTP_PORT, on all interfaces",
+            "nothing else is called",
+            any_container.listens_where_told("AIP_HTTP_PORT"),
+        ),
+        Check(
+            "predict",
+            "AIP_PREDICT_ROUTE answers",
+            "it is the only route that clients reach",
+            any_container.answers(call, _REQUEST_S),
+        ),
+        Check(
+            "predictions",
+            'the answer is {"predictions": [...]}, one for each instance',
+            "a bare list is refused by the platform",
+            predicts_an_object,
+        ),
+        Check(
+            "redirects",
+            "redirects neither load, unload, register nor set",
+            "whoever may predict must not be able to take a model away",
+            changes_nothing_by_redirect,
+        ),
+        Check(
+            "bad-body",
+            "a body that cannot be read is an error in JSON",
+            "clients see it as it is",
+            any_container.refuses(path, "error"),
+        ),
+        Check(
+            "load",
+            "requests at the same time are answered, and health with them",
+            "a container that fails its health checks under load is replaced",
+            any_container.admits(call, 16, 64),
+        ),
+        Check(
+            "model-read-only",
+            "nothing under the model's folder is written",
+            "it may be a mount",
+            any_container.leaves_the_model_alone,
+        ),
+        Check(
+            "sigterm-exit",
+            "it ends with status 0 within 30 s of SIGTERM",
+            "SIGKILL follows",
+            any_container.ends_in_time,
+        ),
+    ),
+)

@@ -1,0 +1,50 @@
+"""An Azure ML managed online deployment: probes that do not restart a slow load, limits that fill batches. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from remora_adapters.manifests.facts import Facts
+
+_PERIOD_S = 10
+
+
+def render(facts: Facts) -> str:
+    """The YAML of the CLI's version 2, with a comment where a number was computed."""
+    busiest = facts.busiest
+    tries = math.ceil(facts.patience_s / _PERIOD_S)
+    instance = "Standard_NC4as_T4_v3" if facts.gpu else "Standard_F4s_v2"
+    return f"""\
+$schema: https://azuremlschemas.azureedge.net/latest/managedOnlineDeployment.schema.json
+name: blue
+endpoint_name: {facts.name}
+model: azureml:{facts.name}@latest
+environment:
+  name: remora
+  image: {facts.image}
+  inference_config:
+    # Liveness and readiness differ: one route for both restarts a deployment that is slow to load.
+    liveness_route: {{port: 5001, path: /livez}}
+    readiness_route: {{port: 5001, path: /readyz}}
+    # "/" lets clients append /v2/models/NAME/infer to the scoring URI; /score is for a script or the one model.
+    scoring_route: {{port: 5001, path: /}}
+instance_type: {instance}
+instance_count: 1
+request_settings:
+  # 5000 unless set, which is too short for a first request.
+  request_timeout_ms: 60000
+  # Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of '{busiest.name}'; \
+1 unless set, which never fills a batch.
+  max_concurrent_requests_per_instance: {facts.concurrency}
+liveness_probe:
+  initial_delay: 10
+  period: 10
+  timeout: 2
+  failure_threshold: 30
+readiness_probe:
+  initial_delay: 10
+  period: {_PERIOD_S}
+  timeout: 2
+  # Loading took {facts.load_s:.2f} s on the machine that wrote this: {facts.patience_s} s until something is wrong.
+  failure_threshold: {tries}
+"""

@@ -1,0 +1,120 @@
+"""Emulators of four platforms: a fault fails exactly the check that is there for it, and our own adapters pass all."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hosting import write_scale
+from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate.running import FAILED, PASSED, play
+
+SERVER = Path(__file__).parent / "faulty_container.py"
+V1 = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
+V2 = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
+BOTH: dict[str, set[str]] = {
+    "": set(),
+    "ends": {"starts", "ready"},
+    "never-ready": {"ready"},
+    "loopback": {"port"},
+    "plain-error": {"bad-body"},
+    "writes": {"model-read-only"},
+    "stays": {"sigterm-exit"},
+    "bad-status": {"sigterm-exit"},
+}
+FAULTS: dict[str, dict[str, set[str]]] = {
+    "azureml": {
+        **BOTH,
+        "slow-probe": {"probe-time"},
+        "dead": {"liveness"},
+        "no-ids": {"request-ids"},
+        "long-ids": {"long-ids"},
+        "strict": {"concurrency"},
+        "never-answers": {"scoring", "request-ids", "concurrency"},
+    },
+    "knative": {
+        **{fault: {"writes"} if expected == {"model-read-only"} else expected for fault, expected in BOTH.items()},
+        "slow-probe": {"probe-time"},
+        "own-port": {"port"},
+        "second-port": {"one-port"},
+        "first-request": {"first-request"},
+        "failing-probe": {"probes"},
+        "no-metrics": {"metrics"},
+        "strict": {"admission"},
+        "probe-while-busy": {"admission"},
+        "stops-at-once": {"sigterm-serves-on"},
+        "never-answers": {"first-request", "requests", "admission"},
+    },
+    "kserve": {
+        **BOTH,
+        "own-port": {"port"},
+        "not-alive": {"v1-alive"},
+        "unknown-503": {"v1-ready"},
+        "drops-predictions": {"one-for-one"},
+        "no-events": {"cloud-events"},
+        "triton-health": {"v2-health"},
+        "agent-body": {"agent"},
+        "never-answers": {"predict", "one-for-one", "cloud-events"},
+    },
+    "vertex": {
+        **BOTH,
+        "bare-list": {"predictions"},
+        "redirects": {"redirects"},
+        "strict": {"load"},
+        "never-answers": {"predict", "predictions", "redirects", "load"},
+    },
+}
+ENDS = ("", "stays", "bad-status", "stops-at-once")
+CASES = [(platform, fault) for platform, faults in FAULTS.items() for fault in faults]
+
+
+@pytest.mark.parametrize(("platform", "fault"), CASES)
+def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    settings = Settings(
+        command=(sys.executable, str(SERVER), platform),
+        model=tmp_path / "model",
+        body=V1,
+        environ={"FAULT": fault},
+        startup_s=1.0 if fault == "never-ready" else 20.0,
+        given={"agent-model": "m"},
+    )
+    played = find_platform(platform)
+    if fault == "stays":
+        played = replace(played, grace_s=0.5)
+    ends = fault in ENDS or platform != "knative"  # Knative's end takes seconds, which most faults have no part in
+    checks = [check.id for check in played.checks if ends or not check.id.startswith("sigterm")]
+    verdicts = play(played, settings, checks)
+    failed = {verdict.id for verdict in verdicts if verdict.outcome == FAILED}
+    assert failed == FAULTS[platform][fault], [verdict for verdict in verdicts if verdict.outcome == FAILED]
+
+
+@pytest.mark.parametrize("platform", FAULTS)
+def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
+    planted = {next(iter(expected)) for expected in FAULTS[platform].values() if len(expected) == 1} | {
+        "starts", "requests", "predict", "scoring"
+    }  # fmt: skip
+    assert {check.id for check in find_platform(platform).checks} <= planted
+
+
+@pytest.mark.parametrize(("platform", "body"), [("azureml", V2), ("knative", V2), ("kserve", V1), ("vertex", V1)])
+def test_our_own_adapters_pass_all_checks(
+    platform: str, body: bytes, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+    write_scale(tmp_path / "models" / "scale")
+    command = [sys.executable, "-m", f"remora_adapters.{platform}"]
+    if platform == "kserve":
+        command += ["--model-control-mode=explicit", "--load-model=scale"]
+    settings = Settings(
+        command=tuple(command),
+        model=tmp_path / "models",
+        body=body,
+        environ={"PYTHONPATH": child_environment["PYTHONPATH"]},
+        given={"agent-model": "scale"},
+    )
+    verdicts = play(find_platform(platform), settings)
+    assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
