@@ -214,6 +214,23 @@ def execution_parameters_are_readable(stage: Stage) -> None:
         raise Failed(f"BatchStrategy is {said['BatchStrategy']!r}: one of {', '.join(_MODES)}")
 
 
+def keeps_records_in_order(stage: Stage) -> None:
+    """Batch transform with MultiRecord: joined records, one line out for each line in."""
+    if "records" not in stage.settings.given:
+        raise Skipped("needs records, one a line: --with records=FILE [--with records-type=TYPE]")
+    media = stage.settings.given.get("records-type", "text/csv")
+    records = [line for line in Path(stage.settings.given["records"]).read_bytes().splitlines() if line]
+    joined = b"".join(record + b"\n" for record in records)
+    whole = must_answer(invoke(stage, joined, media, Accept=media), f"{len(records)} records at once")
+    lines = whole.body.splitlines()
+    if len(lines) != len(records):
+        raise Failed(f"{len(records)} records in, {len(lines)} lines out")
+    for at in sorted({0, len(records) // 2, len(records) - 1}):
+        alone = must_answer(invoke(stage, records[at] + b"\n", media, Accept=media), "one record").body.splitlines()
+        if alone != [lines[at]]:
+            raise Failed(f"record {at + 1} alone gives {alone}, among the others {lines[at]!r}")
+
+
 # -- the end --------------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +404,12 @@ INVOCATIONS = _table(
         "/execution-parameters is absent or readable",
         "batch transform asks it and fails the job on an answer it cannot read",
         execution_parameters_are_readable,
+    ),
+    (
+        "records",
+        "records that are sent together are answered one for one, in order",
+        "batch transform joins records (MultiRecord) and puts answers beside their inputs by position",
+        keeps_records_in_order,
     ),
 )
 

@@ -65,6 +65,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(503, b"still loading")
         if FAULT == "strict-headers" and self.headers["X-Amzn-SageMaker-Unheard-Of"]:
             return self.answer(400, b"what is X-Amzn-SageMaker-Unheard-Of?")
+        if self.headers["Content-Type"] == "text/csv":
+            self.records(body.splitlines())
+            return None
         try:
             asked = json.loads(body)
             doubled = json.dumps({"numbers": [number * 2 for number in asked.get("numbers", [])]}).encode()
@@ -85,6 +88,13 @@ class Handler(BaseHTTPRequestHandler):
             state["under_way"] -= 1
         self.answer(200, doubled)
         return None
+
+    def records(self, lines: list[bytes]) -> None:
+        if FAULT == "loses-records":
+            lines = lines[:2]
+        if FAULT == "shuffles":
+            lines = lines[::-1]
+        self.answer(200, b"".join(b"%d\n" % (2 * int(line)) for line in lines))
 
     def stream(self) -> None:
         pieces = [b"one ", b"two ", b"three"]

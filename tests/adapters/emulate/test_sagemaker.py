@@ -41,6 +41,8 @@ FAULTS = {
     "ping-while-busy": {"ping-under-load"},
     "buffers": {"streaming"},
     "execution-parameters": {"execution-parameters"},
+    "loses-records": {"records"},
+    "shuffles": {"records"},
     "writes": {"model-read-only"},
     "drops": {"sigterm-drain"},
     "stays": {"sigterm-exit"},
@@ -53,6 +55,7 @@ def settings(tmp_path: Path, fault: str) -> Settings:
     model.mkdir()
     (model / "weights").write_text("1")
     stream.write_text('{"stream": true}')
+    (tmp_path / "records.csv").write_text("1\n2\n3\n")
     (tmp_path / "slow.json").write_text('{"slow": true}')
     return Settings(
         command=(sys.executable, str(SERVER)),
@@ -60,7 +63,11 @@ def settings(tmp_path: Path, fault: str) -> Settings:
         body=BODY,
         environ={"FAULT": fault},
         startup_s=1.0 if fault == "never-ready" else 20.0,
-        given={"stream-body": str(stream), "slow-body": str(tmp_path / "slow.json")},
+        given={
+            "stream-body": str(stream),
+            "slow-body": str(tmp_path / "slow.json"),
+            "records": str(tmp_path / "records.csv"),
+        },
     )
 
 

@@ -23,7 +23,15 @@ def wrong(verdicts: list[Verdict], *may_skip: str) -> list[Verdict]:
 
 def test_every_check_of_an_endpoint_with_one_model_passes(tmp_path: Path, child_environment: dict[str, str]) -> None:
     write_scale(tmp_path / "model" / "scale")
-    settings = Settings(command=ENTRY, model=tmp_path / "model", body=V2, environ=child_environment, startup_s=60.0)
+    (tmp_path / "records.csv").write_text("".join(f"{row},0,0,1\n" for row in range(100)))
+    settings = Settings(
+        command=ENTRY,
+        model=tmp_path / "model",
+        body=V2,
+        environ=child_environment,
+        startup_s=60.0,
+        given={"records": str(tmp_path / "records.csv")},
+    )
     assert not wrong(play(find_platform("sagemaker"), settings), "streaming")
 
 
