@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.opening import import_framework
+from remora.backends.trees_checks import check_lightgbm, check_xgboost
 from remora.errors import InternalError
 from remora.messages import Array
 
@@ -53,6 +54,8 @@ def xgboost_forest(model: str, path: Path, threads: int) -> Forest:
         return _table(booster.inplace_predict(rows, validate_features=False), len(rows))
 
     width = classes if classes > 2 else max(targets, 1)
+    told = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
+    check_xgboost(told, int(booster.num_features()), width)
     return Forest(int(booster.num_features()), classes, width, predict)
 
 
@@ -62,6 +65,7 @@ def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
     if not text.startswith("tree\n") or "\nend of trees" not in text:
         # Its reader takes the process down on some texts that are cut short.
         raise InternalError("it is not a whole model in LightGBM's text format: 'end of trees' is not in it")
+    check_lightgbm(text)
     lightgbm = import_framework("lightgbm", model, "LightGBM", _EXTRA)
     booster = lightgbm.Booster(model_str=text)
     head = dict(line.split("=", 1) for line in text.partition("\nTree=")[0].splitlines() if "=" in line)
