@@ -82,7 +82,7 @@ test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulator
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
 # Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
-test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp  ## Terraform modules, manifests and chart against schemas and rules
+test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra $(T)
 
 # Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
@@ -192,6 +192,11 @@ $(VENV)-infra/stamp: tests/infra/requirements.txt $(LOCKED)
 	@$(PYTHON) -m venv $(VENV)-infra
 	@$(VENV)-infra/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	    --editable '.[onnx]' --requirement $<
+	@touch $@
+
+$(VENV)-checkov/stamp: tests/infra/checkov-requirements.txt
+	@$(PYTHON) -m venv $(VENV)-checkov
+	@$(VENV)-checkov/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 # The wheels are read as data: last schemas of the providers, and the classes of Azure's client. Nothing of them runs.

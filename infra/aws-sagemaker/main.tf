@@ -16,7 +16,7 @@ locals {
   component = var.mode == "scale-to-zero"
   variant   = "remora"
 
-  model_name = "${var.name}-${substr(sha256(jsonencode([var.image_uri, var.model_uri, var.environment, var.subnet_ids, var.security_group_ids])), 0, 12)}"
+  model_name = "${var.name}-${substr(sha256(jsonencode([var.image_uri, var.model_uri, var.environment, var.subnet_ids, var.security_group_ids, var.network_isolation])), 0, 12)}"
 }
 
 resource "aws_ecr_repository" "this" {
@@ -74,6 +74,8 @@ resource "aws_sagemaker_model" "this" {
   name               = local.model_name
   execution_role_arn = aws_iam_role.endpoint.arn
   tags               = var.tags
+
+  enable_network_isolation = var.network_isolation
 
   primary_container {
     image       = var.image_uri

@@ -170,6 +170,12 @@ variable "security_group_ids" {
   }
 }
 
+variable "network_isolation" {
+  description = "Give the container no network: SageMaker brings models and requests. false for Python models that call others."
+  type        = bool
+  default     = true
+}
+
 variable "kms_key_arn" {
   description = "The key of the instances' storage volume and of the model's objects; null for the service's own."
   type        = string
