@@ -163,6 +163,14 @@ def test_who_leaves_gives_back_what_it_holds_and_raises_no_bar() -> None:
     assert turns.grant() == []
 
 
+def test_when_the_most_demanding_leaves_there_is_less() -> None:
+    turns, [big, one, two] = seated(needs(("R", 0, 2)), needs(("R", 0, 1)), needs(("R", 0, 1)))
+    turns.leave(big)
+    for seat in (one, two):
+        turns.ask(seat)
+    assert turns.grant() == [one]
+
+
 def runs_of(turns: Turns, seats: Sequence[Seat], rounds: int) -> list[int]:
     """How often each ran, when all of them always want to and one runs at a time."""
     runs = dict.fromkeys(seats, 0)
