@@ -12,11 +12,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from remora.errors import InternalError, UnsupportedError
+from remora.errors import InternalError
+from remora.system import locks
 
 _log = logging.getLogger("remora.models")
 
@@ -48,13 +49,13 @@ class EnvironmentCache:
             return environment
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _lock(self._folder / f"{key}.making"):
+            with locks.holding(self._folder / f"{key}.making"):
                 if not (environment / _MARKER).is_file():
                     self._make(environment, make)
                 with suppress(OSError):
                     os.utime(environment / _MARKER)  # the time of its last use
                 if environment not in _in_use:
-                    _in_use[environment] = _take(self._folder / f"{key}.using", shared=True)
+                    _in_use[environment] = locks.take(self._folder / f"{key}.using", shared=True)
         except OSError as error:
             raise InternalError(
                 f"cannot keep environments of Python models in {self._folder}: {error}. Give a directory that can be "
@@ -88,7 +89,7 @@ class EnvironmentCache:
     def _remove(self, environment: Path) -> None:
         """Raises BlockingIOError when it is in use."""
         making, using = (environment.with_name(f"{environment.name}.{what}") for what in ("making", "using"))
-        with _lock(making, wait=False), _lock(using, wait=False):
+        with locks.holding(making, wait=False), locks.holding(using, wait=False):
             (environment / _MARKER).unlink()
             shutil.rmtree(environment, ignore_errors=True)
         _log.info("removed the environment %s: the cache is full", environment)
@@ -104,31 +105,6 @@ def _entries(folder: Path) -> Iterator[_Entry]:
     for marker in folder.glob(f"*/{_MARKER}"):
         with suppress(OSError, ValueError):
             yield _Entry(marker.parent, int(marker.read_text(encoding="ascii")), marker.stat().st_mtime_ns)
-
-
-@contextmanager
-def _lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock file alone. Raises BlockingIOError when it is taken and ``wait`` is False."""
-    descriptor = _take(path, wait=wait)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _take(path: Path, *, shared: bool = False, wait: bool = True) -> int:
-    """A lock, held until the descriptor is closed or the process ends."""
-    try:
-        import fcntl
-    except ImportError:
-        raise UnsupportedError("environments for Python models need file locks, which this system lacks") from None
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _size_of(folder: Path) -> int:
