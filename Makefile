@@ -64,7 +64,8 @@ unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
 
 stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 steps, their races under 1,000 seeds each
 	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/test_sequence_model.py \
-		tests/core/scheduling/test_sequence_races.py tests/core/scheduling/test_sequences.py
+		tests/core/scheduling/test_sequence_races.py tests/core/scheduling/test_sequences.py \
+		tests/core/scheduling/test_scheduler_races.py
 
 # Without the recordings the target says so and passes: a clone of this repository alone must stay testable.
 test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand

@@ -211,7 +211,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests inside an execution now."""
+        """Requests inside an execution now, or whose answers are being handed on."""
         return self._running
 
     # -- running batches --------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Scheduler:
             if slot.handed is not None:
                 plan, slot.handed = slot.handed, None
                 return plan
-            if slot.retired:
+            if slot.retired and not slot.busy:
                 if len(self._queue):
                     self._wake_thread()  # what woke this thread was meant for one that goes on
                 return None
@@ -270,7 +270,7 @@ class Scheduler:
                         self._wake_thread()
                     return plan
                 wake_ns = plan.wake_ns
-            if self._stopping and not len(self._queue):
+            if self._stopping and not len(self._queue) and not slot.busy:  # a busy one may yet be handed its batch
                 return None
             self._rest(wake_ns)
 
@@ -333,20 +333,22 @@ class Scheduler:
             try:
                 deliveries += (self._streaming or self._runner).run(slot.instance, plan)
             finally:
-                self._free(slot, plan)
+                self._free(slot)
         self._deliver(deliveries)
+        self._answered(plan)
 
     def _begin(self, slot: _Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
         """Begin a batch that runs elsewhere. Its end may come in any thread."""
         self._deliver(self._drop(plan))
 
         def ended(answers: Answers) -> None:
-            self._free(slot, plan)
+            self._free(slot)
             if watcher.is_current() and len(self._queue):
                 self._run_inline(mailbox)  # at once: the instance is not to idle while the answers are written
             else:
                 self._look_again(mailbox)
             self._deliver(answers)
+            self._answered(plan)
 
         if not self._runner.begin(cast("RemoteInstance", slot.instance), plan, watcher, ended):
             with self._lock:
@@ -358,11 +360,17 @@ class Scheduler:
             self._recorder.dropped(ticket, error, self._now())
         return [*plan.dropped]
 
-    def _free(self, slot: _Slot, plan: Plan) -> None:
+    def _free(self, slot: _Slot) -> None:
         with self._lock:
             slot.busy = False
-            self._running -= len(plan.tickets)
             if self._stopping or slot.retired:
+                self._work.notify_all()
+
+    def _answered(self, plan: Plan) -> None:
+        """Only now is a plan done with: a stop waits for answers, not for instances alone."""
+        with self._lock:
+            self._running -= len(plan.tickets)
+            if self._stopping:
                 self._work.notify_all()
 
     def _streams_opened(self, count: int) -> None:
