@@ -348,7 +348,7 @@ class Lifecycle:
             folder = repository.fetch(name_of(key), ())
             return self._loader.plan(folder, parameters, repository, repository.fingerprint(folder.name))
         except (PollError, RemoraError, OSError) as error:
-            raise self._unpolled(key, str(error)) from error
+            raise self._unpolled(key, error) from error
 
     def _source(self, key: str, parameters: Mapping[str, str | bytes]) -> Repository:
         """Where a model's files are. Raises RemoraError."""
@@ -359,15 +359,18 @@ class Lifecycle:
             raise InvalidArgumentError("files were sent without a 'config' to serve them with")
         return SentModel(name_of(key), files)
 
-    def _unpolled(self, key: str, reason: str = "") -> PollFailedError:
-        """The one text for what cannot be planned (spec M09); the reason goes to the log."""
-        if not reason:
+    def _unpolled(self, key: str, cause: Exception | None = None) -> PollFailedError:
+        """The one text for what cannot be planned (spec M09); the cause, by default why there is no one place for it,
+        goes to the log and along with the error."""
+        if cause is None:
             try:
                 self._offers.only(key)
             except NotFoundError as error:
-                reason = str(error)
-        _log.error("cannot load '%s': %s", key, reason)
-        return PollFailedError(f"failed to load '{key}', failed to poll from model repository")
+                cause = error
+        _log.error("cannot load '%s': %s", key, cause)
+        failure = PollFailedError(f"failed to load '{key}', failed to poll from model repository")
+        failure.__cause__ = cause
+        return failure
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
         """Let the versions of a plan serve. Raises RemoraError; then what served before goes on."""

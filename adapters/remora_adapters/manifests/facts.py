@@ -7,10 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from remora.engine import Engine
-from remora.options import EngineOptions
-from remora.proto.model_config_pb2 import ModelInstanceGroup
-
 _MIB = 1 << 20
 _QUARTER_GIB = 256
 _ROOM = 2.0
@@ -69,6 +65,10 @@ class Facts(NamedTuple):
 
 def measure(paths: Sequence[str], name: str, image: str, location: str) -> Facts:
     """Load the models and look at them. Raises RemoraError when one cannot be loaded."""
+    from remora.engine import Engine  # every command line imports this module for the names of the platforms
+    from remora.options import EngineOptions
+    from remora.proto.model_config_pb2 import ModelInstanceGroup
+
     begin = time.monotonic()
     with Engine(options=EngineOptions(paths=tuple(paths))) as engine:
         load_s = time.monotonic() - begin

@@ -174,7 +174,7 @@ _RAW_TAG = 0x3A
 def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]] | None:
     """The top level of a message: its three names, the other fields together, the raw entries; None for odd ones.
 
-    Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end.
+    Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end, a name twice.
     """
     view = memoryview(message)
     end, at, run = len(view), 0, 0
@@ -203,7 +203,7 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
         run = at
         if tag == _RAW_TAG:
             raw.append(view[value:at])
-        elif tag in _NAME_TAGS:
+        elif tag in _NAME_TAGS and not names[_NAME_TAGS[tag]]:
             names[_NAME_TAGS[tag]] = view[value:at]
         else:
             return None

@@ -403,6 +403,17 @@ def test_a_flood_of_empty_tensors_is_refused(piece: bytes) -> None:
         read_infer(piece * (MAX_TENSORS + 1))
 
 
+def test_a_name_that_is_written_twice_is_not_read_by_half() -> None:
+    damaged = b"\x0a\x02\xc2\x00"  # a model's name that is no UTF-8, which the second one would hide
+    with pytest.raises(MalformedError):
+        read_infer(damaged + pb.ModelInferRequest(model_name="m").SerializeToString())
+    twice = (
+        pb.ModelInferRequest(model_name="a").SerializeToString()
+        + pb.ModelInferRequest(model_name="b", id="i").SerializeToString()
+    )
+    assert (read_infer(twice).model, read_infer(twice).id) == ("b", "i")
+
+
 def assert_same_as_the_library(message: bytes) -> None:
     try:
         expected = pb.ModelInferRequest.FromString(message)
