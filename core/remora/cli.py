@@ -179,18 +179,11 @@ def _warn_of_ignored(options: argparse.Namespace) -> None:
 
 def set_up_logging(options: Any) -> None:
     """One line for each record on standard error."""
-    import logging
+    from remora.log_settings import LogSettings
+    from remora.system import logs
 
-    level = logging.ERROR
-    if options.log_warning:
-        level = logging.WARNING
-    if options.log_info:
-        level = logging.INFO
-    if options.log_verbose > 0:
-        level = logging.DEBUG
-    if not options.log_error and not options.log_warning and not options.log_info:
-        level = logging.CRITICAL
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    chosen = {name: getattr(options, name) for name in ("log_info", "log_warning", "log_error", "log_format")}
+    logs.OURS.set_up(LogSettings(log_verbose_level=max(options.log_verbose, 0), **chosen))
 
 
 # -- options from dataclasses -----------------------------------------------------------------------------------------

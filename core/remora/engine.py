@@ -19,6 +19,7 @@ from remora._version import __version__
 from remora.answer_stream import AnswerStream
 from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnsupportedError
 from remora.lifecycle import Lifecycle, Readiness
+from remora.live_settings import LiveSettings
 from remora.loading import ModelLoader
 from remora.messages import (
     Array,
@@ -126,6 +127,7 @@ class Engine:
         self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._table = self._lifecycle.table
+        self._settings = LiveSettings(lambda model: self._lifecycle.state(model) is not None)
         self._exporter: MetricsExporter | None = None
 
     def _model_calls(self) -> ModelCaller:
@@ -404,6 +406,8 @@ class Engine:
                 return None
             case messages.Metrics():
                 return self._metrics()
+            case _:
+                return self._settings.perform(call)
 
     def _metrics(self) -> str:
         if self._exporter is None:
@@ -423,9 +427,8 @@ class Engine:
         from remora.explaining import explain, setup_of  # not needed to start
 
         model = self.resolve(name, version)
-        now_ns = self._clock.monotonic_ns()
-        stats = model.statistics
-        return explain(setup_of(model), stats.recent(), stats.snapshot(name, model.version_text), now_ns)
+        snapshot = model.statistics.snapshot(name, model.version_text)
+        return explain(setup_of(model), model.statistics.recent(), snapshot, self._clock.monotonic_ns())
 
     def _metadata(self, name: str, version: int) -> ModelInfo:
         model = self.resolve(name, version)

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.errors import RemoraError
+from remora.log_settings import LogSetting
+from remora.trace_settings import TraceSetting
 
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str
@@ -345,6 +347,8 @@ Call = (
     | RepositoryIndex
     | ModelLoad
     | ModelUnload
+    | LogSetting
+    | TraceSetting
     | Metrics
 )
 
@@ -384,23 +388,12 @@ class IndexEntry(NamedTuple):
     reason: str = ""
 
 
+@dataclass(slots=True, unsafe_hash=True)
 class Duration:
     """How often, and how long in all."""
 
-    __slots__ = ("count", "ns")
-
-    def __init__(self, count: int = 0, ns: int = 0) -> None:
-        self.count = count
-        self.ns = ns
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Duration) and (self.count, self.ns) == (other.count, other.ns)
-
-    def __hash__(self) -> int:
-        return hash((self.count, self.ns))
-
-    def __repr__(self) -> str:
-        return f"Duration(count={self.count}, ns={self.ns})"
+    count: int = 0
+    ns: int = 0
 
 
 class BatchStats(NamedTuple):

@@ -367,6 +367,11 @@ class ServerOptions:
     log_info: bool = option("Log what is going on.", default=True)
     log_warning: bool = option("Log what may be wrong.", default=True)
     log_error: bool = option("Log what is wrong.", default=True)
+    log_format: str = option(
+        "How log lines give the time: default is local time, ISO8601 that of UTC.",
+        default="default",
+        choices=("default", "ISO8601"),
+    )
 
 
 IGNORED_FLAGS: dict[str, str] = {
@@ -383,14 +388,13 @@ IGNORED_FLAGS: dict[str, str] = {
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
     "grpc-infer-response-compression-level": "responses are not compressed on gRPC yet",
-    "trace-config": "there is no tracing yet",
-    "trace-file": "there is no tracing yet",
-    "trace-level": "there is no tracing yet",
-    "trace-rate": "there is no tracing yet",
-    "trace-count": "there is no tracing yet",
-    "trace-log-frequency": "there is no tracing yet",
+    "trace-config": "nothing is traced yet",
+    "trace-file": "nothing is traced yet",
+    "trace-level": "nothing is traced yet",
+    "trace-rate": "nothing is traced yet",
+    "trace-count": "nothing is traced yet",
+    "trace-log-frequency": "nothing is traced yet",
     "allow-cpu-metrics": "they are always on",
-    "log-format": "there is one format yet",
     "log-file": "the log goes to standard error",
     "allow-client-shm": "there is no shared memory for clients yet",
 }

@@ -34,6 +34,7 @@ FILES = (
     "cases/statistics",
     "cases/metrics",
     "cases/metrics_off",
+    "cases/logging_trace",
     "cases/not_ready",
     "cases/not_strict",
     "cases/repository",
@@ -49,6 +50,7 @@ FILES = (
     "grpc_cases/grpc_ensemble",
     "grpc_cases/grpc_sequence",
     "grpc_cases/grpc_repository",
+    "grpc_cases/grpc_settings",
     "grpc_cases/grpc_restricted",
     "grpc_cases/grpc_forwarding",
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
+from remora.log_settings import LogSetting
 from remora.messages import (
     Call,
     Duration,
@@ -35,12 +36,14 @@ from remora.messages import (
     TensorInfo,
 )
 from remora.protocols import json_access as access
+from remora.protocols import v2_settings
 from remora.protocols.http_answer import JSON, PLAIN, HttpAnswer, failure
 from remora.protocols.json_print import quoted
 from remora.protocols.v2_request import SHARED_MEMORY_OFF
 from remora.protocols.v2_routes import Route
 from remora.sequence_report import SequenceReport
 from remora.startup import as_document
+from remora.trace_settings import TraceSetting
 
 _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 
@@ -51,7 +54,7 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 def decode_call(route: Route, body: bytes) -> Call:
     """What a management request asks of the engine. Raises RemoraError for its body.
 
-    Raises UnsupportedError for what is not offered: trace and log settings, and shared memory regions.
+    Raises UnsupportedError for what is not offered: shared memory regions.
     """
     return _CALLS[route.action](route, bytes(body))
 
@@ -118,11 +121,12 @@ def _check_repository(route: Route) -> None:
         raise UnsupportedError("'repository_name' specification is not supported")
 
 
-def _settings(route: Route, body: bytes) -> Call:
-    if route.verb == "POST":
-        access.document(body)
-    what = "trace" if route.action == "trace" else "logging"
-    raise UnsupportedError(f"the server does not support {what} settings over HTTP yet")
+def _log_settings(route: Route, body: bytes) -> Call:
+    return v2_settings.read_log(body) if route.verb == "POST" else LogSetting()
+
+
+def _trace_settings(route: Route, body: bytes) -> Call:
+    return v2_settings.read_trace(route.model, body) if route.verb == "POST" else TraceSetting(route.model)
 
 
 def _shared_memory(route: Route, body: bytes) -> Call:
@@ -144,8 +148,8 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "index": _index,
     "load": _load,
     "unload": _unload,
-    "trace": _settings,
-    "logging": _settings,
+    "trace": _trace_settings,
+    "logging": _log_settings,
     "system_shm": _shared_memory,
     "cuda_shm": _shared_memory,
 }
@@ -317,4 +321,6 @@ _RESULTS: dict[str, Callable[[Any], bytes]] = {
     "all_stats": _statistics,
     "model_explain": _explanation,
     "index": _entries,
+    "trace": v2_settings.print_settings,
+    "logging": v2_settings.print_settings,
 }

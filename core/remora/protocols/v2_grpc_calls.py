@@ -12,9 +12,11 @@ from google.protobuf.message import Message
 
 from remora import messages
 from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.log_settings import LogSetting, LogSettings
 from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc_form import SHARED_MEMORY_TEXT, parsed, version_of
+from remora.trace_settings import TraceSetting, TraceSettings
 
 _M = TypeVar("_M", bound=Message)
 
@@ -119,6 +121,49 @@ def _ask_unload(request: pb.RepositoryModelUnloadRequest) -> Call:
     return messages.ModelUnload(request.model_name, dependents)
 
 
+_LOG_CHOICES = {
+    "log_info": ("bool_param", "boolean"),
+    "log_warning": ("bool_param", "boolean"),
+    "log_error": ("bool_param", "boolean"),
+    "log_verbose_level": ("uint32_param", "unsigned integer"),
+    "log_format": ("string_param", "string"),
+    "log_file": ("string_param", "string"),
+}
+
+
+def _ask_log(request: pb.LogSettingsRequest) -> Call:
+    changes: dict[str, bool | int | str] = {}
+    for name, (choice, kind) in _LOG_CHOICES.items():
+        if name in request.settings:
+            if request.settings[name].WhichOneof("parameter_choice") != choice:
+                raise InvalidArgumentError(f"expect {kind} for '{name}'")
+            changes[name] = getattr(request.settings[name], choice)
+    return LogSetting(changes)
+
+
+def _log_settings(settings: LogSettings) -> Message:
+    value = pb.LogSettingsResponse.SettingValue
+    return pb.LogSettingsResponse(
+        settings={name: value(**{_LOG_CHOICES[name][0]: setting}) for name, setting in settings._asdict().items()}
+    )
+
+
+def _ask_trace(request: pb.TraceSettingRequest) -> Call:
+    """Spec R23: no value takes a setting back."""
+    changes = {name: tuple(setting.value) or None for name, setting in request.settings.items()}
+    return TraceSetting(request.model_name, changes)
+
+
+def _trace_settings(settings: TraceSettings) -> Message:
+    value = pb.TraceSettingResponse.SettingValue
+    return pb.TraceSettingResponse(
+        settings={
+            name: value(value=(setting,) if isinstance(setting, str) else setting)
+            for name, setting in settings._asdict().items()
+        }
+    )
+
+
 RPCS: Mapping[str, Rpc] = {
     "ServerLive": _rpc(
         pb.ServerLiveRequest, lambda _: messages.ServerLive(), lambda live: pb.ServerLiveResponse(live=live)
@@ -156,16 +201,14 @@ RPCS: Mapping[str, Rpc] = {
     "RepositoryModelUnload": _rpc(
         pb.RepositoryModelUnloadRequest, _ask_unload, lambda _: pb.RepositoryModelUnloadResponse()
     ),
+    "LogSettings": _rpc(pb.LogSettingsRequest, _ask_log, _log_settings),
+    "TraceSetting": _rpc(pb.TraceSettingRequest, _ask_trace, _trace_settings),
 }
 """The management RPCs by method name (spec R01)."""
 
 UNOFFERED: Mapping[str, str] = {
-    "TraceSetting": "trace settings are not offered by this server yet",
-    "LogSettings": "log settings are not offered by this server yet: choose the level when the server is started",
-    **{
-        f"{kind}SharedMemory{verb}": SHARED_MEMORY_TEXT
-        for kind in ("System", "Cuda")
-        for verb in ("Status", "Register", "Unregister")
-    },
+    f"{kind}SharedMemory{verb}": SHARED_MEMORY_TEXT
+    for kind in ("System", "Cuda")
+    for verb in ("Status", "Register", "Unregister")
 }
 """RPCs that exist for clients but not here: method name to the text of the UNIMPLEMENTED answer."""

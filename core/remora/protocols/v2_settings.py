@@ -1,0 +1,74 @@
+"""Settings of the log and of traces over V2 REST: bodies to calls, settings to answers; the law: pure (spec T04, T09).
+
+Triton's checks in Triton's order: values of the wrong JSON type are INTERNAL, as everywhere (spec H13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remora.errors import MalformedError
+from remora.log_settings import LogSetting, LogSettings
+from remora.protocols import json_access as access
+from remora.protocols.json_print import quoted
+from remora.trace_settings import TraceSetting, TraceSettings
+
+_SWITCHES = ("log_info", "log_warning", "log_error")
+_NUMBERS = ("trace_rate", "trace_count", "log_frequency")
+
+
+def read_log(body: bytes) -> LogSetting:
+    """The changes in a body; keys nobody knows are left out."""
+    request = access.document(body)
+    changes: dict[str, bool | int | str] = {}
+    for name in LogSettings._fields:
+        present, value = access.find(request, name)
+        if not present:
+            continue
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise MalformedError(access.NOT_BOOL)
+        if name == "log_verbose_level" and not access.is_uint(value):
+            raise MalformedError(access.NOT_UINT)
+        if name == "log_format" and not isinstance(value, str):
+            raise MalformedError(access.NOT_TEXT)
+        changes[name] = value
+    return LogSetting(changes)
+
+
+def read_trace(model: str, body: bytes) -> TraceSetting:
+    """The changes in a body; ``null`` takes back what was set."""
+    request = access.document(body)
+    changes: dict[str, tuple[str, ...] | None] = {}
+    present, _ = access.find(request, "trace_file")
+    if present:
+        changes["trace_file"] = None  # whatever it is: it is refused
+    present, levels = access.find(request, "trace_level")
+    if present:
+        if levels is not None and not isinstance(levels, list):
+            raise MalformedError(access.NOT_ARRAY)
+        changes["trace_level"] = None if levels is None else tuple(_text(level) for level in levels)
+    for name in _NUMBERS:
+        present, value = access.find(request, name)
+        if present:
+            changes[name] = None if value is None else (_text(value),)
+    return TraceSetting(model, changes)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MalformedError(access.NOT_TEXT)
+    return value
+
+
+def print_settings(settings: LogSettings | TraceSettings) -> bytes:
+    """All settings as a JSON object, in Triton's order."""
+    members = [b"%b:%b" % (quoted(name), _printed(value)) for name, value in settings._asdict().items()]
+    return b"{%b}" % b",".join(members)
+
+
+def _printed(value: bool | int | str | tuple[str, ...]) -> bytes:
+    if isinstance(value, tuple):
+        return b"[%b]" % b",".join(quoted(each) for each in value)
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    return b"%d" % value if isinstance(value, int) else quoted(value)
