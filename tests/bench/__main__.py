@@ -21,6 +21,7 @@ ORDER = (
     "admission",
     "neighbour",
     "storage",
+    "sagemaker",
 )
 
 
