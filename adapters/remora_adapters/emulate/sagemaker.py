@@ -31,6 +31,7 @@ _VISIBLE = re.compile(r"[ -~]{0,1024}")
 _TAKEN_S = 0.1
 """A request that was sent this long ago has been read by any server."""
 _MODES = ("SINGLE_RECORD", "MULTI_RECORD")
+_LINES, _TURNS = 8, 8
 
 
 def launch(settings: Settings, port: int, mounts: Path, **more: str) -> Launch:
@@ -48,8 +49,12 @@ def launch(settings: Settings, port: int, mounts: Path, **more: str) -> Launch:
 
 def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) -> Answer:
     """POST /invocations as the platform sends it: with its own headers and no others."""
-    sent = {"Content-Type": content_type or stage.settings.content_type, "Accept": "*/*", **headers}
+    sent = {**_sent_with(stage, content_type), **headers}
     return stage.ask("POST", "/invocations", body, sent, timeout_s=ANSWER_S)
+
+
+def _sent_with(stage: Stage, content_type: str = "") -> dict[str, str]:
+    return {"Content-Type": content_type or stage.settings.content_type, "Accept": "*/*"}
 
 
 def must_answer(answer: Answer, what: str) -> Answer:
@@ -173,13 +178,27 @@ def takes_the_largest_body(stage: Stage) -> None:
 
 
 def answers_pings_while_busy(stage: Stage) -> None:
-    body = stage.body
-    with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(invoke, stage, body) for _ in range(64)]
+    """Eight connections with eight invocations each; all have connected and sent before the first ping does."""
+    body, headers = stage.body, _sent_with(stage)
+    lines = [Line(stage.address, ANSWER_S) for _ in range(_LINES)]
+    for line in lines:
+        line.send("POST", "/invocations", body, headers)
+
+    def take_turns(line: Line) -> list[Answer]:
+        found = [line.answer()]
+        for _ in range(_TURNS - 1):
+            line.send("POST", "/invocations", body, headers)
+            found.append(line.answer())
+        return found
+
+    with ThreadPoolExecutor(_LINES) as pool:
+        calls = [pool.submit(take_turns, line) for line in lines]
         pings = [stage.ask("GET", "/ping", timeout_s=PING_S)]
         while not all(call.done() for call in calls):
             pings.append(stage.ask("GET", "/ping", timeout_s=PING_S))
-        answers = [call.result() for call in calls]
+    for line in lines:
+        line.close()
+    answers = [answer for call in calls for answer in call.result()]
     lost = [answer for answer in answers if not 200 <= answer.status < 300]
     if lost:
         raise Failed(f"{len(lost)} of {len(answers)} invocations at the same time failed, such as: {lost[0].shown}")

@@ -17,10 +17,12 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 FAULT = os.environ.get("FAULT", "")
 counting = threading.Lock()
-state = {"pings": 0, "invocations": 0, "under_way": 0}
+state = {"pings": 0, "invocations": 0, "connections": 0}
+CROWD = 8
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -45,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             state["pings"] += 1
             if FAULT == "slow-ping" and state["pings"] == 1:
                 time.sleep(2.2)
-            if FAULT == "never-ready" or (FAULT == "ping-while-busy" and state["under_way"]):
+            if FAULT == "never-ready" or (FAULT == "ping-while-busy" and state["connections"] > CROWD):
                 return self.answer(503)
             return self.answer(200, b"pong" if FAULT == "ping-body" else b"")
         if self.path == "/execution-parameters" and FAULT == "execution-parameters":
@@ -81,11 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             (Path(os.environ["SAGEMAKER_BASE_DIR"]) / "model" / "scratch").write_text("mine")
         if FAULT == "gzip":
             return self.answer(200, gzip.compress(doubled), Content_Encoding="gzip")
-        with counting:
-            state["under_way"] += 1
         time.sleep(0.5 if asked.get("slow") else 0.02)
-        with counting:
-            state["under_way"] -= 1
         self.answer(200, doubled)
         return None
 
@@ -114,6 +112,17 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Count a connection when it is accepted, which is in the order in which clients connected."""
+        with counting:
+            state["connections"] += 1
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with counting:
+            state["connections"] -= 1
+        super().shutdown_request(request)
 
 
 def main() -> int:
