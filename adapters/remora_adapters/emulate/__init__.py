@@ -23,11 +23,14 @@ PLATFORMS = (
     "azureml",
     "knative",
     "kserve",
+    "lambda",
     "sagemaker",
     "sagemaker-mme",
     "vertex",
 )
 """What can be played: a module of this package each, with ``_`` for ``-``, that has a ``PLATFORM``."""
+_MODULES = {"lambda": "aws_lambda"}
+"""The modules whose names differ: Python keeps the word for itself."""
 
 
 class Failed(Exception):  # noqa: N818 - it is a finding, not an error of ours
@@ -98,6 +101,8 @@ class Platform:
 
     The last checks may end the process: ``grace_s`` is how long the platform waits between SIGTERM and SIGKILL.
     ``api`` plays what the platform's own clients talk to, on a loopback port, until the ``with`` is left.
+    ``callee`` plays what the process itself calls, where the platform is asked instead of asking; it stands before the
+    process starts, on the launch's port, answers the probe, and checks find it as the stage's ``callee``.
     """
 
     title: str
@@ -106,11 +111,12 @@ class Platform:
     grace_s: float
     checks: tuple[Check, ...]
     api: Callable[[Stage, int], AbstractContextManager[object]] | None = None
+    callee: Callable[[Launch], AbstractContextManager[object]] | None = None
 
 
 def find_platform(name: str) -> Platform:
     """The platform of that name. Raises ValueError when there is none."""
     if name not in PLATFORMS:
         raise ValueError(f"there is no platform '{name}' to play: give one of {', '.join(PLATFORMS)}")
-    found: Platform = import_module(f"{__name__}.{name.replace('-', '_')}").PLATFORM
+    found: Platform = import_module(f"{__name__}.{_MODULES.get(name, name.replace('-', '_'))}").PLATFORM
     return found

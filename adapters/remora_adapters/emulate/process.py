@@ -81,6 +81,15 @@ class Process:
         """Send SIGTERM, as the platform does: to the container's first process alone."""
         self._process.send_signal(signal.SIGTERM)
 
+    def freeze(self) -> None:
+        """Stop it and its children where they are, until `thaw`."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     def wait(self, grace_s: float) -> Ending:
         """Its end, which SIGTERM has asked for; SIGKILL after ``grace_s`` seconds."""
         begin = time.monotonic()

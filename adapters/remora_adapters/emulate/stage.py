@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -32,8 +33,9 @@ class Stage:
     ``address`` is where requests go; ``launch`` how the process was started; ``boot`` holds the probes of its start,
     and ``ready`` says whether one was answered well.
     ``mounts`` is the folder that was given to `launch`. ``facts`` is for checks that tell later ones what they found.
+    ``environ`` is the process's whole environment, ``callee`` what the platform plays for it to call.
 
-    Raises OSError when the command cannot be started.
+    Raises OSError when the command cannot be started, ValueError for a URL where the platform needs a command.
     """
 
     def __init__(self, platform: Platform, settings: Settings) -> None:
@@ -42,23 +44,27 @@ class Stage:
         self.boot: list[Seen] = []
         self.ready = False
         self.facts: dict[str, object] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="remora-emulate-")
+        self.callee: object = None
+        self._held = ExitStack()
+        self._folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="remora-emulate-"))
         self._process: Process | None = None
         self._model_at_first = _fingerprint(settings.model)
         try:
             self._start()
         except BaseException:
-            self._folder.cleanup()
+            self._held.close()
             raise
 
     def _start(self) -> None:
-        folder, settings = Path(self._folder.name), self.settings
+        folder, settings = Path(self._folder), self.settings
         self.mounts = folder / "mounts"
         self.mounts.mkdir()
         self.launch = self.platform.launch(settings, free_port(), self.mounts)
+        self.environ = {**os.environ, **self.launch.environ, **settings.environ}
+        if self.platform.callee is not None:
+            self.callee = self._held.enter_context(self.platform.callee(self.launch))
         if settings.command:
-            environ = {**os.environ, **self.launch.environ, **settings.environ}
-            self._process = Process((*settings.command, *self.launch.arguments), environ, folder / "log.txt")
+            self._process = Process((*settings.command, *self.launch.arguments), self.environ, folder / "log.txt")
             self.address = Address("127.0.0.1", self.launch.port)
         else:
             where = urlsplit(settings.url)
@@ -70,7 +76,7 @@ class Stage:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._process is not None:
             self._process.kill()
-        self._folder.cleanup()
+        self._held.close()
 
     @property
     def process(self) -> Process:
@@ -105,6 +111,8 @@ class Stage:
 
     def _find_port(self) -> None:
         """Follow a server that listens elsewhere than it was told to: one check fails for that, and not all."""
+        if self.callee is not None:  # which is what is probed
+            return
         ports = [row.port for row in self.process.listening()]
         if ports and self.launch.port not in ports:
             self.address = Address("127.0.0.1", ports[0])

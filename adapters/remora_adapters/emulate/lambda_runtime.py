@@ -1,0 +1,222 @@
+"""AWS Lambda's Runtime API on loopback, for one function; the law: one event at a time, and nothing is held against it.
+
+What a function does against the API's rules is answered as Lambda answers it, and counted for the checks to judge.
+Paths, headers and codes are those of the Runtime API (2018-06-01).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, NamedTuple
+
+PAYLOAD_BYTES = 6_291_456
+"""The longest event of a synchronous invocation."""
+ANSWER_BYTES = 6_291_556
+"""The longest answer that is taken from a function."""
+READY = "/emulated/ready"
+"""Not Lambda's: 200 once the function has asked for its first event."""
+
+_API = "/2018-06-01/runtime"
+_FUNCTION = "arn:aws:lambda:eu-central-1:123456789012:function:emulated"
+_REPLY = re.compile(rf"{_API}/invocation/([^/]+)/(response|error)")
+_JSON = {"Content-Type": "application/json"}
+
+
+class Reply(NamedTuple):
+    """What the function sent for an event; ``error`` if it came as one, ``late_s`` seconds after its deadline."""
+
+    body: bytes
+    error: bool
+    late_s: float
+
+    @property
+    def shown(self) -> str:
+        """The reply in a few words."""
+        return f"{'the error' if self.error else 'the answer'} {self.body[:160].decode('utf-8', 'replace')!r}"
+
+
+class Invocation:
+    """An event under way: ``done`` is set when ``reply`` is there."""
+
+    def __init__(self, event: bytes, timeout_s: float) -> None:
+        self.id = str(uuid.uuid4())
+        self.event = event
+        self.deadline = time.time() + timeout_s
+        self.taken = False
+        self.done = threading.Event()
+        self.reply: Reply | None = None
+
+
+class RuntimeApi:
+    """The API, from entering its ``with`` to its end.
+
+    Attributes:
+        asked: set when the function has asked for its first event: its init phase is over.
+        idle: set while it waits for an event: Lambda may freeze it.
+        init_error: what it reported of an init that failed, if it did.
+        early: how often it asked for an event while it had one.
+        strays: ids that it answered and was not given.
+        longest: bytes of its longest answer.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.asked = threading.Event()
+        self.idle = threading.Event()
+        self.init_error: bytes | None = None
+        self.early = 0
+        self.strays: list[str] = []
+        self.longest = 0
+        self._current: Invocation | None = None
+        self._dropped: set[str] = set()
+        self._closed = False
+        self._changed = threading.Condition()
+        self._server = _Server(("127.0.0.1", port), type("Api", (_Api,), {"api": self}))
+        self.address = f"127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> RuntimeApi:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def hand_over(self, event: bytes, timeout_s: float) -> Invocation:
+        """Give the function an event, for which it has ``timeout_s`` seconds; the last is done or dropped by then."""
+        with self._changed:
+            self._current = Invocation(event, timeout_s)
+            self.idle.clear()
+            self._changed.notify_all()
+            return self._current
+
+    def drop(self, invocation: Invocation) -> None:
+        """Wait no longer for a reply; one that still comes is refused."""
+        with self._changed:
+            if self._current is invocation:
+                self._current = None
+                self._dropped.add(invocation.id)
+
+    # -- what the function calls ------------------------------------------------------------------------------------
+
+    def take(self) -> Invocation | None:
+        """The next event, waited for; None when the function has one already, or the API ends."""
+        with self._changed:
+            self.asked.set()
+            if self._current is not None and self._current.taken:
+                self.early += 1
+                return None
+            while self._current is None or self._current.taken:
+                if self._closed:
+                    return None
+                self.idle.set()
+                self._changed.wait()
+            self._current.taken = True
+            return self._current
+
+    def give(self, request_id: str, body: bytes, *, error: bool) -> int:
+        """Take the reply to an event. Returns the status for the function: 202, 400 or 413."""
+        with self._changed:
+            invocation = self._current
+            if invocation is None or invocation.id != request_id:
+                if request_id not in self._dropped:  # one that comes after its end is late, not wrong
+                    self.strays.append(request_id)
+                return 400
+            if not error:
+                self.longest = max(self.longest, len(body))
+            too_long = len(body) > ANSWER_BYTES
+            if too_long:
+                text = f"Response payload size exceeded maximum allowed payload size ({ANSWER_BYTES} bytes)."
+                body = json.dumps({"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}).encode()
+            invocation.reply = Reply(body, error or too_long, time.time() - invocation.deadline)
+            self._current = None
+            invocation.done.set()
+            return 413 if too_long else 202
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a function that waits for its next event holds a thread for good
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A function that ends breaks its connection: nothing to tell."""
+
+
+class _Api(BaseHTTPRequestHandler):
+    """One connection of the function."""
+
+    protocol_version = "HTTP/1.1"
+    api: RuntimeApi
+
+    def log_message(self, *args: object) -> None:
+        """Nothing: the report says what matters."""
+
+    def do_GET(self) -> None:
+        """`next`, and whether it was called yet."""
+        if self.path == READY:
+            self._answer(200 if self.api.asked.is_set() else 503, b"")
+            return
+        if self.path != f"{_API}/invocation/next":
+            self._fail(404, "InvalidPath", self.path)
+            return
+        invocation = self.api.take()
+        if invocation is None:
+            self._fail(403, "InvalidStateTransition", "an event is under way: answer it before asking for the next")
+            return
+        headers = {
+            "Lambda-Runtime-Aws-Request-Id": invocation.id,
+            "Lambda-Runtime-Deadline-Ms": str(int(invocation.deadline * 1e3)),
+            "Lambda-Runtime-Invoked-Function-Arn": _FUNCTION,
+            "Lambda-Runtime-Trace-Id": f"Root=1-5759e988-{invocation.id.replace('-', '')[:24]};Sampled=0",
+        }
+        self._answer(200, invocation.event, {**_JSON, **headers})
+
+    def do_POST(self) -> None:
+        """The answer to an event, its error, or an init that failed."""
+        body = self._body()
+        if self.path == f"{_API}/init/error":
+            self.api.init_error = body
+            self._answer(202, b'{"status":"OK"}', _JSON)
+            return
+        match = _REPLY.fullmatch(self.path)
+        if match is None:
+            self._fail(404, "InvalidPath", self.path)
+            return
+        status = self.api.give(match[1], body, error=match[2] == "error")
+        if status == 202:
+            self._answer(202, b'{"status":"OK"}', _JSON)
+        elif status == 413:
+            self._fail(413, "RequestEntityTooLarge", f"an answer has at most {ANSWER_BYTES} bytes")
+        else:
+            self._fail(400, "InvalidRequestID", "no event with this id is under way")
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        pieces = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():  # trailers
+            pass
+        return b"".join(pieces)
+
+    def _fail(self, status: int, kind: str, text: str) -> None:
+        self._answer(status, json.dumps({"errorType": kind, "errorMessage": text}).encode(), _JSON)
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,140 @@
+"""A Lambda runtime client in miniature, right in everything but the one fault that the variable FAULT names.
+
+    FAULT=late python faulty_lambda.py [MODULE.handler]
+
+Without a handler it doubles the numbers of {"numbers": [...]}, and has a model to load: the file `models/weights`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+FAULT = os.environ.get("FAULT", "")
+API = "/2018-06-01/runtime"
+TICK_S, FROZEN_S = 0.05, 1.0
+state: dict[str, Any] = {"broken": False, "deadline": 0.0, "frozen": False, "ticked": time.monotonic()}
+
+
+class Context:
+    def get_remaining_time_in_millis(self) -> int:
+        return max(int((state["deadline"] - time.time()) * 1e3), 0)
+
+
+def doubled(event: Any, context: Context) -> object:
+    if FAULT == "refuses" or (FAULT == "frozen" and state["frozen"]) or state["broken"]:
+        raise ValueError("it does not feel like it")
+    if isinstance(event, str) and len(event) > 1_000_000:
+        state["broken"] = FAULT == "large-event"
+    if isinstance(event, dict) and "requestContext" in event:
+        return "done" if FAULT == "http" else {"statusCode": 200, "body": json.dumps(doubled_numbers(event["body"]))}
+    if not isinstance(event, dict):
+        raise TypeError("an event is an object")
+    if FAULT == "writes":
+        (Path(os.environ["LAMBDA_TASK_ROOT"]) / "models" / "scratch").write_text("mine")
+    if "slow" in event:
+        left_s = context.get_remaining_time_in_millis() / 1e3
+        time.sleep(left_s + 0.3 if FAULT == "late" else left_s / 2)
+        raise TimeoutError("the invocation ends soon")
+    if "long" in event:
+        if FAULT == "long-answer":
+            return "x" * 6_300_000
+        raise ValueError("the answer would be too long")
+    return {"numbers": [number * 2 for number in event["numbers"]]}
+
+
+def doubled_numbers(body: str) -> list[int]:
+    return [number * 2 for number in json.loads(body)["numbers"]]
+
+
+def tick() -> None:
+    """Notice a clock that has jumped."""
+    now = time.monotonic()
+    state["frozen"] = state["frozen"] or now - state["ticked"] > FROZEN_S
+    state["ticked"] = now
+
+
+class Client:
+    """The connection to the Runtime API."""
+
+    def __init__(self) -> None:
+        self.connection = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
+
+    def next(self) -> tuple[str, bytes]:
+        self.connection.request("GET", f"{API}/invocation/next")
+        while not select.select([self.connection.sock], [], [], TICK_S)[0]:
+            tick()
+        tick()
+        response = self.connection.getresponse()
+        body = response.read()
+        state["deadline"] = int(response.headers["Lambda-Runtime-Deadline-Ms"]) / 1e3
+        return response.headers["Lambda-Runtime-Aws-Request-Id"], body
+
+    def post(self, path: str, body: bytes) -> None:
+        self.connection.request("POST", f"{API}/{path}", body)
+        self.connection.getresponse().read()
+
+    def ask_early(self) -> None:
+        self.connection.request("GET", f"{API}/invocation/next")
+        self.connection.getresponse().read()
+
+
+def told(error: Exception) -> bytes:
+    return json.dumps({"errorType": type(error).__name__, "errorMessage": str(error), "stackTrace": []}).encode()
+
+
+def handler_of(words: list[str]) -> Callable[[Any, Context], object]:
+    if words:
+        module, _, name = words[0].rpartition(".")
+        found: Callable[[Any, Context], object] = getattr(import_module(module), name)
+        return found
+    (Path(os.environ["LAMBDA_TASK_ROOT"]) / "models" / "weights").read_bytes()
+    return doubled
+
+
+def serve(client: Client, handler: Callable[[Any, Context], object]) -> None:
+    while True:
+        request_id, event = client.next()
+        if FAULT == "early":
+            client.ask_early()
+        if FAULT == "stray":
+            client.post("invocation/another/response", b"{}")
+        try:
+            answer = json.dumps(handler(json.loads(event), Context())).encode()
+            state["ticked"] = time.monotonic()
+            client.post(f"invocation/{request_id}/response", answer)
+        except Exception as error:
+            body = b"it failed" if FAULT == "plain-error" and len(event) < 1_000 else told(error)
+            client.post(f"invocation/{request_id}/error", body)
+        if FAULT == "once":
+            sys.exit(0)
+
+
+def main() -> None:
+    if FAULT == "stays":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if FAULT == "ends":
+        sys.exit(1)
+    if FAULT == "never-ready":
+        signal.pause()
+    client = Client()
+    try:
+        handler = handler_of(sys.argv[1:])
+    except Exception as error:
+        if FAULT != "silent-init":
+            client.post("init/error", told(error))
+        raise
+    serve(client, handler)
+
+
+if __name__ == "__main__":
+    main()

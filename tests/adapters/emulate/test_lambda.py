@@ -1,0 +1,155 @@
+"""The emulator of Lambda: a fault fails exactly the check that is there for it, and our own handler passes all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from hosting import write_scale, write_words
+from remora.cli import main
+from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, RuntimeApi
+from remora_adapters.emulate.running import FAILED, PASSED, play
+
+PLATFORM = find_platform("lambda")
+CLIENT = Path(__file__).parent / "faulty_lambda.py"
+AWS_CLIENT = Path(os.environ.get("REMORA_LAMBDA_VENV", ROOT / ".venv-lambda")) / "bin" / "python"
+BODY = b'{"numbers": [1, 2]}'
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+SLOW = """
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(3)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros(1, np.float32))]) for _ in requests]
+"""
+SLOW_CONFIG = """
+backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+FAULTS: dict[str, set[str]] = {
+    "": set(),
+    "ends": {"starts"},
+    "never-ready": {"init"},
+    "silent-init": {"init-error"},
+    "once": {"invocations"},
+    "http": {"http"},
+    "plain-error": {"bad-event"},
+    "large-event": {"largest-event"},
+    "long-answer": {"answer-size"},
+    "late": {"deadline"},
+    "frozen": {"freeze"},
+    "early": {"one-at-a-time"},
+    "stray": {"request-ids"},
+    "writes": {"model-read-only"},
+    "stays": {"sigterm-exit"},
+}
+UNHURT = {
+    "once": {"starts", "init", "init-error", "invocations"},
+    "large-event": {"starts", "init", "init-error", "invocations", "http", "bad-event", "largest-event"},
+}
+"""Faults after which nothing more is answered: what is looked at up to there."""
+
+
+def given(folder: Path, **bodies: object) -> dict[str, str]:
+    """Bodies as the files that ``--with`` names."""
+    found = {}
+    for name, body in bodies.items():
+        (folder / f"{name}.json").write_text(json.dumps(body))
+        found[f"{name}-body"] = str(folder / f"{name}.json")
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "weights").write_text("1")
+    settings = Settings(
+        command=(sys.executable, str(CLIENT)),
+        model=tmp_path / "models",
+        body=BODY,
+        environ={"FAULT": fault},
+        startup_s=1.0 if fault == "never-ready" else 20.0,
+        given={"path": "/double", **given(tmp_path, slow={"slow": 1}, large={"long": 1})},
+    )
+    freezes = ("", "frozen")  # it takes seconds, which other faults have no part in
+    ids = [check.id for check in PLATFORM.checks if check.id in UNHURT.get(fault, {check.id})]
+    verdicts = play(
+        replace(PLATFORM, grace_s=0.5 if fault == "stays" else 20.0),
+        settings,
+        [each for each in ids if each != "freeze" or fault in freezes],
+    )
+    failed = {verdict.id for verdict in verdicts if verdict.outcome == FAILED}
+    assert failed == FAULTS[fault], [verdict for verdict in verdicts if verdict.outcome == FAILED]
+
+
+def test_every_check_has_a_fault_planted_for_it() -> None:
+    assert {check.id for check in PLATFORM.checks} == set().union(*FAULTS.values())
+
+
+@pytest.mark.parametrize("client", ["ours", "awslambdaric"])
+def test_our_own_handler_passes_all_checks(client: str, tmp_path: Path) -> None:
+    if client == "awslambdaric" and not AWS_CLIENT.exists():
+        pytest.skip("AWS's runtime client is not installed: make test-lambda")
+    models = tmp_path / "models"
+    write_scale(models / "scale")
+    write_words(models / "words")
+    (models / "slow" / "1").mkdir(parents=True)
+    (models / "slow" / "1" / "model.py").write_text(SLOW)
+    (models / "slow" / "config.pbtxt").write_text(SLOW_CONFIG)
+    start = (sys.executable, str(CLIENT)) if client == "ours" else (str(AWS_CLIENT), "-m", "awslambdaric")
+    words = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["é" * 1_050_000]}
+    late = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    bodies = given(
+        tmp_path, slow={"model_name": "slow", "inputs": [late]}, large={"model_name": "words", "inputs": [words]}
+    )
+    settings = Settings(
+        command=(*start, "remora_adapters.aws_lambda.handler"),
+        model=models,
+        body=json.dumps({**REQUEST, "model_name": "scale"}).encode(),
+        environ={"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'adapters'}"},
+        startup_s=60.0,
+        given={"path": "/v2/models/scale/infer", **bodies},
+    )
+    verdicts = play(replace(PLATFORM, grace_s=20.0), settings)
+    assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
+
+
+def test_a_url_is_refused_since_a_function_is_never_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["emulate", "lambda", "http://127.0.0.1:1"]) == 2
+    assert "give the command that starts it" in capsys.readouterr().err
+
+
+def test_a_reply_is_taken_once_and_one_that_comes_too_late_is_no_stray() -> None:
+    with RuntimeApi(0) as api:
+        first = api.hand_over(b"1", 60)
+        assert api.take() is first
+        assert api.take() is None
+        assert api.give("another", b"{}", error=False) == 400
+        assert api.give(first.id, b"{}", error=False) == 202
+        assert api.give(first.id, b"{}", error=False) == 400
+        late = api.hand_over(b"2", 60)
+        api.drop(late)
+        assert api.give(late.id, b"{}", error=False) == 400
+        assert (api.early, api.strays) == (1, ["another", first.id])
+
+
+def test_an_answer_that_is_too_long_becomes_the_platforms_error() -> None:
+    with RuntimeApi(0) as api:
+        invocation = api.hand_over(b"1", 60)
+        api.take()
+        assert api.give(invocation.id, b"x" * (ANSWER_BYTES + 1), error=False) == 413
+        assert invocation.reply is not None
+        assert json.loads(invocation.reply.body)["errorType"] == "Function.ResponseSizeTooLarge"
