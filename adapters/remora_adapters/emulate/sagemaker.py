@@ -49,12 +49,8 @@ def launch(settings: Settings, port: int, mounts: Path, **more: str) -> Launch:
 
 def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) -> Answer:
     """POST /invocations as the platform sends it: with its own headers and no others."""
-    sent = {**_sent_with(stage, content_type), **headers}
+    sent = {"Content-Type": content_type or stage.settings.content_type, "Accept": "*/*", **headers}
     return stage.ask("POST", "/invocations", body, sent, timeout_s=ANSWER_S)
-
-
-def _sent_with(stage: Stage, content_type: str = "") -> dict[str, str]:
-    return {"Content-Type": content_type or stage.settings.content_type, "Accept": "*/*"}
 
 
 def must_answer(answer: Answer, what: str) -> Answer:
@@ -179,7 +175,7 @@ def takes_the_largest_body(stage: Stage) -> None:
 
 def answers_pings_while_busy(stage: Stage) -> None:
     """Eight connections with eight invocations each; all have connected and sent before the first ping does."""
-    body, headers = stage.body, _sent_with(stage)
+    body, headers = stage.body, {"Content-Type": stage.settings.content_type, "Accept": "*/*"}
     lines = [Line(stage.address, ANSWER_S) for _ in range(_LINES)]
     for line in lines:
         line.send("POST", "/invocations", body, headers)
