@@ -84,7 +84,8 @@ test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulator
 
 # Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
-	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra $(T)
+	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra \
+		tests/adapters/test_manifests.py $(T)
 
 # Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
 test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody

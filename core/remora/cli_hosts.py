@@ -72,7 +72,10 @@ def manifests(options: argparse.Namespace) -> int:
     facts = import_module("remora_adapters.manifests.facts").measure(
         options.paths, options.name, options.image, location
     )
-    print(import_module("remora_adapters.manifests").find_renderer(options.platform)(facts), end="")
+    try:
+        print(import_module("remora_adapters.manifests").find_renderer(options.platform)(facts), end="")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return 0
 
 

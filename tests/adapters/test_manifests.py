@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from conftest import ROOT
 from hosting import write_scale
 from infra import manifests
 from remora.cli import main
-from remora_adapters.manifests import PLATFORMS, find_renderer
+from remora_adapters.manifests import PLATFORMS, find_renderer, sagemaker
 from remora_adapters.manifests.facts import Facts, Model, measure
+from remora_adapters.sagemaker.deploying import Call, calls_of, scaling_of
 
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 FACTS = Facts("digits", "registry.example/remora:1", "s3://bucket/models", (Model("m", 8, 2, False),), 0.5, 120)
@@ -89,6 +92,51 @@ def test_the_clusters_schemas_take_what_is_written(platform: str, gpu: bool) -> 
 def test_every_file_says_why_its_numbers_are_what_they_are(platform: str) -> None:
     text = find_renderer(platform)(FACTS)
     assert "Two batches of 8 for each of 2 instances" in text
+
+
+@given(facts.map(lambda found: found._replace(models=found.models[:1])))
+def test_a_sagemaker_endpoint_is_what_the_deploy_command_would_make_and_the_service_model_takes(found: Facts) -> None:
+    pytest.importorskip("botocore", reason="botocore is not installed: pip install 'remora[deploy-sagemaker]'")
+    plan = sagemaker.plan_of(found)
+    calls = [*calls_of(plan, exists=False), *scaling_of(plan)]
+    written = documents("sagemaker", found)
+    assert written == [call.arguments for call in calls]
+    assert [problems(call) for call in calls] == [""] * 5
+    (variant,) = written[1]["ProductionVariants"]
+    assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] >= min(found.load_s, 3600)
+    assert written[4]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] <= found.concurrency
+
+
+@cache
+def shapes(service: str) -> Any:
+    """AWS's own description of a service; no client and no credentials are needed for it."""
+    return import_module("botocore.session").get_session().get_service_model(service)
+
+
+def problems(call: Call) -> str:
+    """What AWS's service model has against a call."""
+    operation = "".join(word.title() for word in call.operation.split("_"))
+    shape = shapes(call.service).operation_model(operation).input_shape
+    validator = import_module("botocore.validate").ParamValidator()
+    return str(validator.validate(call.arguments, shape).generate_report())
+
+
+def test_what_the_service_model_does_not_know_is_a_problem() -> None:
+    pytest.importorskip("botocore", reason="botocore is not installed: pip install 'remora[deploy-sagemaker]'")
+    assert "ModelData" in problems(Call("sagemaker", "create_model", {"ModelName": "a", "ModelData": "b"}))
+
+
+def test_a_gpu_and_more_memory_take_a_larger_instance() -> None:
+    assert sagemaker.plan_of(FACTS).instance == "ml.c6i.xlarge"
+    assert sagemaker.plan_of(FACTS._replace(memory_mib=9_000)).instance == "ml.c6i.4xlarge"
+    gpu = FACTS._replace(models=(Model("m", 8, 2, True),))
+    assert (sagemaker.plan_of(gpu).instance, "CUDA 13" in sagemaker.render(gpu)) == ("ml.g5.xlarge", True)
+
+
+def test_a_sagemaker_endpoint_takes_models_from_s3_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_scale(tmp_path / "scale")
+    assert main(["manifests", "sagemaker", str(tmp_path), "--name", "digits"]) == 2
+    assert "the model must be in S3" in capsys.readouterr().err
 
 
 def test_facts_are_measured_from_the_models(tmp_path: Path) -> None:

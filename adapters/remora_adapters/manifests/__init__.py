@@ -1,6 +1,7 @@
 """Deployment files computed from models, for `remora manifests`; the law: every number says where it is from.
 
-A platform is a module with a function ``render(facts) -> str``, pure. `facts` opens the models and measures.
+A platform is a module with a function ``render(facts) -> str``, pure, which raises ValueError for what the platform
+would refuse. `facts` opens the models and measures.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import cast
 
 from remora_adapters.manifests.facts import Facts
 
-PLATFORMS = ("azureml", "knative", "kserve")
+PLATFORMS = ("azureml", "knative", "kserve", "sagemaker")
 """What files can be made for: a module of this package each."""
 
 
