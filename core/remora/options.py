@@ -363,6 +363,11 @@ class ServerOptions:
     allow_metrics: bool = option("Serve Prometheus metrics.", default=True)
     metrics_address: str = option("Address for metrics; the HTTP address when empty.", default="", metavar="ADDR")
     metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT")
+    allow_client_shm: bool = option(
+        "Let clients on this machine put tensors into POSIX shared memory. They can then read and write what is in "
+        "/dev/shm, and crash the server: only for clients that are trusted.",
+        default=False,
+    )
     log_verbose: int = option("More log lines from 1 on.", default=0, metavar="N")
     log_info: bool = option("Log what is going on.", default=True)
     log_warning: bool = option("Log what may be wrong.", default=True)
@@ -396,7 +401,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "trace-log-frequency": "nothing is traced yet",
     "allow-cpu-metrics": "they are always on",
     "log-file": "the log goes to standard error",
-    "allow-client-shm": "there is no shared memory for clients yet",
 }
 """Flags of tritonserver that change nothing here, and why: accepted with a warning, so that command lines carry over.
 Flags that would change who may do what are not among them: those are refused until they work."""

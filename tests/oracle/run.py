@@ -31,6 +31,8 @@ FILES = (
     "cases/sequence",
     "cases/cache",
     "cases/restricted",
+    "cases/shared_memory",
+    "cases/shared_memory_off",
     "cases/statistics",
     "cases/metrics",
     "cases/metrics_off",
@@ -51,6 +53,7 @@ FILES = (
     "grpc_cases/grpc_sequence",
     "grpc_cases/grpc_repository",
     "grpc_cases/grpc_settings",
+    "grpc_cases/grpc_shared_memory",
     "grpc_cases/grpc_restricted",
     "grpc_cases/grpc_forwarding",
 )

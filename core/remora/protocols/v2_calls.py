@@ -39,7 +39,6 @@ from remora.protocols import json_access as access
 from remora.protocols import v2_settings
 from remora.protocols.http_answer import JSON, PLAIN, HttpAnswer, failure
 from remora.protocols.json_print import quoted
-from remora.protocols.v2_request import SHARED_MEMORY_OFF
 from remora.protocols.v2_routes import Route
 from remora.sequence_report import SequenceReport
 from remora.startup import as_document
@@ -52,18 +51,8 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 
 
 def decode_call(route: Route, body: bytes) -> Call:
-    """What a management request asks of the engine. Raises RemoraError for its body.
-
-    Raises UnsupportedError for what is not offered: shared memory regions.
-    """
+    """What a management request asks of the engine. Raises RemoraError for its body."""
     return _CALLS[route.action](route, bytes(body))
-
-
-def immediate(route: Route) -> HttpAnswer | None:
-    """The answer of a route that needs no engine: without shared memory there are no regions to list (spec X02)."""
-    if route.action in ("system_shm", "cuda_shm") and route.verb == "status":
-        return HttpAnswer(200, (JSON,), [b"[]"])
-    return None
 
 
 def _index(route: Route, body: bytes) -> Call:
@@ -129,10 +118,6 @@ def _trace_settings(route: Route, body: bytes) -> Call:
     return v2_settings.read_trace(route.model, body) if route.verb == "POST" else TraceSetting(route.model)
 
 
-def _shared_memory(route: Route, body: bytes) -> Call:
-    raise UnsupportedError(SHARED_MEMORY_OFF)
-
-
 _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "live": lambda route, body: ServerLive(),
     "ready": lambda route, body: ServerReady(),
@@ -150,8 +135,6 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "unload": _unload,
     "trace": _trace_settings,
     "logging": _log_settings,
-    "system_shm": _shared_memory,
-    "cuda_shm": _shared_memory,
 }
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import Array, Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
-from remora.protocols.v2_grpc_calls import RPCS, UNOFFERED, Rpc
+from remora.protocols.v2_grpc_calls import RPCS, Rpc
 from remora.protocols.v2_grpc_form import MAX_TENSORS, Head, again, parsed, read_head, too_many, version_of
 from remora.protocols.v2_grpc_status import (
     DECOUPLED_TEXT,
@@ -33,6 +33,7 @@ from remora.protocols.v2_grpc_status import (
     status_of,
     status_text,
 )
+from remora.regions import DISABLED, Regions, write
 
 __all__ = [
     "DECOUPLED_TEXT",
@@ -41,7 +42,6 @@ __all__ = [
     "RPCS",
     "SERVICE",
     "SHUTDOWN_TEXT",
-    "UNOFFERED",
     "InferCall",
     "InferMessage",
     "Rpc",
@@ -70,6 +70,9 @@ _UINT64 = 2**64 - 1
 # -- Inference requests ---------------------------------------------------------------------------------------------
 
 
+_NOWHERE: Mapping[str, memoryview] = {}
+
+
 class InferCall(NamedTuple):
     """A decoded inference request. ``version`` is -1 for "the newest"; ``data`` has one entry per input of the form.
 
@@ -81,6 +84,8 @@ class InferCall(NamedTuple):
     form: InferForm
     data: list[Data]
     empty_final: bool = False
+    places: Mapping[str, memoryview] = _NOWHERE
+    """The outputs that go into shared memory, and where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +98,29 @@ class InferMessage:
     _head: Head
     _raw: list[Data]
 
-    def decode(self, forwarded: Mapping[str, str] | None = None) -> InferCall:
-        """The request itself; ``forwarded`` (see ``forwarded``) joins its parameters.
+    def decode(self, forwarded: Mapping[str, str] | None = None, regions: Regions = DISABLED) -> InferCall:
+        """The request itself; ``forwarded`` (see ``forwarded``) joins its parameters, ``regions`` has what lies there.
 
         Raises InvalidArgumentError for parameters, inputs and outputs that cannot be meant (spec R05, R07, R08),
-        UnsupportedError for shared memory.
+        and what ``regions`` raise for shared memory.
         """
         head = self._head
         if head.refused is not None:
             raise again(head.refused)
         data = self._raw[: len(head.sources)] if head.plain else []
         if len(data) < len(head.sources):
-            data = self._gather()
+            data = self._gather(regions)
         if head.refused_outputs is not None:
             raise again(head.refused_outputs)
+        places = {name: regions.view(place) for name, place in reversed(head.places)} if head.places else _NOWHERE
         form = head.form
         if forwarded:
             form = replace(form, id=self.id, parameters={**form.parameters, **forwarded})
         elif self.id:
             form = replace(form, id=self.id)
-        return InferCall(self.model, self.version, form, data, head.empty_final)
+        return InferCall(self.model, self.version, form, data, head.empty_final, places)
 
-    def _gather(self) -> list[Data]:
+    def _gather(self, regions: Regions) -> list[Data]:
         """The inputs' values in order, each from where it says (spec R05)."""
         data: list[Data] = []
         raw = iter(self._raw)
@@ -126,6 +132,9 @@ class InferMessage:
                 )
             if source.refused is not None:
                 raise again(source.refused)
+            if source.place is not None:
+                data.append(regions.view(source.place).toreadonly())
+                continue
             if source.explicit:
                 # The head may be shared with other requests; arrays are read-only, lists are not.
                 data.append(list(source.data) if isinstance(source.data, list) else source.data)
@@ -224,20 +233,30 @@ def _head(model: str, rest: bytes) -> Head:
 # -- Inference responses --------------------------------------------------------------------------------------------
 
 
-def encode_infer(name: str, version: str, form: InferForm, response: Response) -> bytes:
+def encode_infer(
+    name: str, version: str, form: InferForm, response: Response, places: Mapping[str, memoryview] = _NOWHERE
+) -> bytes:
     """A ModelInferResponse with every output in ``raw_output_contents`` (spec R06), assembled in one copy.
 
-    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
+    Outputs that have one of the ``places`` are written there, and their entry is empty (spec X04).
+    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES, or an output than its place.
     """
-    return b"".join(_infer_pieces(name, version, form, response, response.parameters))  # type: ignore[arg-type]
+    return b"".join(_infer_pieces(name, version, form, response, response.parameters, places))  # type: ignore[arg-type]
 
 
-def encode_streamed(name: str, version: str, form: InferForm, response: Response, final: bool) -> bytes:
+def encode_streamed(
+    name: str,
+    version: str,
+    form: InferForm,
+    response: Response,
+    final: bool,
+    places: Mapping[str, memoryview] = _NOWHERE,
+) -> bytes:
     """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last (spec R12).
 
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
     """
-    pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final})
+    pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final}, places)
     size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
     return b"".join((b"\x12", _varint(size), *pieces))  # type: ignore[arg-type]
 
@@ -246,7 +265,12 @@ FINAL_KEY = "triton_final_response"
 
 
 def _infer_pieces(
-    name: str, version: str, form: InferForm, response: Response, parameters: Mapping[str, Parameter]
+    name: str,
+    version: str,
+    form: InferForm,
+    response: Response,
+    parameters: Mapping[str, Parameter],
+    places: Mapping[str, memoryview],
 ) -> list[bytes | Array]:
     """A ModelInferResponse, to be joined: arrays are buffers, too."""
     # Before anything is copied: an output may be a view that takes no memory of its own.
@@ -258,6 +282,10 @@ def _infer_pieces(
         pieces.append(_encode_output(output.name, output.datatype, output.data.shape))
     for output in response.outputs:
         raw = _packed(output.data) if output.datatype == "BYTES" else np.ascontiguousarray(output.data)
+        if output.name in places:
+            octets = raw.reshape(-1).view(np.uint8).data if isinstance(raw, np.ndarray) else raw
+            write(output.name, places[output.name], octets)
+            raw = b""
         size = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
         pieces.append(b"\x32" + _varint(size))
         if size:

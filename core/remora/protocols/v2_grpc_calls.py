@@ -1,7 +1,4 @@
-"""The management RPCs of V2 over gRPC, in two tables; the law: a decoder and an encoder each, and nothing that acts.
-
-`RPCS` are answered by the engine, `UNOFFERED` are known to clients and refused here.
-"""
+"""The management RPCs of V2 over gRPC, in one table; the law: a decoder and an encoder each, and nothing that acts."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.log_settings import LogSetting, LogSettings
 from remora.messages import Call
 from remora.proto import inference_pb2 as pb
-from remora.protocols.v2_grpc_form import SHARED_MEMORY_TEXT, parsed, version_of
+from remora.protocols.v2_grpc_form import parsed, version_of
 from remora.trace_settings import TraceSetting, TraceSettings
 
 _M = TypeVar("_M", bound=Message)
@@ -205,10 +202,3 @@ RPCS: Mapping[str, Rpc] = {
     "TraceSetting": _rpc(pb.TraceSettingRequest, _ask_trace, _trace_settings),
 }
 """The management RPCs by method name (spec R01)."""
-
-UNOFFERED: Mapping[str, str] = {
-    f"{kind}SharedMemory{verb}": SHARED_MEMORY_TEXT
-    for kind in ("System", "Cuda")
-    for verb in ("Status", "Register", "Unregister")
-}
-"""RPCs that exist for clients but not here: method name to the text of the UNIMPLEMENTED answer."""

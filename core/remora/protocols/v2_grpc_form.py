@@ -12,25 +12,25 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError, error_of
+from remora.errors import InvalidArgumentError, MalformedError, RemoraError, error_of
 from remora.messages import DTYPES, Buffer, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.proto import inference_pb2 as pb
 from remora.protocols.sequence_ids import checked_id
+from remora.regions import Place
 
 MAX_TENSORS = 65_536
 """How many tensors one request may name: each costs far more memory here than its two bytes on the wire."""
-
-SHARED_MEMORY_TEXT = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 _UINT64 = 2**64 - 1
 
 
 class Source(NamedTuple):
-    """Where one input's values come from: the message's typed contents, or else the next raw entry."""
+    """Where one input's values come from: the message's typed contents, shared memory, or else the next raw entry."""
 
     explicit: bool = False
     data: Data = None
     refused: RemoraError | None = None
+    place: Place | None = None
 
 
 class Head(NamedTuple):
@@ -42,6 +42,8 @@ class Head(NamedTuple):
     empty_final: bool = False
     refused: RemoraError | None = None
     refused_outputs: RemoraError | None = None
+    places: tuple[tuple[str, Place], ...] = ()
+    """The outputs that go into shared memory."""
 
 
 def read_head(request: pb.ModelInferRequest) -> Head:
@@ -53,17 +55,20 @@ def read_head(request: pb.ModelInferRequest) -> Head:
         for each in request.inputs
     )
     sources = tuple(_source(each, request.model_name) for each in request.inputs)
-    plain = not any(source.explicit or source.refused for source in sources)
+    plain = not any(source.explicit or source.refused or source.place for source in sources)
     try:
         known, parameters, empty_final = _read_parameters(request.parameters)
     except RemoraError as error:
         return Head(InferForm(inputs), sources, plain, refused=error.with_traceback(None))
     try:
         outputs = tuple(OutputSpec(each.name, _classes(each)) for each in request.outputs)
+        places = tuple(
+            (each.name, place) for each in request.outputs if (place := _place_of(each.name, each.parameters))
+        )
     except RemoraError as error:
         form = InferForm(inputs, parameters=parameters, **known)
         return Head(form, sources, plain, empty_final, refused_outputs=error.with_traceback(None))
-    return Head(InferForm(inputs, outputs, parameters=parameters, **known), sources, plain, empty_final)
+    return Head(InferForm(inputs, outputs, parameters=parameters, **known), sources, plain, empty_final, places=places)
 
 
 # The typed fields in the order in which Triton looks at them, and the datatypes each may carry (spec R05); the first
@@ -83,11 +88,11 @@ _TYPED: tuple[tuple[str, tuple[str, ...], str], ...] = (
 def _source(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Source:
     explicit = tensor.HasField("contents")
     try:
-        region = _names_region(tensor.name, tensor.parameters)
+        place = _place_of(tensor.name, tensor.parameters)
     except RemoraError as error:
         return Source(refused=error.with_traceback(None))
-    if region:
-        return Source(refused=UnsupportedError(SHARED_MEMORY_TEXT))
+    if place is not None:
+        return Source(place=place)
     if not explicit:
         return Source()
     where = f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model}'"
@@ -112,25 +117,36 @@ def _source(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Source
     return Source(True, b"" if data is None else data)
 
 
-def _names_region(tensor: str, parameters: Mapping[str, pb.InferParameter]) -> bool:
-    """Whether a tensor's values are in shared memory; raises when only half of a region is named."""
+def _place_of(tensor: str, parameters: Mapping[str, pb.InferParameter]) -> Place | None:
+    """Where in shared memory a tensor's values are, if they are; raises when only half of a place is named."""
     if "shared_memory_region" in parameters:
         if parameters["shared_memory_region"].WhichOneof("parameter_choice") != "string_param":
             raise InvalidArgumentError(
                 f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
             )
-        return True
+        numbers = [_number(tensor, key, parameters) for key in ("shared_memory_offset", "shared_memory_byte_size")]
+        return Place(parameters["shared_memory_region"].string_param, *numbers)
     for key in ("shared_memory_offset", "shared_memory_byte_size"):
         if key in parameters:
             raise InvalidArgumentError(
                 f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
             )
-    return False
+    return None
+
+
+def _number(tensor: str, key: str, parameters: Mapping[str, pb.InferParameter]) -> int:
+    if key not in parameters:
+        return 0
+    if parameters[key].WhichOneof("parameter_choice") != "int64_param":
+        raise InvalidArgumentError(
+            f"invalid value type for '{key}' parameter for tensor '{tensor}', expected int64_param."
+        )
+    return parameters[key].int64_param
 
 
 def _classes(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> int:
     """How many classes an output asks for, 0 for its values (spec R08)."""
-    region = _names_region(output.name, output.parameters)
+    place = _place_of(output.name, output.parameters)
     classes = 0
     if "classification" in output.parameters:
         parameter = output.parameters["classification"]
@@ -139,10 +155,8 @@ def _classes(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> int:
         classes = parameter.int64_param
         if classes <= 0:
             raise InvalidArgumentError("invalid value for 'classification' parameter, expected >= 0")
-    if region:
-        if classes:
-            raise InvalidArgumentError("output can't set both 'shared_memory_region' and 'classification'")
-        raise UnsupportedError(SHARED_MEMORY_TEXT)
+    if place is not None and classes:
+        raise InvalidArgumentError("output can't set both 'shared_memory_region' and 'classification'")
     return classes
 
 

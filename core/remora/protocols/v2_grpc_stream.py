@@ -5,7 +5,7 @@ request gets exactly one final answer, and requests to models that give one answ
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from remora.errors import RemoraError
@@ -14,6 +14,7 @@ from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc import FINAL_KEY, encode_streamed
 from remora.protocols.v2_grpc_form import parsed
 
+_NOWHERE: Mapping[str, memoryview] = {}
 STRICT_KEY = "triton_grpc_error"
 
 
@@ -38,14 +39,22 @@ def final_of(outcome: Outcome) -> Streamed:
     return outcome if isinstance(outcome, Streamed) else Streamed(outcome, True)
 
 
-def encode_answer(name: str, version: str, form: InferForm, streamed: Streamed, *, empty_final: bool) -> bytes | None:
+def encode_answer(
+    name: str,
+    version: str,
+    form: InferForm,
+    streamed: Streamed,
+    *,
+    empty_final: bool,
+    places: Mapping[str, memoryview] = _NOWHERE,
+) -> bytes | None:
     """One answer of a model; None for a final one that carries nothing and was not asked for (spec R12).
 
     Raises InternalError when the message would be too long.
     """
     outcome, final = streamed
     if isinstance(outcome, Response):
-        return encode_streamed(name, version, form, outcome, final)
+        return encode_streamed(name, version, form, outcome, final, places)
     if outcome is None and not empty_final:
         return None
     mark = {FINAL_KEY: pb.InferParameter(bool_param=final)}

@@ -16,6 +16,7 @@ from remora.messages import Data, InferForm, Response
 from remora.protocols.http_answer import HttpAnswer, Refusal
 from remora.protocols.v2_reply import ReplyFormat, ReplyPrinter
 from remora.protocols.v2_request import Limits, read_request
+from remora.regions import DISABLED, Regions
 
 _NOTHING_FORWARDED: Mapping[str, str] = {}
 _RAW_FORM = InferForm(inputs=(), raw=True)
@@ -41,7 +42,7 @@ class InferCodec:
     nest (spec H28); a JSON text of more than ``max_elements`` values, arrays counting as two and objects as eight,
     is refused before it is read.
     ``forward_pattern`` is searched for in the names of request headers, with the flags it was compiled with: those
-    that have it become parameters (spec H25).
+    that have it become parameters (spec H25). ``regions`` has the tensors that lie in shared memory.
     """
 
     def __init__(
@@ -50,9 +51,12 @@ class InferCodec:
         max_json_depth: int = 100,
         max_elements: int = 17 * 1024 * 1024,
         forward_pattern: re.Pattern[str] | None = None,
+        regions: Regions = DISABLED,
     ) -> None:
         self._limits = Limits(max_input_bytes, max_json_depth, max_elements)
         self._forward = forward_pattern
+        self.regions = regions
+        """Where tensors in shared memory are."""
         self._known: dict[bytes, _Known] = {}
         self._printer = ReplyPrinter()
         self.forwards = forward_pattern is not None
@@ -61,7 +65,7 @@ class InferCodec:
     def twin(self) -> InferCodec:
         """A codec with the same settings and memos of its own."""
         limits = self._limits
-        return InferCodec(limits.input_bytes, limits.json_depth, limits.json_values, self._forward)
+        return InferCodec(limits.input_bytes, limits.json_depth, limits.json_values, self._forward, self.regions)
 
     def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
         """What `decode` gives for a body whose binary header it has seen before; None when it has not.
@@ -102,14 +106,14 @@ class InferCodec:
     ) -> tuple[InferForm, list[Data], ReplyFormat]:
         view = memoryview(body)
         if length > _MAX_KNOWN_BYTES:
-            return read_request(view, length, model, self._limits)[:3]
+            return read_request(view, length, model, self._limits, self.regions)[:3]
         header = bytes(body[:length])
         known = self._known.get(header)
         if known is not None and known.body_length == len(body):
             return known.form, [view[place] for place in known.slices], known.reply
-        form, data, reply, slices = read_request(view, length, model, self._limits)
+        form, data, reply, slices = read_request(view, length, model, self._limits, self.regions)
         # A header with an id or a sequence rarely comes twice: it would only push out those that do.
-        if slices is not None and not form.id and not form.sequence_id:
+        if slices is not None and not reply.places and not form.id and not form.sequence_id:
             if len(self._known) >= _MAX_KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[header] = _Known(form, reply, slices, len(body))

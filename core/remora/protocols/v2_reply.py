@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remora.errors import InvalidArgumentError
+from remora import regions
+from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import Array, Buffer, InferForm, Response, Tensor
 from remora.protocols import json_print
 from remora.protocols.http_answer import JSON, Headers, HttpAnswer, Wire, encode_error
@@ -24,6 +25,9 @@ _LENGTH = struct.Struct("<I")
 _MAX_TEMPLATES = 1024
 
 
+_NOWHERE: Mapping[str, memoryview] = {}
+
+
 class ReplyFormat(NamedTuple):
     """Which outputs of an answer are binary: those in ``listed`` as it says, all others as ``default`` (spec B06).
 
@@ -33,11 +37,13 @@ class ReplyFormat(NamedTuple):
     default: bool
     listed: Mapping[str, bool]
     all_binary: bool
+    places: Mapping[str, memoryview] = _NOWHERE
+    """The outputs that go into shared memory instead, and where."""
 
     @classmethod
-    def of(cls, default: bool, listed: Mapping[str, bool]) -> ReplyFormat:
+    def of(cls, default: bool, listed: Mapping[str, bool], places: Mapping[str, memoryview] = _NOWHERE) -> ReplyFormat:
         """A format with ``all_binary`` worked out. Once outputs are listed, no others are in the answer."""
-        return cls(default, listed, all(listed.values()) if listed else default)
+        return cls(default, listed, not places and (all(listed.values()) if listed else default), places)
 
     def binary(self, name: str) -> bool:
         """Whether the output of that name goes out as raw bytes."""
@@ -88,7 +94,13 @@ class ReplyPrinter:
         outputs: list[bytes] = []
         pieces: list[Buffer] = []
         for output in response.outputs:
-            if reply.binary(output.name):
+            if output.name in reply.places:
+                try:
+                    regions.write(output.name, reply.places[output.name], serialized(output))
+                except InternalError as error:
+                    return encode_error(error, plain=True)
+                outputs.append(_described(output))
+            elif reply.binary(output.name):
                 piece = serialized(output)
                 outputs.append(_described(output, b'"parameters":{"binary_data_size":%d}' % len(piece)))
                 if len(piece):
@@ -110,13 +122,13 @@ class ReplyPrinter:
         return HttpAnswer(200, (_OCTETS, (b"Inference-Header-Content-Length", b"%d" % len(header))), [header, *pieces])
 
 
-def _described(output: Tensor, last: bytes) -> bytes:
+def _described(output: Tensor, last: bytes = b"") -> bytes:
     shape = b",".join([b"%d" % dim for dim in output.data.shape])
-    return b'{"name":%b,"datatype":%b,"shape":[%b],%b}' % (
+    return b'{"name":%b,"datatype":%b,"shape":[%b]%b}' % (
         json_print.quoted(output.name),
         json_print.quoted(output.datatype),
         shape,
-        last,
+        last and b"," + last,
     )
 
 
@@ -131,7 +143,7 @@ def elements(data: Array) -> list[bytes]:
     return [item if isinstance(item, bytes) else json_print.raw(str(item)) for item in data.reshape(-1).tolist()]
 
 
-def serialized(output: Tensor) -> Buffer:
+def serialized(output: Tensor) -> bytes | memoryview:
     """A tensor's bytes on the wire (spec B01, B02), without a copy where its array lies in memory that way."""
     if output.datatype == "BYTES":
         return b"".join([_LENGTH.pack(len(item)) + item for item in elements(output.data)])

@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from remora.errors import InvalidArgumentError, MalformedError, UnsupportedError
+from remora.errors import InvalidArgumentError, MalformedError
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.protocols import json_access as access
 from remora.protocols import json_tensors
 from remora.protocols.sequence_ids import checked_id
 from remora.protocols.v2_reply import ReplyFormat
+from remora.regions import DISABLED, Place, Regions
 
 MAX_DIM = 2**63 - 1
 MAX_CLASSES = 1_000_000
 """More classes than that are as good as all of them (spec X06)."""
-
-SHARED_MEMORY_OFF = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 
 class Limits(NamedTuple):
@@ -59,11 +58,13 @@ class _Parameters:
     binary_output: bool = False
 
 
-def read_request(body: memoryview, header_length: int, model: str, limits: Limits) -> Reading:
+def read_request(
+    body: memoryview, header_length: int, model: str, limits: Limits, regions: Regions = DISABLED
+) -> Reading:
     """The request in ``body``, whose first ``header_length`` bytes are JSON. ``model`` is named in some errors.
 
     Raises MalformedError for JSON of another form, InvalidArgumentError for contradictions in it and for tensors
-    beyond the limits, UnsupportedError for shared memory.
+    beyond the limits, and what ``regions`` raise for tensors in shared memory.
     """
     header = body[:header_length]
     check_values(header, limits)
@@ -72,12 +73,12 @@ def read_request(body: memoryview, header_length: int, model: str, limits: Limit
     if has_id:
         access.as_text(request_id, "id")
     parameters = _parameters(request)
-    inputs = _Inputs(body, header_length, model, limits)
+    inputs = _Inputs(body, header_length, model, limits, regions)
     for item in access.array_member(request, "inputs"):
         inputs.read(item)
     if inputs.at != len(body):
         raise InvalidArgumentError(f"unexpected additional input data for model '{model}'")
-    outputs, listed = _outputs(request)
+    outputs, listed, places = _outputs(request, regions)
     form = InferForm(
         inputs=tuple(inputs.specs),
         outputs=outputs,
@@ -90,7 +91,7 @@ def read_request(body: memoryview, header_length: int, model: str, limits: Limit
         sequence_end=parameters.sequence_end,
     )
     slices = tuple(inputs.slices) if len(inputs.slices) == len(inputs.specs) else None
-    return Reading(form, inputs.data, ReplyFormat.of(parameters.binary_output, listed), slices)
+    return Reading(form, inputs.data, ReplyFormat.of(parameters.binary_output, listed, places), slices)
 
 
 def check_values(header: memoryview, limits: Limits) -> None:
@@ -154,12 +155,13 @@ def as_parameter(key: str, value: Any) -> Parameter:
 class _Inputs:
     """Reads the inputs one after the other and hands out the body's raw bytes to those that ask for them."""
 
-    __slots__ = ("_body", "_limits", "_model", "at", "data", "slices", "specs")
+    __slots__ = ("_body", "_limits", "_model", "_regions", "at", "data", "slices", "specs")
 
-    def __init__(self, body: memoryview, at: int, model: str, limits: Limits) -> None:
+    def __init__(self, body: memoryview, at: int, model: str, limits: Limits, regions: Regions) -> None:
         self._body = body
         self._model = model
         self._limits = limits
+        self._regions = regions
         self.at = at
         self.specs: list[InputSpec] = []
         self.data: list[Data] = []
@@ -176,8 +178,8 @@ class _Inputs:
         sized, size = access.find(parameters, "binary_data_size")
         if sized:
             self._take(name, access.as_uint(size, "binary_data_size"))
-        elif _in_shared_memory(parameters):
-            raise UnsupportedError(SHARED_MEMORY_OFF)
+        elif place := _place(parameters):
+            self.data.append(self._regions.view(place).toreadonly())
         else:
             self.data.append(self._values(item, name, datatype, prod(shape)))
 
@@ -229,36 +231,37 @@ def _shape(item: Any, name: str) -> tuple[int, ...]:
     return dims
 
 
-def _in_shared_memory(parameters: Any) -> bool:
-    """Whether a tensor lies in a shared memory region; the offset and size are checked even without one (spec X04)."""
+def _place(parameters: Any) -> Place | None:
+    """Where in shared memory a tensor lies, if it does; offset and size are checked even if not (spec X04)."""
     used, region = access.find(parameters, "shared_memory_region")
     if used:
         access.as_text(region, "shared_memory_region")
+    numbers = []
     for key in ("shared_memory_offset", "shared_memory_byte_size"):
         present, value = access.find(parameters, key)
-        if present:
-            access.as_uint(value, key)
-    return used
+        numbers.append(access.as_uint(value, key) if present else 0)
+    return Place(region, *numbers) if used else None
 
 
-def _outputs(request: Any) -> tuple[tuple[OutputSpec, ...], dict[str, bool]]:
-    """The requested outputs, and which of them are to be binary (spec B06)."""
+def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], dict[str, bool], dict[str, memoryview]]:
+    """The requested outputs, which of them are to be binary (spec B06), and which go into shared memory."""
     specs: list[OutputSpec] = []
     listed: dict[str, bool] = {}
+    places: dict[str, memoryview] = {}
     if not access.find(request, "outputs")[0]:
-        return (), listed
+        return (), listed, places
     for item in access.array_member(request, "outputs"):
         _, parameters = access.find(item, "parameters")
         _check_output_region(parameters)
         name = access.text_member(item, "name")
         ranked, classes = access.find(parameters, "classification")
         count = access.as_uint(classes, "classification", verb="set") if ranked else 0
-        if _in_shared_memory(parameters):
-            raise UnsupportedError(SHARED_MEMORY_OFF)
+        if place := _place(parameters):
+            places.setdefault(name, regions.view(place))
         asked, binary = access.find(parameters, "binary_data")
         specs.append(OutputSpec(name, min(count, MAX_CLASSES)))
         listed.setdefault(name, access.as_bool(binary, "binary_data") if asked else False)
-    return tuple(specs), listed
+    return tuple(specs), listed, places
 
 
 def _check_output_region(parameters: Any) -> None:

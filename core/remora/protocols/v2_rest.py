@@ -3,7 +3,7 @@
 route                        which action a method and path ask for          v2_routes
 InferCodec, ReplyFormat      inference requests and answers                  v2_infer, v2_request, v2_reply
 decode_call, encode_result   management requests and answers                 v2_calls
-immediate                    answers that need no engine                     v2_calls
+answer_region                shared memory: no engine is asked               v2_regions
 inflate, choose_encoding,
 compress                     compressed bodies                               content_encoding
 encode_error, Refusal        errors of the engine, refusals of HTTP itself   http_answer
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from remora.protocols.content_encoding import choose_encoding, compress, inflate
 from remora.protocols.http_answer import HttpAnswer, Refusal, encode_error
-from remora.protocols.v2_calls import decode_call, encode_result, immediate
+from remora.protocols.v2_calls import decode_call, encode_result
 from remora.protocols.v2_infer import InferCodec
+from remora.protocols.v2_regions import answer_region
 from remora.protocols.v2_reply import ReplyFormat
 from remora.protocols.v2_routes import Route, route
 
@@ -24,12 +25,12 @@ __all__ = [
     "Refusal",
     "ReplyFormat",
     "Route",
+    "answer_region",
     "choose_encoding",
     "compress",
     "decode_call",
     "encode_error",
     "encode_result",
-    "immediate",
     "inflate",
     "route",
 ]

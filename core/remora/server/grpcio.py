@@ -37,7 +37,6 @@ from remora.protocols.v2_grpc import (
     RPCS,
     SERVICE,
     SHUTDOWN_TEXT,
-    UNOFFERED,
     Rpc,
     encode_infer,
     forward_pattern,
@@ -47,6 +46,8 @@ from remora.protocols.v2_grpc import (
     status_text,
 )
 from remora.protocols.v2_grpc_stream import is_strict
+from remora.protocols.v2_regions import REGION_RPCS
+from remora.regions import DISABLED, Regions
 from remora.server.grpcio_reflection import Reflection
 from remora.server.grpcio_stream import InferStream
 
@@ -140,9 +141,10 @@ _SECRET_PREFIX = "triton-grpc-protocol-"
 class GrpcServer:
     """V2, health and reflection on one port. `start` once, `stop` once; neither is for an event loop's thread."""
 
-    def __init__(self, engine: Engine, options: GrpcOptions | None = None) -> None:
+    def __init__(self, engine: Engine, options: GrpcOptions | None = None, regions: Regions = DISABLED) -> None:
         """Nothing is bound yet. Raises ConfigError when the forward pattern is no regular expression."""
         self._engine = engine
+        self._regions = regions
         self._options = options or GrpcOptions()
         self._pattern = forward_pattern(self._options.forward_pattern)
         self._draining = False
@@ -196,7 +198,9 @@ class GrpcServer:
     # -- The services -----------------------------------------------------------------------------------------------
 
     def _inference(self) -> Any:
-        handlers = {name: _refusing(text) for name, text in UNOFFERED.items()}
+        handlers = {}
+        for name, work in REGION_RPCS.items():
+            handlers[name] = _unary(self._unlocked(name, self._in_regions(work)), self._asking)
         for name, rpc in RPCS.items():
             lasting = name == "RepositoryModelLoad"
             behaviour = self._unlocked(name, self._performing(rpc))
@@ -235,6 +239,9 @@ class GrpcServer:
         if key is not None:
             raise UnavailableError(f"This protocol is restricted, expecting header '{_SECRET_PREFIX}{key}'")
 
+    def _in_regions(self, work: Callable[[bytes, Regions], bytes]) -> Behaviour:
+        return lambda message, _context: work(message, self._regions)
+
     def _performing(self, rpc: Rpc) -> Behaviour:
         def perform(message: bytes, context: Context) -> bytes:
             call = rpc.decode(message)
@@ -259,12 +266,12 @@ class GrpcServer:
         if served.decoupled:
             raise UnsupportedError(DECOUPLED_TEXT)
         metadata = forwarded(self._pattern, context.invocation_metadata()) if self._pattern else None
-        call = request.decode(metadata)
+        call = request.decode(metadata, self._regions)
         try:
             response = self._answer(served, call.form, call.data, context)
         except RetiredError:
             return self._infer(message, context)
-        return encode_infer(served.name, str(served.version), call.form, response)
+        return encode_infer(served.name, str(served.version), call.form, response, call.places)
 
     def _answer(self, served: Any, form: InferForm, data: list[Data], context: Context) -> Response:
         """Hand the request in and wait for its one answer, the client's deadline or its departure."""
@@ -303,7 +310,9 @@ class GrpcServer:
             raise UnavailableError(f"{len(self._streams)} streams are open, and more are not served: try again later")
         metadata = context.invocation_metadata()
         parameters = forwarded(self._pattern, metadata) if self._pattern else None
-        stream = InferStream(self._engine, parameters, strict=is_strict(metadata), hang_up=context.cancel)
+        stream = InferStream(
+            self._engine, parameters, strict=is_strict(metadata), hang_up=context.cancel, regions=self._regions
+        )
         self._streams.add(stream)
         try:
             if self._draining:  # looked at when `drain` can already see the stream
@@ -367,15 +376,6 @@ def _streaming(behaviour: Callable[[Iterator[bytes], Context], Iterator[bytes]],
 
     serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
     return grpc.stream_stream_rpc_method_handler(serve)
-
-
-def _refusing(text: str) -> Any:
-    """A handler for an RPC that is not offered. As a stream it fits any arity, and answers before anything is sent."""
-
-    def refuse(_messages: Any, context: Context) -> Any:
-        _abort(context, UnsupportedError(text))
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _abort(context: Context, error: RemoraError) -> NoReturn:

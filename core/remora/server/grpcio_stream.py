@@ -34,6 +34,7 @@ from remora.protocols.v2_grpc_stream import (
     final_of,
     id_of,
 )
+from remora.regions import DISABLED, Regions
 from remora.scheduling.allowance import Allowance
 
 _log = logging.getLogger(__name__)
@@ -96,9 +97,11 @@ class InferStream:
         strict: bool,
         hang_up: Callable[[], object],
         limits: StreamLimits | None = None,
+        regions: Regions = DISABLED,
     ) -> None:
         self._engine = engine
         self._parameters = parameters
+        self._regions = regions
         self._strict = strict
         self._hang_up = hang_up
         self._limits = limits or StreamLimits()
@@ -182,7 +185,7 @@ class InferStream:
             return encode_refusal(_known(error), request.id)
 
     def _submit(self, entry: Entry, served: Any, request: InferMessage, size: int) -> None:
-        call = request.decode(self._parameters)
+        call = request.decode(self._parameters, self._regions)
         ticket = self._engine.submit(served, call.form, call.data, self._reply(entry, served, call, size))
         self._tickets[entry] = ticket
         if entry.ended:  # answered meanwhile: the writing thread has found nothing to remove
@@ -196,7 +199,7 @@ class InferStream:
         name, version = served.name, str(served.version)
 
         def encode(streamed: Streamed) -> bytes | None:
-            return encode_answer(name, version, call.form, streamed, empty_final=call.empty_final)
+            return encode_answer(name, version, call.form, streamed, empty_final=call.empty_final, places=call.places)
 
         def reply(_ticket: Ticket, outcome: Outcome) -> None:
             if self._left:

@@ -19,6 +19,7 @@ from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
+from remora.regions import DISABLED, Regions
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.http import Listener, Service
@@ -26,6 +27,7 @@ from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
 from remora.server.waiting import WaitingRoom
 from remora.system.machine import process_age_s
+from remora.system.shared_memory import SharedMemory
 from remora.system.tuning import Tuning, freeze, give_back
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Server:
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._grpc: GrpcServer | None = None
+        self._regions: Regions = DISABLED
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, loading: Future[Engine] | None = None) -> None:
@@ -85,11 +88,14 @@ class Server:
         options = self.options
         self._check_ports()
         mailbox = LoopMailbox(loop)
+        if options.allow_client_shm:
+            self._regions = SharedMemory()
         rest = RestService(
             self.engine,
             InferCodec(
                 options.http_max_input_size,
                 forward_pattern=_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
+                regions=self._regions,
             ),
             mailbox,
             answer_in_thread(loop),
@@ -192,7 +198,7 @@ class Server:
             max_connection_age_ms=options.grpc_max_connection_age,
             max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
         )
-        self._grpc = GrpcServer(self.engine, grpc_options)
+        self._grpc = GrpcServer(self.engine, grpc_options, self._regions)
         return self._grpc.start()
 
     def _sweep(self) -> None:

@@ -36,12 +36,12 @@ from remora.protocols.v2_rest import (
     Refusal,
     ReplyFormat,
     Route,
+    answer_region,
     choose_encoding,
     compress,
     decode_call,
     encode_error,
     encode_result,
-    immediate,
     inflate,
     route,
 )
@@ -342,9 +342,8 @@ class RestService:
         if where.action == "ready" and self._engine.readiness().draining:
             exchange.respond(failure(503, "Server exiting", plain=True))
             return
-        known = immediate(where)
-        if known is not None:
-            exchange.respond(known)
+        if where.action in ("system_shm", "cuda_shm"):
+            exchange.respond(answer_region(where, bytes(body), self._codec.regions))
             return
         try:
             call = decode_call(where, bytes(body))

@@ -34,7 +34,7 @@ from remora.messages import (
     TensorInfo,
 )
 from remora.proto import model_config_pb2
-from remora.protocols.v2_rest import Route, decode_call, encode_result, immediate, route
+from remora.protocols.v2_rest import Route, decode_call, encode_result, route
 from remora.sequence_report import LiveSequence, PastSequence, RefusedRequest, SequenceReport
 
 LOAD = Route("load", "m")
@@ -109,12 +109,6 @@ def test_a_load_brings_a_config_and_files() -> None:
             MalformedError,
             "failed to parse the request JSON buffer: Missing a name for object member. at 1",
         ),
-        (
-            Route("system_shm", verb="register", region="r"),
-            b"{bad",
-            UnsupportedError,
-            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",
-        ),
     ],
 )
 def test_a_body_that_cannot_be_used_is_refused(
@@ -129,14 +123,6 @@ def test_a_body_that_cannot_be_used_is_refused(
 @pytest.mark.parametrize("body", [b"{bad", b"[]", b'{"parameters":7}', b'{"parameters":{"unload_dependents":1}}'])
 def test_an_unload_goes_on_whatever_its_body_says(body: bytes) -> None:
     assert decode_call(UNLOAD, body) == ModelUnload("m", False)
-
-
-def test_only_the_list_of_regions_needs_no_engine() -> None:
-    status = immediate(Route("cuda_shm", verb="status"))
-    assert status is not None
-    assert (status.status, status.body) == (200, [b"[]"])
-    assert immediate(Route("system_shm", verb="unregister")) is None
-    assert immediate(INDEX) is None
 
 
 @given(st.binary() | st.sampled_from([b"{", b'{"parameters":{"file:a":"\\u0000="}}', b"[NaN]"]))

@@ -27,7 +27,6 @@ from remora.proto import model_config_pb2
 from remora.protocols.v2_grpc import (
     MAX_TENSORS,
     RPCS,
-    UNOFFERED,
     InferCall,
     decode_infer,
     encode_infer,
@@ -38,6 +37,7 @@ from remora.protocols.v2_grpc import (
     status_text,
     version_of,
 )
+from remora.protocols.v2_regions import REGION_RPCS
 
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -754,5 +754,5 @@ def test_statistics_always_carry_every_duration() -> None:
 
 def test_every_method_of_the_service_is_in_exactly_one_table() -> None:
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    known = [*RPCS, *UNOFFERED, "ModelInfer", "ModelStreamInfer"]
+    known = [*RPCS, *REGION_RPCS, "ModelInfer", "ModelStreamInfer"]
     assert sorted(known) == sorted(method.name for method in service.methods)

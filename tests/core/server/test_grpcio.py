@@ -253,7 +253,7 @@ def test_health_is_that_of_the_server_for_every_service(service: bytes) -> None:
         assert check(service, timeout=WAIT_S) == b"\x08\x02"
 
 
-@pytest.mark.parametrize("method", ["CudaSharedMemoryRegister", "SystemSharedMemoryStatus"])
+@pytest.mark.parametrize("method", ["CudaSharedMemoryRegister", "SystemSharedMemoryRegister"])
 def test_what_is_not_offered_says_so(method: str) -> None:
     with serving(FakeEngine()) as (_, channel):
         status, details = failure(lambda: rpc(channel, method)(b"", timeout=WAIT_S))
