@@ -25,7 +25,7 @@ STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
-        test-infra test-containers test-backends test-storage mutants bench proto reference lock wheel image clean
+        test-infra test-containers test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -39,7 +39,7 @@ embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compa
 
 venv: $(VENV)/dev.stamp  ## the environment that every other target uses
 
-test: check test-infra test-containers unit test-oracle  ## all that CI runs
+test: check test-infra test-containers unit test-oracle  ## all that CI runs, besides test-peers and test-backends
 
 check: check-format check-lint check-types check-imports  ## formatting, lint, types, import contracts; changes nothing
 
@@ -81,6 +81,8 @@ test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## scoring scripts on Azu
 
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
+
+test-peers: test-storage test-lambda test-azureml  ## against what other people's servers and clients answer, each in its own environment
 
 # Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
