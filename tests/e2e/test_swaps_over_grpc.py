@@ -55,7 +55,8 @@ def test_no_call_fails_while_versions_are_swapped(tmp_path: Path, child_environm
                     assert all(answered.acquire(timeout=PATIENCE_S) for _ in range(10)), wrong
                     write_version(repository, version)
                     triton.load_model("m")
-            assert all(answered.acquire(timeout=PATIENCE_S) for _ in range(20)), wrong
+            while not versions[SWAPS + 1] and not wrong:  # answers of older versions may still be uncounted
+                assert answered.acquire(timeout=PATIENCE_S), "nobody answers any more"
         finally:
             end.set()
             for caller in callers:
