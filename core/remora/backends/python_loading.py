@@ -136,7 +136,7 @@ class _Package:
     def forget(self) -> None:
         _packages.pop(self.name, None)
         prefix = f"{self.name}."
-        for key, module in list(sys.modules.items()):
+        for key, module in sys.modules.copy().items():  # at once: others may import meanwhile
             own_name = vars(module).get("__name__") if isinstance(module, ModuleType) else None
             own = isinstance(own_name, str) and own_name.startswith(prefix)  # entered under a plain name
             if own or key == self.name or key.startswith(prefix):
