@@ -8,6 +8,7 @@ it showed last: models do not go because a network is down.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class Offer(NamedTuple):
 
 
 class Offers:
-    """The models of several repositories. Thread-safe: what was seen is replaced, never changed.
+    """The models of several repositories. Thread-safe: what was seen is replaced, never changed, by one at a time.
 
     Args:
         repositories: where to look, in this order.
@@ -41,6 +42,7 @@ class Offers:
     def __init__(self, repositories: Sequence[Repository], *, namespacing: bool = False) -> None:
         self.repositories = tuple(repositories)
         self.namespacing = namespacing
+        self._lock = threading.Lock()
         self._seen: list[dict[str, list[ModelFolder]]] = [{} for _ in repositories]
         self._offered: dict[str, list[Offer]] = {}
 
@@ -57,11 +59,13 @@ class Offers:
                     raise
                 _log.warning("cannot look at model repository '%s': %s", repository.location, error)
                 continue
-            if name:
-                rest = {other: folders for other, folders in self._seen[index].items() if other != name}
-                found = {**rest, **found}
-            self._seen[index] = found
-        self._offered = self._by_key()
+            with self._lock:  # else two looks at one name each forget what the other found
+                if name:
+                    rest = {other: folders for other, folders in self._seen[index].items() if other != name}
+                    found = {**rest, **found}
+                self._seen[index] = found
+        with self._lock:
+            self._offered = self._by_key()
 
     def models(self) -> list[str]:
         """The keys that stand for one model each."""

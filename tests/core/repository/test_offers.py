@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fakes import write_model
+from fakes import FakeClock, write_model
+from interleaving import Interleaving
 from remora.errors import NotFoundError, UnavailableError
 from remora.repository import ModelFolder
+from remora.repository import offers as offers_module
 from remora.repository.local import LocalRepository
 from remora.repository.offers import Offers, name_of
 
@@ -60,6 +62,38 @@ def test_a_look_at_one_name_leaves_the_others_as_they_were(tmp_path: Path) -> No
     write_model(tmp_path, "c")
     offers.look("b")
     assert offers.models() == ["a", "b"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_looks_at_two_names_at_a_time_find_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    stage = Interleaving(seed, FakeClock())
+    monkeypatch.setattr(offers_module, "threading", stage.threading)
+
+    class Slow(str):
+        """A name whose comparison lets other threads have their turn."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            stage.pause()
+            return str.__eq__(self, other)
+
+        def __ne__(self, other: object) -> bool:
+            return not self == other
+
+    class SlowRepository(LocalRepository):
+        def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
+            return {Slow(key): folders for key, folders in super().models(name).items()}
+
+    write_model(tmp_path, "x")
+    offers = Offers([SlowRepository(tmp_path)])
+    offers.look()
+    for name in ("a", "b"):
+        write_model(tmp_path, name)
+        stage.start(offers.look, name)
+    stage.run()
+    assert offers.models() == ["a", "b", "x"]
 
 
 def test_a_place_that_cannot_be_looked_at_keeps_what_it_showed(
