@@ -203,10 +203,9 @@ class ServedModel:
         RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
         ``reply`` is never called.
         """
-        if self.predecessor is not None and self.predecessor.keeps(form):
-            return self.predecessor.submit(
-                form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns
-            )
+        older = self.predecessor
+        if older is not None and older.keeps(form):
+            return older.submit(form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns)
         request = self.signature.request(form, data)
         if held:
             self._refuse_circle(held)
@@ -283,6 +282,11 @@ class ServedModel:
         """Sequences that have begun and not ended."""
         sequences = getattr(self._inner, "sequences", None)  # the sequence scheduler is imported where there is one
         return len(sequences()) if sequences is not None else 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether sequences go on that began here, or find their way back through here."""
+        return self.open_sequences > 0 or self.predecessor is not None
 
     def keeps(self, form: InferForm) -> bool:
         """Whether a request goes on with a sequence that began here."""

@@ -198,7 +198,7 @@ class ModelLoads:
         """Sequences that are under way end where they began: requests find their way back through what takes over."""
         for number, successor in loaded.items():
             older = serving.get(number) or (serving[max(serving)] if serving else None)
-            if older is not None and older.open_sequences:
+            if older is not None and older.is_needed:
                 successor.predecessor = older
 
     def _load_failed(self, key: str, failed: dict[int, RemoraError]) -> LoadFailedError:
@@ -229,7 +229,7 @@ class ModelLoads:
                 self.closing = [other for other in self.closing if other.is_alive()] + [thread]
 
     def _end(self, key: str, model: ServedModel, successors: Sequence[ServedModel]) -> None:
-        while successors and model.open_sequences and not self._ending.wait(_LOOK_S):
+        while successors and model.is_needed and not self._ending.wait(_LOOK_S):
             pass
         for successor in successors:
             successor.predecessor = None

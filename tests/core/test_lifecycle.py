@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -444,24 +445,26 @@ sequence_batching { max_sequence_idle_microseconds: 60000000 direct { }
 )
 
 
+def ask_sequence(
+    lifecycle: Lifecycle, *, start: bool = False, end: bool = False, sequence: int = 5
+) -> Response | RemoraError:
+    """The answer to a request of a sequence."""
+    replies, answered = Replies(), threading.Event()
+
+    def reply(*answer: Any) -> None:
+        replies(*answer)
+        answered.set()
+
+    form = InferForm((InputSpec("IN", "INT32", (1, 1)),), sequence_id=sequence, sequence_start=start, sequence_end=end)
+    ticket = lifecycle.resolve("m").submit(form, [b"\x07\x00\x00\x00"], reply)
+    assert answered.wait(PATIENCE_S)
+    return replies.only(ticket)
+
+
 def test_a_sequence_ends_where_it_began_though_another_version_has_taken_over(bench: Bench) -> None:
     write_model(bench.repository, "m", config=SEQUENCES)
     lifecycle = bench.started(load_model=("m",))
-
-    def ask(*, start: bool = False, end: bool = False, sequence: int = 5) -> object:
-        replies, answered = Replies(), threading.Event()
-
-        def reply(*answer: Any) -> None:
-            replies(*answer)
-            answered.set()
-
-        form = InferForm(
-            (InputSpec("IN", "INT32", (1, 1)),), sequence_id=sequence, sequence_start=start, sequence_end=end
-        )
-        ticket = lifecycle.resolve("m").submit(form, [b"\x07\x00\x00\x00"], reply)
-        assert answered.wait(PATIENCE_S)
-        return replies.only(ticket)
-
+    ask = partial(ask_sequence, lifecycle)
     assert isinstance(ask(start=True), Response)
     write_model(bench.repository, "m", versions=("2",), config=SEQUENCES)
     lifecycle.load("m", {})
@@ -473,6 +476,21 @@ def test_a_sequence_ends_where_it_began_though_another_version_has_taken_over(be
     assert isinstance(ask(end=True), Response)
     settle(lifecycle)
     assert bench.backend.opened[0].closed == 1
+    assert lifecycle.resolve("m").predecessor is None
+
+
+def test_a_sequence_finds_back_through_two_swaps(bench: Bench) -> None:
+    write_model(bench.repository, "m", config=SEQUENCES)
+    lifecycle = bench.started(load_model=("m",))
+    ask = partial(ask_sequence, lifecycle)
+    assert isinstance(ask(start=True), Response)
+    for version in ("2", "3"):
+        write_model(bench.repository, "m", versions=(version,), config=SEQUENCES)
+        lifecycle.load("m", {})
+    assert isinstance(ask(), Response)
+    assert isinstance(ask(end=True), Response)
+    settle(lifecycle)
+    assert [opened.closed for opened in bench.backend.opened] == [1, 1, 0]
     assert lifecycle.resolve("m").predecessor is None
 
 
