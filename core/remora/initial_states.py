@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remora.config import SequenceState, sequence_policy
+from remora.config import SequenceState, read_data, sequence_policy
 from remora.errors import ConfigError
 from remora.messages import DTYPES, Array
 from remora.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching
@@ -61,7 +61,7 @@ def _array(state: SequenceState, initial: ModelSequenceBatching.InitialState | N
         )
     if initial is None or initial.WhichOneof("state_data") == "zero_data":
         return np.full(shape, b"", object) if dtype.hasobject else np.zeros(shape, dtype)
-    content = _read(folder, initial.data_file)
+    content = read_data(folder, initial.data_file, "initial_state data_file", LIMIT_BYTES)
     if dtype.hasobject:
         return _elements(content, count, initial.data_file).reshape(shape)
     wanted = count * dtype.itemsize
@@ -72,22 +72,6 @@ def _array(state: SequenceState, initial: ModelSequenceBatching.InitialState | N
             f"{len(content)} bytes."
         )
     return np.frombuffer(content, dtype, count).reshape(shape)
-
-
-def _read(folder: Path, name: str) -> bytes:
-    path = folder / name
-    try:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"initial_state data_file '{name}' leaves the model's folder 'initial_state'")
-        size = path.stat().st_size
-        if size > LIMIT_BYTES:
-            raise ConfigError(f"initial_state data_file '{name}' has {size} bytes; the limit is {LIMIT_BYTES}")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = error.strerror if isinstance(error, OSError) else "no name of a file"
-        raise ConfigError(
-            f"cannot read initial_state data_file '{name}' in the model's folder 'initial_state': {reason}"
-        ) from error
 
 
 def _elements(content: bytes, count: int, name: str) -> Array:

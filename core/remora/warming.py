@@ -12,8 +12,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from remora.backends import Execution, Instance
-from remora.config import BatchPolicy
-from remora.errors import ConfigError, InternalError, RemoraError, UnavailableError
+from remora.config import BatchPolicy, read_data
+from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Outcome, Streamed, Ticket
 from remora.model import ServedModel
 from remora.scheduling.batching import BatchQueue, Plan
@@ -45,7 +45,11 @@ def warm_up(
 
     Raises RemoraError: a sample cannot be made, or failed.
     """
-    for sample in samples_of(model.config, lambda name: read_sample(directory / "warmup", name)):
+
+    def read(name: str) -> bytes:
+        return read_data(directory / "warmup", name, "warmup input_data_file", INPUT_LIMIT_BYTES)
+
+    for sample in samples_of(model.config, read):
         for instance in instances:
             _run(model, instance, sample, clock)
     if derive and instances and not model.config.model_warmup and all(instance.quick for instance in instances):
@@ -56,23 +60,6 @@ def warm_up(
                     _run(model, instance, derived, clock)
             except RemoraError as error:
                 _log.warning("model '%s' serves all the same: %s", model.name, error)
-
-
-def read_sample(folder: Path, name: str) -> bytes:
-    """The content of a sample's file. Raises ConfigError: it leaves the folder, is not there, is too large."""
-    path = folder / name
-    try:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"warmup input_data_file '{name}' leaves the model's folder 'warmup'")
-        size = path.stat().st_size
-        if size > INPUT_LIMIT_BYTES:
-            raise ConfigError(f"warmup input_data_file '{name}' has {size} bytes; the limit is {INPUT_LIMIT_BYTES}")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = error.strerror if isinstance(error, OSError) else "no name of a file"
-        raise ConfigError(
-            f"cannot read warmup input_data_file '{name}' in the model's folder 'warmup': {reason}"
-        ) from error
 
 
 class _WarmupRecorder(StatisticsRecorder):

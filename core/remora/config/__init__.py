@@ -25,7 +25,7 @@ from remora.config.policies import (
     select_versions,
     sequence_policy,
 )
-from remora.config.reading import CONFIG_FILENAMES, find_config, parse_config, read_config
+from remora.config.reading import CONFIG_FILENAMES, find_config, parse_config, read_config, read_data
 from remora.config.validating import check_names, validate, validate_written
 from remora.config.writing import to_dict, to_json, to_text
 
@@ -53,6 +53,7 @@ __all__ = [
     "placements",
     "rate_policies",
     "read_config",
+    "read_data",
     "select_versions",
     "sequence_policy",
     "to_dict",

@@ -1,7 +1,7 @@
 """Finds, reads and parses model configurations; the law: one schema, three notations, errors that name the place.
 
 ``config.pbtxt``, ``config.json`` and ``config.yaml`` say the same things in protobuf text format, JSON and YAML; each
-becomes a ``ModelConfig`` message (spec C01, C21).
+becomes a ``ModelConfig`` message (spec C01, C21). The files of data that a configuration names are read here as well.
 """
 
 from __future__ import annotations
@@ -87,6 +87,31 @@ def parse_config(text: str, *, path: str, syntax: Syntax) -> ModelConfig:
     except RecursionError:
         raise ConfigError(f"{path}: the model configuration is nested too deep") from None
     return config
+
+
+def read_data(folder: Path, name: str, setting: str, limit_bytes: int) -> bytes:
+    """The content of a file that a configuration names.
+
+    Args:
+        folder: where such files lie, in the model's directory.
+        name: the file's.
+        setting: what errors call that which names it.
+        limit_bytes: how large it may be.
+
+    Raises:
+        ConfigError: it leaves the folder, cannot be read or is too large.
+    """
+    path = folder / name
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{setting} '{name}' leaves the model's folder '{folder.name}'")
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise ConfigError(f"{setting} '{name}' has {size} bytes; the limit is {limit_bytes}")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = error.strerror if isinstance(error, OSError) else "no name of a file"
+        raise ConfigError(f"cannot read {setting} '{name}' in the model's folder '{folder.name}': {reason}") from error
 
 
 def _only_one(folder: Path, stem: str) -> Path | None:
