@@ -29,7 +29,6 @@ from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import CacheSettings, Repository, open_repository
 from remora.repository.offers import Offers, name_of
-from remora.repository.sent import SentModel, sent_files
 from remora.residency import Resident, Space
 from remora.startup import Ledger
 from remora.system.clock import Clock
@@ -205,7 +204,7 @@ class Lifecycle:
         """Load or reload a model and wait until it is done (spec M09). Raises RemoraError with Triton's texts."""
         if self._options.model_control_mode not in ("explicit", "ondemand"):
             raise UnavailableError(_NOT_ALLOWED)
-        if any(parameter.startswith("file:") for parameter in parameters):
+        if _brings_files(parameters):
             keys = [name]
         else:
             self._offers.look(name, forgiving=True)
@@ -352,9 +351,11 @@ class Lifecycle:
 
     def _source(self, key: str, parameters: Mapping[str, str | bytes]) -> Repository:
         """Where a model's files are. Raises RemoraError."""
-        files = sent_files(parameters)
-        if not files:
+        if not _brings_files(parameters):
             return self._offers.only(key).repository
+        from remora.repository.sent import SentModel, sent_files  # few requests bring files
+
+        files = sent_files(parameters)
         if "config" not in parameters:
             raise InvalidArgumentError("files were sent without a 'config' to serve them with")
         return SentModel(name_of(key), files)
@@ -423,6 +424,10 @@ def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository
         ),
         *(open_repository(place, cache=cache, ledger=ledger) for place in options.model_repository),
     ]
+
+
+def _brings_files(parameters: Mapping[str, str | bytes]) -> bool:
+    return any(parameter.startswith("file:") for parameter in parameters)
 
 
 def _machine_memory() -> Space:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
@@ -31,6 +30,8 @@ def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
     Containers often run with a root that is read-only and a home that is not there; only /tmp can be counted on.
     Raises UnavailableError when neither can be written.
     """
+    import tempfile  # here, because every start looks at this module and few need a folder
+
     base = environ.get("XDG_CACHE_HOME") or (environ["HOME"] + "/.cache" if environ.get("HOME") else "")
     fallback = Path(tempfile.gettempdir()) / f"remora-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
     for folder in ([Path(base) / "remora" / name] if base.startswith("/") else []) + [fallback / name]:
