@@ -231,8 +231,8 @@ class SageMakerService:
 
     def _ping(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         call = ServerLive() if self._rules.ping_live else ServerReady()
-        refused = self._rest.refused(head, "ready")
-        exchange.respond(refused or (_OK if self._engine.perform(call) else _NOT_READY))
+        locked = self._rest.locked("ready", head)
+        exchange.respond(locked or (_OK if self._engine.perform(call) else _NOT_READY))
 
     def _execution_parameters(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         if self._rules.as_triton:
@@ -255,9 +255,9 @@ class SageMakerService:
     # -- the multi-model API ----------------------------------------------------------------------------------------
 
     def _list(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        refused = self._rest.refused(head, "index")
-        if refused is not None:
-            exchange.respond(refused)
+        locked = self._rest.locked("index", head)
+        if locked is not None:
+            exchange.respond(locked)
             return
         rows = self._hosted.loaded()
         if self._rules.as_triton:  # which looks for its models by another name than it gave them (spec N06)
@@ -269,13 +269,13 @@ class SageMakerService:
 
     def _get(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         row = self._hosted.get(plan.route.model)
-        refused = self._rest.refused(head, "index")
-        exchange.respond(refused or (_GONE if row is None else HttpAnswer(200, (PLAIN,), [orjson.dumps(_entry(row))])))
+        locked = self._rest.locked("index", head)
+        exchange.respond(locked or (_GONE if row is None else HttpAnswer(200, (PLAIN,), [orjson.dumps(_entry(row))])))
 
     def _load(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        refused = self._rest.refused(head, "load")
-        if refused is not None:
-            exchange.respond(refused)
+        locked = self._rest.locked("load", head)
+        if locked is not None:
+            exchange.respond(locked)
             return
         try:
             name, url = _asked(body)
@@ -305,10 +305,10 @@ class SageMakerService:
         self._later(load, exchange)
 
     def _unload(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        refused = self._rest.refused(head, "unload")
-        work = None if refused is not None else self._hosted.remove(plan.route.model)
+        locked = self._rest.locked("unload", head)
+        work = None if locked is not None else self._hosted.remove(plan.route.model)
         if work is None:
-            exchange.respond(refused or _GONE)
+            exchange.respond(locked or _GONE)
             return
         self._hosts.pop(plan.route.model, None)
 

@@ -25,7 +25,7 @@ from remora.model import ServedModel
 from remora.options import ServerOptions
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.asgi_bridge import V2App
-from remora.server.rest import METRICS_PATH
+from remora.server.rest import METRICS_PATH, want_of
 from remora.server.schemas import schema_of
 
 _DEFAULTS = ServerOptions()
@@ -93,8 +93,8 @@ def _guarded(page: Callable[[Request], Response], restrictions: Restrictions) ->
         key = restrictions.missing(GROUP_OF_ACTION["pages"], lambda name: headers.get(name, "").encode("latin-1"))
         if key is None:
             return page(request)
-        text = json.dumps({"error": f"This API is restricted, expecting header '{key}'"})
-        return Response(text, 403, _HEADERS, "text/plain")
+        refusal = want_of(key)
+        return Response(b"".join(refusal.body), refusal.status, _HEADERS, "text/plain")
 
     return answer
 

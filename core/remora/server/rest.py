@@ -120,7 +120,7 @@ class _Plan:
         if key is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
-            self.refusal = _locked(key)
+            self.refusal = want_of(key)
         self.model = self.route.model if self.route else ""
         self.version = self.route.version if self.route else -1
         length = self.header_length = head.get(b"inference-header-content-length")
@@ -141,7 +141,8 @@ def _missing_key(head: Head, action: str, restrictions: Restrictions) -> str | N
     return restrictions.missing(GROUP_OF_ACTION[action], lambda name: head.get(name.lower().encode()))
 
 
-def _locked(key: str) -> HttpAnswer:
+def want_of(key: str) -> HttpAnswer:
+    """The refusal of a request without the secret header ``key``."""
     return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
 
 
@@ -200,14 +201,6 @@ class RestService:
         other._malformed = malformed
         return other
 
-    def refused(self, head: Head, action: str) -> HttpAnswer | None:
-        """The refusal of a call whose group needs a secret that the request has not (spec H30); None if it may pass.
-
-        For hosts whose own paths stand for an action of V2, such as ``infer`` or ``load``.
-        """
-        key = _missing_key(head, action, self._restrictions) if self._restrictions else None
-        return None if key is None else _locked(key)
-
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
         plan = head.note
@@ -255,9 +248,7 @@ class RestService:
         Every route that reaches a model asks this first: a restriction that holds for V2 alone protects nothing.
         """
         key = _missing_key(head, action, self._restrictions) if self._restrictions else None
-        if key is None:
-            return None
-        return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
+        return None if key is None else want_of(key)
 
     def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
         """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
