@@ -285,13 +285,12 @@ class RestService:
             exchange.respond(encode_error(error, plain=True))
             return None
         try:
-            if plan.encoding:
-                body = inflate(body, plan.encoding, self._limit)
+            plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
             codec, recalled = self._codec, None
-            if plan.json_length and type(body) is bytes and not codec.forwards:
-                recalled = codec.recall(body, plan.json_length)
+            if plan.json_length and type(plain) is bytes and not codec.forwards:
+                recalled = codec.recall(plain, plan.json_length)
             form, data, reply_format = recalled or codec.decode(
-                body, plan.header_length, codec.forwarded(head.headers), model.name
+                plain, plan.header_length, codec.forwarded(head.headers), model.name
             )
             context = (exchange, model, reply_format, plan.accept)
             return model.submit(
@@ -345,15 +344,17 @@ class RestService:
             exchange.respond(encode_error(error, plain=where.plain_errors))
             return
 
+        slow = isinstance(call, _SLOW)
+
         def answer() -> HttpAnswer:
             try:
                 return encode_result(where, self._engine.perform(call))
-            except LoadingError:
-                raise
             except RemoraError as error:
+                if isinstance(error, LoadingError) and not slow:
+                    raise  # the request waits; in another thread nobody would hear of it
                 return encode_error(error, plain=where.plain_errors)
 
-        if isinstance(call, _SLOW):
+        if slow:
             self._later(answer, exchange)
         else:
             exchange.respond(answer())

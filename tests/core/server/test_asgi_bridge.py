@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,10 @@ import pytest
 from fakes import FakeBackend, FakeExchange, write_model
 from remora import loading
 from remora.engine import Engine
+from remora.errors import RetiredError
+from remora.messages import Ticket
+from remora.model import ServedModel
+from remora.model_table import LoadingError
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import HttpAnswer
@@ -219,6 +225,38 @@ def test_a_failure_of_our_own_is_answered_without_its_text(method: str, path: st
     app = V2App(BrokenEngine(), ServerOptions())  # type: ignore[arg-type]
     spoken = run(speak(app, scope_of(method, path), messages_of(BODY)))
     assert (spoken.status, spoken.body) == (500, b'{"error":"internal error: see the server\'s log"}')
+
+
+def test_a_compressed_request_is_inflated_anew_for_the_version_that_took_over(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = ServedModel.submit
+    retired = [RetiredError("replaced")]
+
+    def once_too_late(self: ServedModel, *args: Any, **more: Any) -> Ticket:
+        if retired:
+            raise retired.pop()
+        return submit(self, *args, **more)
+
+    monkeypatch.setattr(ServedModel, "submit", once_too_late)
+    body = gzip.compress(BODY, mtime=0)
+    assert infer(V2App(engine, ServerOptions()), (b"content-encoding", b"gzip"), body=(body,)).body == ANSWER
+    assert not retired
+
+
+class LoadingEngine:
+    """Has a model that is not there yet."""
+
+    def perform(self, call: object) -> Any:
+        raise LoadingError("'m' is being loaded", Future())
+
+    resolve = perform
+
+
+def test_an_explanation_of_a_model_that_is_being_loaded_is_refused_with_the_reason() -> None:
+    app = V2App(LoadingEngine(), ServerOptions())  # type: ignore[arg-type]
+    spoken = run(speak(app, scope_of("GET", "/v2/models/m/explain"), messages_of(b"")))
+    assert (spoken.status, spoken.body) == (503, b'{"error":"\'m\' is being loaded"}')
 
 
 def test_the_answer_to_head_has_the_length_and_no_body(engine: Engine) -> None:
