@@ -13,13 +13,13 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from remora.backends import Execution, Instance
 from remora.config import SequencePolicy
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
-from remora.scheduling.batching import BatchQueue, Plan
+from remora.scheduling.batching import BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver
 from remora.scheduling.direct_batching import DirectQueue
@@ -113,17 +113,16 @@ class SequenceScheduler:
                 decoupled=decoupled,
                 ordered=policy.batching.preserve_ordering and not decoupled and not policy.iterative,
                 turns=turns[index : index + 1],
+                costs=self.costs,
             )
             for index, instance in enumerate(instances)
         ]
-        for lane in self._lanes:
-            lane.costs = self.costs
 
-    def _queue(self, hold: int) -> BatchQueue:
+    def _queue(self, hold: int) -> Queue:
         if self._policy.oldest:
             return BatchQueue(self._policy.batching, hold=hold)
         table = self._table
-        return cast(BatchQueue, DirectQueue(self._policy, table.slot_of, self._controls, lambda: table.held))
+        return DirectQueue(self._policy, table.slot_of, self._controls, lambda: table.held)
 
     # -- taking requests --------------------------------------------------------------------------------------------
 

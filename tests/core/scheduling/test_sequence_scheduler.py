@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
+from fakes import FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, ticket_of
 from remora.backends import Execution
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InvalidArgumentError, UnavailableError
@@ -35,20 +35,29 @@ sequence_batching { max_sequence_idle_microseconds: 100 %s
 class Bench:
     """A scheduler turned by hand over fake instances."""
 
-    def __init__(self, strategy: str = "direct { }", data_type: str = "TYPE_UINT64", *, instances: int = 1) -> None:
+    def __init__(
+        self,
+        strategy: str = "direct { }",
+        data_type: str = "TYPE_UINT64",
+        *,
+        instances: int = 1,
+        quick: bool = False,
+    ) -> None:
         config: ModelConfig = config_of(MODEL % (strategy, data_type))
         policy = sequence_policy(config)
         assert policy is not None
         self.clock = FakeClock()
         self.recorder = FakeRecorder()
         self.replies = Replies()
-        self.instances = [FakeInstance(f"fake_{index}") for index in range(instances)]
+        self.instances = [FakeInstance(f"fake_{index}", quick=quick) for index in range(instances)]
         self.scheduler = SequenceScheduler(
             policy, self.instances, Signature(config, "m"), self.recorder, self.clock, threads=False
         )
 
-    def ask(self, sequence_id: int | str, *, start: bool = False, end: bool = False) -> Ticket:
-        ticket = ticket_of(reply=self.replies)
+    def ask(
+        self, sequence_id: int | str, *, start: bool = False, end: bool = False, mailbox: FakeMailbox | None = None
+    ) -> Ticket:
+        ticket = ticket_of(reply=self.replies, mailbox=mailbox)
         ticket.request.form = InferForm((), sequence_id=sequence_id, sequence_start=start, sequence_end=end)
         self.scheduler.submit(ticket)
         return ticket
@@ -224,6 +233,21 @@ def test_an_iterative_request_is_answered_once_after_all_its_turns() -> None:
     assert isinstance(bench.replies.only(ticket), Response)
     assert len(instance.batches) == 3
     assert bench.scheduler.sequences() == []
+
+
+def test_a_quick_model_runs_in_the_callers_loop_once_its_batches_are_known() -> None:
+    bench = Bench(quick=True)
+    mailbox = FakeMailbox()
+    bench.ask(1, start=True, mailbox=mailbox)
+    assert mailbox.turn() == 0, "nobody knows yet how long it takes"
+    bench.instances[0].during = lambda: bench.clock.advance(1000)
+    bench.scheduler.step()
+    assert bench.scheduler.costs.curve() == {1: 1000}
+    tickets = [bench.ask(1, mailbox=mailbox), bench.ask(1, end=True, mailbox=mailbox)]
+    while mailbox.turn():
+        pass
+    assert bench.replies.order[1:] == tickets
+    assert len(mailbox.posts) == 3
 
 
 def test_a_stopped_scheduler_takes_nothing_new_and_finishes_with_threads_too() -> None:
