@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import queue
 import socket
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from remora_adapters.emulate.lambda_runtime import RuntimeApi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUDGETS = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
@@ -159,64 +158,15 @@ def test_the_cpu_image_carries_the_hosts_that_give_one_port(
 
 def test_the_lambda_image_answers_an_event(images: Any, models: Path, digits: Any, figures: list[str]) -> None:
     event = (digits.requests / "seven.json").read_bytes()
-    with RuntimeApi(event) as api:
+    with RuntimeApi(0) as api:
         environment = {"AWS_LAMBDA_RUNTIME_API": api.address, "AWS_LAMBDA_FUNCTION_NAME": "digits"}
         arguments = images["lambda"].config["Cmd"]
         mounts = {"/opt/models": models}
+        invocation = api.hand_over(event, timeout_s=60)
         with images["lambda"].running(arguments, uid=10001, mounts=mounts, environment=environment) as container:
-            answer = api.answers.get(timeout=60)
-            assert answer[0].endswith("/response"), container.said()
-            assert json.loads(answer[1])["model_name"] == "digits"
+            assert invocation.done.wait(60), container.said()
+            reply = invocation.reply
+            assert reply is not None
+            assert not reply.error, f"{reply.shown}\n{container.said()}"
+            assert json.loads(reply.body)["model_name"] == "digits"
             figures.append(f"lambda: first event {time.monotonic() - container.started_s:.2f} s after the start")
-
-
-class RuntimeApi:
-    """Lambda's runtime API with one event to hand out, on a loopback port; what comes back is in ``answers``."""
-
-    def __init__(self, event: bytes) -> None:
-        self.answers: queue.Queue[tuple[str, bytes]] = queue.Queue()
-        over = self._over = threading.Event()
-        events, answers = queue.SimpleQueue[bytes](), self.answers
-        events.put(event)
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                try:
-                    body = events.get_nowait()
-                except queue.Empty:
-                    over.wait()
-                    return
-                self.send_response(200)
-                headers = {
-                    "Lambda-Runtime-Aws-Request-Id": "1",
-                    "Lambda-Runtime-Deadline-Ms": str(int((time.time() + 60) * 1000)),
-                    "Lambda-Runtime-Invoked-Function-Arn": "arn:aws:lambda:eu-west-1:1:function:digits",
-                    "Lambda-Runtime-Trace-Id": "Root=1",
-                    "Content-Type": "application/json",
-                    "Content-Length": str(len(body)),
-                }
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_POST(self) -> None:
-                answers.put((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(202)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *arguments: Any) -> None:
-                """Keep the test's output its own."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> RuntimeApi:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._over.set()
-        self._server.shutdown()
-        self._server.server_close()
