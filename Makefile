@@ -19,13 +19,14 @@ PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
 LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
 AZUREML_PEERS := azureml-inference-server-http==1.5.1 inference-schema[numpy-support]==1.8
+AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
 # Emulators of clouds' storages.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
-        test-infra test-containers test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
+        test-azure-ai-ml test-infra test-containers test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -79,10 +80,13 @@ test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function unde
 test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## scoring scripts on Azure's own server and on ours: the same answers
 	$(PY) -m pytest tests/adapters/test_azureml.py -rP $(T)
 
+test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## the deployment that we print, as Azure's own client reads it
+	$(PY) -m pytest tests/adapters/test_azureml_deployment.py -rP $(T)
+
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-peers: test-storage test-lambda test-azureml  ## against what other people's servers and clients answer, each in its own environment
+test-peers: test-storage test-lambda test-azureml test-azure-ai-ml  ## against what other people's servers and clients answer, each in its own environment
 
 # Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
@@ -185,6 +189,11 @@ $(VENV)-lambda/stamp: Makefile pyproject.toml
 $(VENV)-azureml/stamp: Makefile pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-azureml
 	@$(VENV)-azureml/bin/python -m pip install --quiet --disable-pip-version-check '.[onnx]' $(AZUREML_PEERS)
+	@touch $@
+
+$(VENV)-azure-ai-ml/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-azure-ai-ml
+	@$(VENV)-azure-ai-ml/bin/python -m pip install --quiet --disable-pip-version-check $(AZURE_CLIENT_PEERS)
 	@touch $@
 
 $(VENV)-proto/stamp: Makefile
