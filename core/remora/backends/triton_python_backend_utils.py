@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from remora.backends.python_config import ModelConfig
-from remora.backends.python_host import Caller, current_host
-from remora.backends.python_messages import (
+from remora.backends.python.config import ModelConfig
+from remora.backends.python.host import Caller, current_host
+from remora.backends.python.messages import (
     COMPLETE_FINAL,
     InferenceResponse,
     InferenceTrace,
@@ -21,15 +21,15 @@ from remora.backends.python_messages import (
     ResponseSender,
     TritonError,
 )
-from remora.backends.python_metrics import Metric, MetricFamily
-from remora.backends.python_requests import (
+from remora.backends.python.metrics import Metric, MetricFamily
+from remora.backends.python.requests import (
     RELEASE_ALL,
     RELEASE_RESCHEDULE,
     SEQUENCE_END,
     SEQUENCE_START,
     InferenceRequest,
 )
-from remora.backends.python_tensor import (
+from remora.backends.python.tensor import (
     DATATYPES,
     Tensor,
     TritonModelException,

@@ -11,7 +11,7 @@ import pytest
 from fakes import config_of
 from remora.backends import Placement, Source
 from remora.backends.trees import TreePlan, TreesBackend, TreesModel, finished, output_width, plan_trees
-from remora.backends.trees_forests import Forest
+from remora.backends.trees.forests import Forest
 from remora.config import infer_backend
 from remora.errors import ConfigError, InternalError, NotFoundError
 from remora.messages import Array

@@ -146,7 +146,7 @@ class WorkerInstance:
 
 def _interpreter(source: Source, config: ModelConfig) -> Path:
     if (source.model_dir / "requirements.txt").is_file() or "EXECUTION_ENV_PATH" in config.parameters:
-        from remora.backends.python_environment import interpreter_for  # most models ask for nothing
+        from remora.backends.python.environment import interpreter_for  # most models ask for nothing
 
         return interpreter_for(source, config)
     return Path(sys.executable)

@@ -22,9 +22,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from typing import Any
 
-from remora.backends import Execution, Instance, Placement, Source, python_metrics
+from remora.backends import Execution, Instance, Placement, Source
 from remora.backends.calling import Origin, calling_from
-from remora.backends.python import PythonBackend, PythonModel
+from remora.backends.python import PythonBackend, PythonModel, metrics
 from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.forms import OutcomeWriter, RequestReader, error_head, index_of
 from remora.backends.worker.link import Channel
@@ -69,7 +69,7 @@ class Worker:
     def run(self) -> None:
         """Serve until the server says that it is enough, or is gone."""
         os.register_at_fork(after_in_child=self._forked)
-        python_metrics.report_to(ServerMetrics(self._questions))
+        metrics.report_to(ServerMetrics(self._questions))
         threading.Thread(target=self._in_background, name="remora background", daemon=True).start()
         while True:
             try:

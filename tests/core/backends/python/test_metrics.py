@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.backends.python_host import Host, hosted
+from remora.backends.python.host import Host, hosted
 from remora.backends.triton_python_backend_utils import MetricFamily, TritonModelException
 from remora.custom_metrics import REGISTRY, Family, Kind, Sample, snapshot
 

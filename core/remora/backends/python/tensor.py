@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends import python_dlpack as dlpack
+from remora.backends.python import dlpack
 from remora.messages import Array, datatype_of
 from remora.messages import Tensor as Message
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from remora.archive import unpack
 from remora.backends import Source
-from remora.backends.python_environment_cache import EnvironmentCache
-from remora.backends.python_requirements import read_requirements, unmet
+from remora.backends.python.environment_cache import EnvironmentCache
+from remora.backends.python.requirements import read_requirements, unmet
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -225,7 +225,7 @@ def _install(requirements: Path, folder: Path, model: str) -> None:
 
 def _own_paths() -> list[str]:
     """Where the server finds itself and its dependencies."""
-    here = str(Path(__file__).resolve().parents[2])
+    here = str(Path(__file__).resolve().parents[3])
     return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.opening import import_framework
-from remora.backends.trees_checks import check_lightgbm, check_xgboost
+from remora.backends.trees.checks import check_lightgbm, check_xgboost
 from remora.errors import InternalError
 from remora.messages import Array
 

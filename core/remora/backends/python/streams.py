@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 
 from remora.backends import Execution
-from remora.backends.python_messages import COMPLETE_FINAL, InferenceResponse, ResponseSender
-from remora.backends.python_requests import ReceivedRequest
-from remora.backends.python_tensor import TritonModelException
+from remora.backends.python.messages import COMPLETE_FINAL, InferenceResponse, ResponseSender
+from remora.backends.python.requests import ReceivedRequest
+from remora.backends.python.tensor import TritonModelException
 from remora.errors import CancelledError, InternalError, RemoraError
 from remora.messages import Request, Response, Streamed
 

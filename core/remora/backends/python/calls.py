@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from remora.backends.calling import ModelCaller, current_origin
-from remora.backends.python_messages import ErrorCode, InferenceResponse, TritonError
-from remora.backends.python_requests import InferenceRequest
-from remora.backends.python_tensor import Tensor, TritonModelException
+from remora.backends.python.messages import ErrorCode, InferenceResponse, TritonError
+from remora.backends.python.requests import InferenceRequest
+from remora.backends.python.tensor import Tensor, TritonModelException
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Streamed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """A model's way to the engine; what ``python_host.Caller`` asks for.
+    """A model's way to the engine; what ``host.Caller`` asks for.
 
     Args:
         engine: takes the calls.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.backends.python_requirements import Requirement, applies, read_requirements, satisfies, unmet
+from remora.backends.python.requirements import Requirement, applies, read_requirements, satisfies, unmet
 
 HERE = {"python_version": "3.11", "sys_platform": "linux"}
 FILE = """# models need these

@@ -14,13 +14,13 @@ from typing import Any
 
 from remora.backends import BackendModel, Instance, Placement, Source
 from remora.backends.calling import opening
-from remora.backends.python_calls import Calls
-from remora.backends.python_config import ConfigConflictError, take_over
-from remora.backends.python_config import ModelConfig as CompletedConfig
-from remora.backends.python_failures import describe, describe_load
-from remora.backends.python_host import Host, hosted
-from remora.backends.python_instance import CLASS_NAME, PythonInstance, model_class
-from remora.backends.python_loading import LoadedModule, load_module
+from remora.backends.python.calls import Calls
+from remora.backends.python.config import ConfigConflictError, take_over
+from remora.backends.python.config import ModelConfig as CompletedConfig
+from remora.backends.python.failures import describe, describe_load
+from remora.backends.python.host import Host, hosted
+from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_class
+from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, isolation
 from remora.errors import ConfigError, InternalError, NotFoundError
 from remora.proto.model_config_pb2 import ModelConfig
@@ -64,7 +64,7 @@ class PythonBackend:
 
             return WorkerModel(source, config)
         if (source.model_dir / "requirements.txt").is_file() or "EXECUTION_ENV_PATH" in config.parameters:
-            from remora.backends.python_environment import check_in_thread  # most models ask for nothing
+            from remora.backends.python.environment import check_in_thread  # most models ask for nothing
 
             check_in_thread(source, config)
         return self.open_here(source, config)

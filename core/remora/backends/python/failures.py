@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-_OWN_FOLDER = str(Path(__file__).resolve().parents[1])
+_OWN_FOLDER = str(Path(__file__).resolve().parents[2])
 
 _DISTRIBUTIONS = {
     "bs4": "beautifulsoup4",

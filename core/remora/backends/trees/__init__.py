@@ -17,7 +17,7 @@ from remora.backends import Instance, Placement, Source
 from remora.backends.onnx_plan import concurrent_instances
 from remora.backends.opening import default_max_batch, existing, load_failure, model_path, said, truth
 from remora.backends.ragged import array_instance
-from remora.backends.trees_forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
+from remora.backends.trees.forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError
 from remora.messages import Array, Tensor, TensorInfo

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from remora.backends.python_host import current_host
-from remora.backends.python_tensor import TritonModelException
+from remora.backends.python.host import current_host
+from remora.backends.python.tensor import TritonModelException
 from remora.custom_metrics import REGISTRY, Kind, MetricError, Series
 
 _registry: Any = REGISTRY

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from remora.backends import Execution
 from remora.backends.arrays import output_names
 from remora.backends.calling import executing, opening
-from remora.backends.python_failures import describe
-from remora.backends.python_host import Host, hosted, leave, settle
-from remora.backends.python_loading import LoadedModule
-from remora.backends.python_messages import COMPLETE_FINAL, InferenceResponse
-from remora.backends.python_requests import RELEASE_RESCHEDULE, ReceivedRequest
-from remora.backends.python_streams import StreamedReply, StreamedRequest
-from remora.backends.python_tensor import DATATYPES, Tensor
+from remora.backends.python.failures import describe
+from remora.backends.python.host import Host, hosted, leave, settle
+from remora.backends.python.loading import LoadedModule
+from remora.backends.python.messages import COMPLETE_FINAL, InferenceResponse
+from remora.backends.python.requests import RELEASE_RESCHEDULE, ReceivedRequest
+from remora.backends.python.streams import StreamedReply, StreamedRequest
+from remora.backends.python.tensor import DATATYPES, Tensor
 from remora.custom_metrics import REGISTRY
 from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
@@ -31,7 +31,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 if TYPE_CHECKING:
     import asyncio
 
-    from remora.backends.python_coroutines import BackgroundLoop
+    from remora.backends.python.coroutines import BackgroundLoop
 
 CLASS_NAME = "TritonPythonModel"
 
@@ -225,7 +225,7 @@ class PythonInstance:
     def _in_background(self) -> BackgroundLoop:
         """The loop of a decoupled model, which runs between executions too."""
         if self._background is None:
-            from remora.backends.python_coroutines import BackgroundLoop
+            from remora.backends.python.coroutines import BackgroundLoop
 
             self._background = BackgroundLoop(f"remora {self.name} coroutines")
         return self._background

@@ -8,8 +8,8 @@ from threading import Lock
 from typing import Any
 
 from remora.backends.calling import ModelCall
-from remora.backends.python_host import Caller, Host, current_host
-from remora.backends.python_messages import (
+from remora.backends.python.host import Caller, Host, current_host
+from remora.backends.python.messages import (
     COMPLETE_FINAL,
     InferenceResponse,
     InferenceTrace,
@@ -19,7 +19,7 @@ from remora.backends.python_messages import (
     checked_parameters,
     parameters_text,
 )
-from remora.backends.python_tensor import Tensor, TritonModelException
+from remora.backends.python.tensor import Tensor, TritonModelException
 from remora.messages import InferForm, InputSpec, OutputSpec, Parameter, Request, datatype_of
 
 SEQUENCE_START = 1

@@ -16,7 +16,7 @@ from remora.errors import InternalError, RemoraError
 from remora.messages import DTYPES, Array, InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import DataType, ModelConfig
 
-MODELS = Path(__file__).resolve().parents[4] / "shared" / "oracle" / "models"
+MODELS = Path(__file__).resolve().parents[5] / "shared" / "oracle" / "models"
 pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason="the recordings are not here")
 
 IDENTITIES = sorted(folder.name for folder in MODELS.glob("identity_*")) if MODELS.is_dir() else []

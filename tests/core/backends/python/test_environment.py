@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from remora.backends import Source
-from remora.backends.python_environment import (
+from remora.backends.python.environment import (
     Archive,
     Folder,
     Own,
@@ -23,7 +23,7 @@ from remora.backends.python_environment import (
     interpreter_for,
     plan_environment,
 )
-from remora.backends.python_environment_cache import EnvironmentCache
+from remora.backends.python.environment_cache import EnvironmentCache
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -246,7 +246,7 @@ def test_a_make_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> 
 IN_ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
-from remora.backends.python_environment_cache import EnvironmentCache
+from remora.backends.python.environment_cache import EnvironmentCache
 def make(folder):
     folder.mkdir()
     (folder / "file").write_bytes(b"x" * 10)
@@ -258,7 +258,7 @@ sys.stdin.read()
 
 def test_the_least_recently_used_go_first_and_what_any_process_uses_stays(tmp_path: Path) -> None:
     keys = ("old", "used", "newer")
-    core = Path(__file__).parents[3] / "core"
+    core = Path(__file__).parents[4] / "core"
     children = {
         key: subprocess.Popen(
             [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path), key],

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.backends import triton_python_backend_utils as pb_utils
-from remora.backends.python_dlpack import DLPackError, export_bfloat16, import_tensor
-from remora.backends.python_tensor import DATATYPES
+from remora.backends.python.dlpack import DLPackError, export_bfloat16, import_tensor
+from remora.backends.python.tensor import DATATYPES
 from remora.messages import DTYPES
 
 NUMERIC = [name for name in DTYPES if name not in ("BYTES", "BF16")]

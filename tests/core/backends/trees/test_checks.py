@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remora.backends.trees_checks import check_lightgbm, check_xgboost
+from remora.backends.trees.checks import check_lightgbm, check_xgboost
 from remora.errors import InternalError
 
 TREE: dict[str, Any] = {

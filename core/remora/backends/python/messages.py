@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from remora.backends.python_tensor import Tensor, TritonModelException
+from remora.backends.python.tensor import Tensor, TritonModelException
 from remora.messages import Parameter
 
 COMPLETE_FINAL = 1
