@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -149,3 +149,13 @@ def end(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A CUDA runtime over the host's memory; see `cuda_stand_in`."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler (cc) for the stand-in of the CUDA runtime")
+    from cuda_stand_in import StandIn
+
+    return StandIn(tmp_path_factory.mktemp("cuda"))

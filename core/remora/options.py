@@ -364,8 +364,8 @@ class ServerOptions:
     metrics_address: str = option("Address for metrics; the HTTP address when empty.", default="", metavar="ADDR")
     metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT")
     allow_client_shm: bool = option(
-        "Let clients on this machine put tensors into POSIX shared memory. They can then read and write what is in "
-        "/dev/shm, and crash the server: only for clients that are trusted.",
+        "Let clients on this machine put tensors into POSIX or CUDA shared memory. They can then read and write what "
+        "is in /dev/shm, and crash the server: only for clients that are trusted.",
         default=False,
     )
     log_verbose: int = option("More log lines from 1 on.", default=0, metavar="N")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
 
@@ -30,38 +30,90 @@ class Region(NamedTuple):
     byte_size: int
 
 
-class Regions(Protocol):
-    """The regions that clients have registered (spec X01, X02). Each may raise RemoraError."""
+class CudaRegion(NamedTuple):
+    """A registered region of a GPU's memory (spec X03), which ``handle``, a cudaIpcMemHandle_t, opens."""
 
-    def register(self, region: Region, /) -> None:
+    name: str
+    handle: bytes
+    device_id: int
+    byte_size: int
+
+
+AnyRegion = Region | CudaRegion
+R = TypeVar("R", Region, CudaRegion)
+
+
+class Target(Protocol):
+    """Where an output goes."""
+
+    @property
+    def byte_size(self) -> int:
+        """How much fits."""
+
+    def put(self, data: memoryview | bytes) -> None:
+        """Write from its beginning on; no more than fits."""
+
+
+class HostTarget(NamedTuple):
+    """A place in main memory."""
+
+    place: memoryview
+
+    @property
+    def byte_size(self) -> int:
+        """How much fits."""
+        return len(self.place)
+
+    def put(self, data: memoryview | bytes) -> None:
+        """Write from its beginning on."""
+        self.place[: len(data)] = data
+
+
+class Regions(Protocol):
+    """The regions that clients have registered (spec X01-X03), all under one set of names. Each may raise RemoraError.
+
+    Where two kinds of regions have a method in common, the class says which is meant.
+    """
+
+    def register(self, region: AnyRegion, /) -> None:
         """Map a region. Raises InternalError, InvalidArgumentError or AlreadyExistsError."""
 
-    def status(self, name: str = "", /) -> Sequence[Region]:
-        """One region or, without a name, all. Raises NotFoundError."""
+    def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
+        """One region of a kind or, without a name, all. Raises NotFoundError."""
 
-    def unregister(self, name: str = "", /) -> None:
-        """Forget one region or all; those that requests use stay mapped until they are answered."""
+    def unregister(self, kind: type[R], name: str = "", /) -> None:
+        """Forget one region of a kind or all; those that requests use stay mapped until they are answered."""
 
     def view(self, place: Place, /) -> memoryview:
-        """The bytes of a place, writable and shared with the client. Raises NotFoundError, InvalidArgumentError."""
+        """The bytes of a place: the client's own, or a copy where they lie on a device.
+
+        Raises NotFoundError, InvalidArgumentError.
+        """
+
+    def target(self, place: Place, /) -> Target:
+        """A place to write to. Raises NotFoundError, InvalidArgumentError."""
 
 
 class Disabled:
     """No regions: what a server has that was not told to let clients share memory."""
 
-    def register(self, region: Region, /) -> None:
+    def register(self, region: AnyRegion, /) -> None:
         """Always refused."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
-    def status(self, name: str = "", /) -> Sequence[Region]:
+    def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
         """There are none."""
         return ()
 
-    def unregister(self, name: str = "", /) -> None:
+    def unregister(self, kind: type[R], name: str = "", /) -> None:
         """Always refused, though there is nothing to forget: so Triton does."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
     def view(self, place: Place, /) -> memoryview:
+        """Always refused."""
+        raise UnsupportedError(SHARED_MEMORY_OFF)
+
+    def target(self, place: Place, /) -> Target:
         """Always refused."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
@@ -82,15 +134,25 @@ def unopenable(key: str) -> InternalError:
     return InternalError(f"Unable to open shared memory region: '{key}'")
 
 
-def check_new(region: Region, page: int, available: int) -> None:
-    """Whether a region can be mapped from an object of ``available`` bytes. Raises InvalidArgumentError."""
-    failed = f"failed to register shared memory region '{region.name}'"
+def check_name(region: AnyRegion) -> None:
+    """Whether clients may use a name. Raises InvalidArgumentError."""
     if region.name == "" or region.name.startswith(_RESERVED):
-        raise InvalidArgumentError(f"{failed}: names that are empty or begin with '{_RESERVED}' are reserved")
-    if region.byte_size <= 0 or region.offset < 0 or region.offset + region.byte_size > available:
-        raise InvalidArgumentError(f"{failed}: invalid args")
-    if region.offset % page:
-        raise InvalidArgumentError(f"{failed}: unable to process address spaceInvalid argument")
+        raise refused(region, f"names that are empty or begin with '{_RESERVED}' are reserved")
+
+
+def check_new(region: AnyRegion, available: int, page: int = 1) -> None:
+    """Whether a region lies within the ``available`` bytes that there are. Raises InvalidArgumentError."""
+    offset = region.offset if isinstance(region, Region) else 0
+    if region.byte_size <= 0 or offset < 0 or offset + region.byte_size > available:
+        raise refused(region, "invalid args")
+    if offset % page:
+        raise refused(region, "unable to process address spaceInvalid argument")
+
+
+def refused(region: AnyRegion, why: str) -> InvalidArgumentError:
+    """The error for a region that cannot be registered."""
+    kind = "" if isinstance(region, Region) else "CUDA "
+    return InvalidArgumentError(f"failed to register {kind}shared memory region '{region.name}': {why}")
 
 
 def check_within(place: Place, region_bytes: int) -> None:
@@ -99,16 +161,19 @@ def check_within(place: Place, region_bytes: int) -> None:
         raise InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{place.region}'")
 
 
-def missing(name: str, kind: str = "") -> NotFoundError:
-    """The error for a region that nobody registered; ``kind`` is "system " or "cuda " where a list was asked for."""
-    return NotFoundError(f"Unable to find {kind}shared memory region: '{name}'")
+_KINDS: Final[dict[type, str]] = {Region: "system ", CudaRegion: "cuda "}
 
 
-def write(output: str, place: memoryview, data: memoryview | bytes) -> None:
+def missing(name: str, kind: type | None = None) -> NotFoundError:
+    """The error for a region that nobody registered; ``kind`` where a list was asked for."""
+    return NotFoundError(f"Unable to find {_KINDS[kind] if kind else ''}shared memory region: '{name}'")
+
+
+def write(output: str, target: Target, data: memoryview | bytes) -> None:
     """Copy an output's bytes to its place. Raises InternalError when it is too small (spec X04)."""
-    if len(data) > len(place):
+    if len(data) > target.byte_size:
         raise InternalError(
-            f"shared memory size specified with the request for output '{output}' ({len(place)} bytes) should be at "
-            f"least {len(data)} bytes to hold the results"
+            f"shared memory size specified with the request for output '{output}' ({target.byte_size} bytes) should be "
+            f"at least {len(data)} bytes to hold the results"
         )
-    place[: len(data)] = data
+    target.put(data)

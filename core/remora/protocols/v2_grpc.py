@@ -33,7 +33,7 @@ from remora.protocols.v2_grpc_status import (
     status_of,
     status_text,
 )
-from remora.regions import DISABLED, Regions, write
+from remora.regions import DISABLED, Regions, Target, write
 
 __all__ = [
     "DECOUPLED_TEXT",
@@ -70,7 +70,7 @@ _UINT64 = 2**64 - 1
 # -- Inference requests ---------------------------------------------------------------------------------------------
 
 
-_NOWHERE: Mapping[str, memoryview] = {}
+_NOWHERE: Mapping[str, Target] = {}
 
 
 class InferCall(NamedTuple):
@@ -84,7 +84,7 @@ class InferCall(NamedTuple):
     form: InferForm
     data: list[Data]
     empty_final: bool = False
-    places: Mapping[str, memoryview] = _NOWHERE
+    places: Mapping[str, Target] = _NOWHERE
     """The outputs that go into shared memory, and where."""
 
 
@@ -112,7 +112,7 @@ class InferMessage:
             data = self._gather(regions)
         if head.refused_outputs is not None:
             raise again(head.refused_outputs)
-        places = {name: regions.view(place) for name, place in reversed(head.places)} if head.places else _NOWHERE
+        places = {name: regions.target(place) for name, place in reversed(head.places)} if head.places else _NOWHERE
         form = head.form
         if forwarded:
             form = replace(form, id=self.id, parameters={**form.parameters, **forwarded})
@@ -234,7 +234,7 @@ def _head(model: str, rest: bytes) -> Head:
 
 
 def encode_infer(
-    name: str, version: str, form: InferForm, response: Response, places: Mapping[str, memoryview] = _NOWHERE
+    name: str, version: str, form: InferForm, response: Response, places: Mapping[str, Target] = _NOWHERE
 ) -> bytes:
     """A ModelInferResponse with every output in ``raw_output_contents`` (spec R06), assembled in one copy.
 
@@ -250,7 +250,7 @@ def encode_streamed(
     form: InferForm,
     response: Response,
     final: bool,
-    places: Mapping[str, memoryview] = _NOWHERE,
+    places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes:
     """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last (spec R12).
 
@@ -270,7 +270,7 @@ def _infer_pieces(
     form: InferForm,
     response: Response,
     parameters: Mapping[str, Parameter],
-    places: Mapping[str, memoryview],
+    places: Mapping[str, Target],
 ) -> list[bytes | Array]:
     """A ModelInferResponse, to be joined: arrays are buffers, too."""
     # Before anything is copied: an output may be a view that takes no memory of its own.

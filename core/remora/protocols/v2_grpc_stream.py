@@ -13,8 +13,9 @@ from remora.messages import Buffer, InferForm, Outcome, Response, Streamed
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc import FINAL_KEY, encode_streamed
 from remora.protocols.v2_grpc_form import parsed
+from remora.regions import Target
 
-_NOWHERE: Mapping[str, memoryview] = {}
+_NOWHERE: Mapping[str, Target] = {}
 STRICT_KEY = "triton_grpc_error"
 
 
@@ -46,7 +47,7 @@ def encode_answer(
     streamed: Streamed,
     *,
     empty_final: bool,
-    places: Mapping[str, memoryview] = _NOWHERE,
+    places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes | None:
     """One answer of a model; None for a final one that carries nothing and was not asked for (spec R12).
 

@@ -1,12 +1,10 @@
-"""Registering shared memory over V2, both wires; the law: regions are asked for by what is handed in, never found.
-
-CUDA shared memory is known to clients and not offered: there are no regions of it (spec X03).
-"""
+"""Registering shared memory over V2, both wires; the law: regions are asked for by what is handed in, never found."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError
 from remora.proto import inference_pb2 as pb
@@ -15,78 +13,88 @@ from remora.protocols.http_answer import JSON, HttpAnswer, encode_error
 from remora.protocols.json_print import quoted
 from remora.protocols.v2_grpc_form import parsed
 from remora.protocols.v2_routes import Route
-from remora.regions import SHARED_MEMORY_OFF, Disabled, Region, Regions, missing
+from remora.regions import SHARED_MEMORY_OFF, CudaRegion, Disabled, R, Region, Regions, refused
 
 _HANDLE_BYTES = 64
-_NO_CUDA = "CUDA shared memory is not offered by this server: register system shared memory instead"
+_MOST_DEVICES = 1 << 16
 
 
 def answer_region(route: Route, body: bytes, regions: Regions) -> HttpAnswer:
     """The answer to a request of the actions "system_shm" and "cuda_shm"."""
     try:
         if route.action == "cuda_shm":
-            return _cuda_answer(route, body, regions)
-        if route.verb == "register":
-            regions.register(_region(route.region, body, regions))
-        elif route.verb == "unregister":
-            regions.unregister(route.region)
-        else:
-            rows = [
-                b'{"name":%b,"key":%b,"offset":%d,"byte_size":%d}'
-                % (quoted(each.name), quoted(each.key), each.offset, each.byte_size)
-                for each in regions.status(route.region)
-            ]
-            return HttpAnswer(200, (JSON,), [b"[%b]" % b",".join(rows)])
+            return _answer(CudaRegion, _cuda_region, route, body, regions)
+        return _answer(Region, _region, route, body, regions)
     except RemoraError as error:
         return encode_error(error, plain=False)
+
+
+def _answer(kind: type[R], read: Callable[[str, Any], R], route: Route, body: bytes, regions: Regions) -> HttpAnswer:
+    if route.verb == "status":
+        rows = [_row(each) for each in regions.status(kind, route.region)]
+        return HttpAnswer(200, (JSON,), [b"[%b]" % b",".join(rows)])
+    if route.verb == "register":
+        _check_enabled(regions)  # before anything is read
+        regions.register(read(route.region, access.document(body)))
+    else:
+        regions.unregister(kind, route.region)
     return HttpAnswer(200, (JSON,), [])
 
 
-def _region(name: str, body: bytes, regions: Regions) -> Region:
-    _check_enabled(regions)  # before anything is read
-    request = access.document(body)
-    found: dict[str, int] = {"offset": 0}
-    for field in ("key", "byte_size"):
-        if not access.find(request, field)[0]:
-            raise InvalidArgumentError(f"Shared memory register request has no '{field}' field")
-    for field in ("offset", "byte_size"):
-        present, value = access.find(request, field)
-        if present:
-            if not access.is_uint(value):
-                raise MalformedError(access.NOT_UINT)
-            found[field] = value
+def _row(region: Region | CudaRegion) -> bytes:
+    name = quoted(region.name)
+    if isinstance(region, CudaRegion):
+        return b'{"name":%b,"device_id":%d,"byte_size":%d}' % (name, region.device_id, region.byte_size)
+    return b'{"name":%b,"key":%b,"offset":%d,"byte_size":%d}' % (
+        name, quoted(region.key), region.offset, region.byte_size
+    )  # fmt: skip
+
+
+def _region(name: str, request: Any) -> Region:
+    _require(request, "key", "byte_size")
+    offset, byte_size = _number(request, "offset"), _number(request, "byte_size")
     key = request["key"]
     if not isinstance(key, str):
         raise MalformedError(access.NOT_TEXT)
-    return Region(name, key, found["offset"], found["byte_size"])
+    return Region(name, key, offset, byte_size)
 
 
-def _cuda_answer(route: Route, body: bytes, regions: Regions) -> HttpAnswer:
-    if route.verb == "status":
-        _cuda_status_of(route.region, regions)
-        return HttpAnswer(200, (JSON,), [b"[]"])
-    _check_enabled(regions)
-    if route.verb == "register":
-        _, handle = access.find(access.document(body), "raw_handle")
-        text = access.find(handle, "b64")[1]
-        try:
-            raw = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-        except ValueError:
-            raw = b""
-        raise _cuda_refusal(raw)
-    return HttpAnswer(200, (JSON,), [])
+def _cuda_region(name: str, request: Any) -> CudaRegion:
+    _require(request, "raw_handle")
+    text = access.find(request["raw_handle"], "b64")[1]
+    try:
+        handle = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except ValueError:
+        handle = b""
+    if len(handle) != _HANDLE_BYTES:  # looked at before the rest is missed: so Triton's answers came out
+        raise _no_handle()
+    _require(request, "device_id", "byte_size")
+    return _checked(CudaRegion(name, handle, _number(request, "device_id"), _number(request, "byte_size")))
 
 
-def _cuda_status_of(name: str, regions: Regions) -> None:
-    if name and not isinstance(regions, Disabled):
-        raise missing(name, "cuda ")
+def _require(request: Any, *fields: str) -> None:
+    for field in fields:
+        if not access.find(request, field)[0]:
+            raise InvalidArgumentError(f"Shared memory register request has no '{field}' field")
 
 
-def _cuda_refusal(handle: bytes) -> RemoraError:
-    """Why a region of CUDA memory is not registered (spec X03)."""
-    if len(handle) != _HANDLE_BYTES:
-        return InvalidArgumentError("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    return UnsupportedError(_NO_CUDA)
+def _number(request: Any, field: str) -> int:
+    present, value = access.find(request, field)
+    if present and not access.is_uint(value):
+        raise MalformedError(access.NOT_UINT)
+    return value if present else 0
+
+
+def _checked(region: CudaRegion) -> CudaRegion:
+    if len(region.handle) != _HANDLE_BYTES:
+        raise _no_handle()
+    if not 0 <= region.device_id < _MOST_DEVICES:
+        raise refused(region, f"there is no device {region.device_id}")
+    return region
+
+
+def _no_handle() -> InvalidArgumentError:
+    return InvalidArgumentError("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
 
 
 def _check_enabled(regions: Regions) -> None:
@@ -104,31 +112,33 @@ def _register(message: bytes, regions: Regions) -> bytes:
 
 
 def _unregister(message: bytes, regions: Regions) -> bytes:
-    regions.unregister(parsed(pb.SystemSharedMemoryUnregisterRequest, message).name)
+    regions.unregister(Region, parsed(pb.SystemSharedMemoryUnregisterRequest, message).name)
     return b""
 
 
 def _status(message: bytes, regions: Regions) -> bytes:
     row = pb.SystemSharedMemoryStatusResponse.RegionStatus
-    found = regions.status(parsed(pb.SystemSharedMemoryStatusRequest, message).name)
+    found = regions.status(Region, parsed(pb.SystemSharedMemoryStatusRequest, message).name)
     rows = {each.name: row(**each._asdict()) for each in found}
     return pb.SystemSharedMemoryStatusResponse(regions=rows).SerializeToString()
 
 
 def _cuda_status(message: bytes, regions: Regions) -> bytes:
-    _cuda_status_of(parsed(pb.CudaSharedMemoryStatusRequest, message).name, regions)
-    return b""
+    row = pb.CudaSharedMemoryStatusResponse.RegionStatus
+    found = regions.status(CudaRegion, parsed(pb.CudaSharedMemoryStatusRequest, message).name)
+    rows = {each.name: row(name=each.name, device_id=each.device_id, byte_size=each.byte_size) for each in found}
+    return pb.CudaSharedMemoryStatusResponse(regions=rows).SerializeToString()
 
 
 def _cuda_register(message: bytes, regions: Regions) -> bytes:
     request = parsed(pb.CudaSharedMemoryRegisterRequest, message)
     _check_enabled(regions)
-    raise _cuda_refusal(request.raw_handle)
+    regions.register(_checked(CudaRegion(request.name, request.raw_handle, request.device_id, request.byte_size)))
+    return b""
 
 
 def _cuda_unregister(message: bytes, regions: Regions) -> bytes:
-    parsed(pb.CudaSharedMemoryUnregisterRequest, message)
-    _check_enabled(regions)
+    regions.unregister(CudaRegion, parsed(pb.CudaSharedMemoryUnregisterRequest, message).name)
     return b""
 
 

@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_TEMPLATES = 1024
 
 
-_NOWHERE: Mapping[str, memoryview] = {}
+_NOWHERE: Mapping[str, regions.Target] = {}
 
 
 class ReplyFormat(NamedTuple):
@@ -37,11 +37,13 @@ class ReplyFormat(NamedTuple):
     default: bool
     listed: Mapping[str, bool]
     all_binary: bool
-    places: Mapping[str, memoryview] = _NOWHERE
+    places: Mapping[str, regions.Target] = _NOWHERE
     """The outputs that go into shared memory instead, and where."""
 
     @classmethod
-    def of(cls, default: bool, listed: Mapping[str, bool], places: Mapping[str, memoryview] = _NOWHERE) -> ReplyFormat:
+    def of(
+        cls, default: bool, listed: Mapping[str, bool], places: Mapping[str, regions.Target] = _NOWHERE
+    ) -> ReplyFormat:
         """A format with ``all_binary`` worked out. Once outputs are listed, no others are in the answer."""
         return cls(default, listed, not places and (all(listed.values()) if listed else default), places)
 

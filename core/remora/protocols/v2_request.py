@@ -16,7 +16,7 @@ from remora.protocols import json_access as access
 from remora.protocols import json_tensors
 from remora.protocols.sequence_ids import checked_id
 from remora.protocols.v2_reply import ReplyFormat
-from remora.regions import DISABLED, Place, Regions
+from remora.regions import DISABLED, Place, Regions, Target
 
 MAX_DIM = 2**63 - 1
 MAX_CLASSES = 1_000_000
@@ -243,11 +243,11 @@ def _place(parameters: Any) -> Place | None:
     return Place(region, *numbers) if used else None
 
 
-def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], dict[str, bool], dict[str, memoryview]]:
+def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], dict[str, bool], dict[str, Target]]:
     """The requested outputs, which of them are to be binary (spec B06), and which go into shared memory."""
     specs: list[OutputSpec] = []
     listed: dict[str, bool] = {}
-    places: dict[str, memoryview] = {}
+    places: dict[str, Target] = {}
     if not access.find(request, "outputs")[0]:
         return (), listed, places
     for item in access.array_member(request, "outputs"):
@@ -257,7 +257,7 @@ def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], di
         ranked, classes = access.find(parameters, "classification")
         count = access.as_uint(classes, "classification", verb="set") if ranked else 0
         if place := _place(parameters):
-            places.setdefault(name, regions.view(place))
+            places.setdefault(name, regions.target(place))
         asked, binary = access.find(parameters, "binary_data")
         specs.append(OutputSpec(name, min(count, MAX_CLASSES)))
         listed.setdefault(name, access.as_bool(binary, "binary_data") if asked else False)

@@ -1,8 +1,9 @@
-"""POSIX shared memory of clients, mapped; the law: a key names an object in one directory and nothing else.
+"""Memory that clients share, mapped; the law: what a client names is opened in one place and nowhere else.
 
-A region is mapped once. Views keep their mapping alive, so that one that is unregistered goes when the last request
-that uses it does. A client that shortens an object below a registered region kills whoever reads there (SIGBUS), this
-server included: that is why it has to be switched on.
+POSIX shared memory is looked for in one directory, a GPU's memory by the handle that its owner has made. A region is
+mapped once. Views keep their mapping alive, so that one that is unregistered goes when the last request that uses it
+does. A client that shortens an object below a registered region kills whoever reads there (SIGBUS), this server
+included: that is why it has to be switched on.
 """
 
 from __future__ import annotations
@@ -10,12 +11,32 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple, Protocol
 
-from remora.errors import AlreadyExistsError, InvalidArgumentError
-from remora.regions import Place, Region, check_new, check_within, missing, object_name, unopenable
+import numpy as np
+
+from remora.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedError
+from remora.regions import (
+    AnyRegion,
+    CudaRegion,
+    HostTarget,
+    Place,
+    R,
+    Region,
+    Target,
+    check_name,
+    check_new,
+    check_within,
+    missing,
+    object_name,
+    refused,
+    unopenable,
+)
+from remora.system.cuda import Cuda, CudaError, cuda
 
 DIRECTORY = Path("/dev/shm")
 MAX_REGIONS = 4096
@@ -23,14 +44,20 @@ _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "
 
 
 class SharedMemory:
-    """The regions that clients have registered. Thread-safe."""
+    """The regions that clients have registered. Thread-safe.
 
-    def __init__(self, directory: Path = DIRECTORY) -> None:
+    Args:
+        directory: where POSIX shared memory lies.
+        runtime: gives the CUDA runtime when the first region of a GPU's memory is registered.
+    """
+
+    def __init__(self, directory: Path = DIRECTORY, runtime: Callable[[], Cuda] = cuda) -> None:
         self._directory = directory
+        self._runtime = runtime
         self._lock = Lock()
-        self._regions: dict[str, tuple[Region, memoryview]] = {}
+        self._regions: dict[str, tuple[AnyRegion, _Mapping]] = {}
 
-    def register(self, region: Region, /) -> None:
+    def register(self, region: AnyRegion, /) -> None:
         """Map a region, as `remora.regions.Regions` says."""
         with self._lock:
             if region.name in self._regions:
@@ -40,9 +67,10 @@ class SharedMemory:
                     f"failed to register shared memory region '{region.name}': there are {MAX_REGIONS} already, "
                     "unregister some"
                 )
-            self._regions[region.name] = (region, self._mapped(region))
+            made = self._mapped(region) if isinstance(region, Region) else _opened(region, self._runtime)
+            self._regions[region.name] = (region, made)
 
-    def _mapped(self, region: Region) -> memoryview:
+    def _mapped(self, region: Region) -> _Mapping:
         path = self._directory / object_name(region.key)
         try:
             descriptor = os.open(path, _FLAGS)
@@ -52,36 +80,124 @@ class SharedMemory:
             state = os.fstat(descriptor)
             if not stat.S_ISREG(state.st_mode):
                 raise unopenable(region.key)
-            check_new(region, mmap.ALLOCATIONGRANULARITY, state.st_size)
-            return memoryview(mmap.mmap(descriptor, region.byte_size, offset=region.offset))
+            check_name(region)
+            check_new(region, state.st_size, mmap.ALLOCATIONGRANULARITY)
+            return _HostMapping(memoryview(mmap.mmap(descriptor, region.byte_size, offset=region.offset)))
         except OSError:
             raise unopenable(region.key) from None
         finally:
             os.close(descriptor)
 
-    def status(self, name: str = "", /) -> Sequence[Region]:
-        """One region or all, by name."""
+    def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
+        """One region of a kind or all, by name."""
         with self._lock:
-            if not name:
-                return [region for _, (region, _) in sorted(self._regions.items())]
-            if name not in self._regions:
-                raise missing(name, "system ")
-            return [self._regions[name][0]]
+            found = [region for _, (region, _) in sorted(self._regions.items()) if isinstance(region, kind)]
+        if name:
+            found = [region for region in found if region.name == name]
+            if not found:
+                raise missing(name, kind)
+        return found
 
-    def unregister(self, name: str = "", /) -> None:
-        """Forget one region or all."""
+    def unregister(self, kind: type[R], name: str = "", /) -> None:
+        """Forget one region of a kind or all."""
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for key in [name] if name else list(self._regions):
+                if key in self._regions and isinstance(self._regions[key][0], kind):
+                    del self._regions[key]
 
     def view(self, place: Place, /) -> memoryview:
-        """The bytes of a place, shared with the client."""
+        """The bytes of a place: shared with the client, or copied from the device."""
+        return self._found(place).view(place.offset, place.byte_size)
+
+    def target(self, place: Place, /) -> Target:
+        """A place to write to."""
+        return self._found(place).target(place.offset, place.byte_size)
+
+    def _found(self, place: Place) -> _Mapping:
         with self._lock:
             found = self._regions.get(place.region)
         if found is None:
             raise missing(place.region)
-        region, mapped = found
+        region, mapping = found
         check_within(place, region.byte_size)
-        return mapped[place.offset : place.offset + place.byte_size]
+        return mapping
+
+
+class _Mapping(Protocol):
+    """A region's memory; offsets and sizes are checked already."""
+
+    def view(self, offset: int, size: int) -> memoryview: ...
+
+    def target(self, offset: int, size: int) -> Target: ...
+
+
+class _HostMapping(NamedTuple):
+    memory: memoryview
+
+    def view(self, offset: int, size: int) -> memoryview:
+        return self.memory[offset : offset + size]
+
+    def target(self, offset: int, size: int) -> Target:
+        return HostTarget(self.view(offset, size))
+
+
+class _CudaMapping:
+    """Another process's memory on a GPU, closed when nobody refers to this any more."""
+
+    def __init__(self, runtime: Cuda, device: int, address: int) -> None:
+        self._runtime = runtime
+        self._device = device
+        self._address = address
+        weakref.finalize(self, _close, runtime, device, address)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        copied = np.empty(size, np.uint8)
+        self._runtime.use(self._device)
+        self._runtime.copy(copied.ctypes.data, self._address + offset, size)
+        return copied.data
+
+    def target(self, offset: int, size: int) -> Target:
+        return _CudaTarget(self, offset, size)
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        given = np.frombuffer(data, np.uint8)
+        if given.size:
+            self._runtime.use(self._device)
+            self._runtime.copy(self._address + offset, given.ctypes.data, given.size)
+
+
+class _CudaTarget(NamedTuple):
+    mapping: _CudaMapping
+    offset: int
+    byte_size: int
+
+    def put(self, data: memoryview | bytes) -> None:
+        self.mapping.write(self.offset, data)
+
+
+def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
+    """The memory behind a handle. Raises InvalidArgumentError with Triton's texts."""
+    check_name(region)
+    try:
+        found = runtime()
+    except UnsupportedError:
+        raise InvalidArgumentError(
+            f"failed to register CUDA shared memory region: '{region.name}', GPUs not supported"
+        ) from None
+    try:
+        found.use(region.device_id)
+        address = found.open_handle(region.handle)
+    except CudaError as error:
+        raise refused(region, f"failed to open CUDA IPC handle: {error.reason}") from None
+    mapping = _CudaMapping(found, region.device_id, address)
+    available = found.bytes_from(address)
+    check_new(region, region.byte_size if available is None else available)
+    return mapping
+
+
+def _close(runtime: Cuda, device: int, address: int) -> None:
+    try:
+        runtime.use(device)
+        runtime.close_handle(address)
+    except CudaError:  # its owner has gone, or the driver is being shut down: there is nothing left to close
+        pass

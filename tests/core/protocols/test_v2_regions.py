@@ -1,13 +1,21 @@
-"""Registering shared memory where it is not offered."""
+"""Registering shared memory over both wires, and where it is not offered."""
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
-from remora.errors import UnsupportedError
+from cuda_stand_in import StandIn
+from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_regions import REGION_RPCS, answer_region
 from remora.protocols.v2_routes import Route
 from remora.regions import DISABLED, SHARED_MEMORY_OFF
+from remora.system.shared_memory import SharedMemory
 
 
 @pytest.mark.parametrize("action", ["system_shm", "cuda_shm"])
@@ -25,3 +33,63 @@ def test_over_grpc_too(rpc: str) -> None:
     with pytest.raises(UnsupportedError, match="Client shared memory is disabled"):
         REGION_RPCS[rpc](b"", DISABLED)
     assert REGION_RPCS["SystemSharedMemoryStatus"](b"", DISABLED) == b""
+
+
+HANDLE = {"b64": base64.b64encode(bytes(64)).decode()}
+BAD_HANDLE = "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({}, "Shared memory register request has no 'raw_handle' field"),
+        ({"raw_handle": {"b64": "AA=="}, "device_id": 0, "byte_size": 4}, BAD_HANDLE),
+        ({"raw_handle": {"b64": "?"}, "device_id": 0, "byte_size": 4}, BAD_HANDLE),
+        ({"raw_handle": {}, "device_id": 0, "byte_size": 4}, BAD_HANDLE),
+        ({"raw_handle": HANDLE, "byte_size": 4}, "Shared memory register request has no 'device_id' field"),
+        ({"raw_handle": HANDLE, "device_id": 0}, "Shared memory register request has no 'byte_size' field"),
+        (
+            {"raw_handle": HANDLE, "device_id": 1 << 40, "byte_size": 4},
+            "failed to register CUDA shared memory region 'c': there is no device 1099511627776",
+        ),
+    ],
+)
+def test_a_cuda_region_that_is_not_described_whole_is_refused(
+    tmp_path: Path, body: Mapping[str, object], text: str
+) -> None:
+    regions = SharedMemory(tmp_path)
+    answer = answer_region(Route("cuda_shm", verb="register", region="c"), json.dumps(body).encode(), regions)
+    assert (answer.status, json.loads(b"".join(bytes(piece) for piece in answer.body))) == (400, {"error": text})
+
+
+def test_a_cuda_region_comes_and_goes_over_both_wires(tmp_path: Path, stand_in: StandIn) -> None:
+    runtime = stand_in.runtime
+    regions = SharedMemory(tmp_path, lambda: runtime)
+    address = runtime.take(64)
+    handle = runtime.handle_of(address)
+    body = {"raw_handle": {"b64": base64.b64encode(handle).decode()}, "device_id": 0, "byte_size": 64}
+
+    def ask(verb: str, region: str = "", sent: bytes = b"") -> tuple[int, bytes]:
+        answer = answer_region(Route("cuda_shm", verb=verb, region=region), sent, regions)
+        return answer.status, b"".join(bytes(piece) for piece in answer.body)
+
+    assert ask("register", "c", json.dumps(body).encode()) == (200, b"")
+    request = pb.CudaSharedMemoryRegisterRequest(name="d", raw_handle=handle, device_id=0, byte_size=32)
+    assert REGION_RPCS["CudaSharedMemoryRegister"](request.SerializeToString(), regions) == b""
+    assert ask("status") == (
+        200, b'[{"name":"c","device_id":0,"byte_size":64},{"name":"d","device_id":0,"byte_size":32}]'
+    )  # fmt: skip
+    assert ask("status", "none") == (404, b'{"error":"Unable to find cuda shared memory region: \'none\'"}')
+    asked = pb.CudaSharedMemoryStatusRequest(name="d").SerializeToString()
+    told = pb.CudaSharedMemoryStatusResponse.FromString(REGION_RPCS["CudaSharedMemoryStatus"](asked, regions))
+    assert [(row.name, row.device_id, row.byte_size) for row in told.regions.values()] == [("d", 0, 32)]
+    assert REGION_RPCS["CudaSharedMemoryUnregister"](b"", regions) == b""
+    assert ask("unregister", "c") == (200, b"")
+    assert ask("status") == (200, b"[]")
+    runtime.free(address)
+
+
+def test_a_handle_of_another_length_is_refused_over_grpc(tmp_path: Path) -> None:
+    request = pb.CudaSharedMemoryRegisterRequest(name="d", raw_handle=b"short", byte_size=4).SerializeToString()
+    with pytest.raises(InvalidArgumentError, match=BAD_HANDLE):
+        REGION_RPCS["CudaSharedMemoryRegister"](request, SharedMemory(tmp_path))

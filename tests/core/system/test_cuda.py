@@ -1,0 +1,69 @@
+"""The CUDA runtime by ctypes, over a library with its functions' signatures."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
+from remora.system import cuda as cuda_module
+from remora.system.cuda import Cuda, CudaError, IpcHandle
+
+ROWS = np.arange(6, dtype="f4")
+
+
+def test_bytes_go_to_a_device_and_come_back(stand_in: StandIn) -> None:
+    runtime, found = stand_in.runtime, np.zeros_like(ROWS)
+    runtime.use(0)
+    address, pinned, stream = runtime.take(ROWS.nbytes), runtime.take_pinned(ROWS.nbytes), runtime.stream()
+    runtime.copy(pinned, ROWS.ctypes.data, ROWS.nbytes)
+    runtime.copy_soon(address, pinned, ROWS.nbytes, stream)
+    runtime.wait(stream)
+    runtime.copy(found.ctypes.data, address, ROWS.nbytes)
+    np.testing.assert_array_equal(found, ROWS)
+    assert runtime.bytes_from(address + 4) == ROWS.nbytes - 4
+    runtime.free(address), runtime.free_pinned(pinned), runtime.drop(stream)
+    assert [stand_in.held(kind) for kind in (DEVICE, PINNED, STREAM)] == [0, 0, 0]
+
+
+def test_a_failing_call_is_told_with_the_runtimes_text(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CudaError, match="cudaSetDevice failed: invalid device ordinal"):
+        stand_in.runtime.use(7)
+    with pytest.raises(CudaError, match="cudaFree failed: invalid argument"):
+        stand_in.runtime.free(16)
+    monkeypatch.setenv("STAND_IN_BYTES", "8")
+    with pytest.raises(CudaError, match="cudaMalloc failed: out of memory"):
+        stand_in.runtime.take(9)
+
+
+def test_devices_are_counted_and_none_is_no_error(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_DEVICES", "3")
+    assert stand_in.runtime.device_count() == 3
+    monkeypatch.setenv("STAND_IN_DEVICES", "0")
+    assert stand_in.runtime.device_count() == 0
+
+
+def test_a_handle_is_64_bytes_passed_by_value(stand_in: StandIn) -> None:
+    assert ctypes.sizeof(IpcHandle) == cuda_module.HANDLE_BYTES
+    runtime = stand_in.runtime
+    address = runtime.take(4)
+    opened = runtime.open_handle(runtime.handle_of(address))
+    runtime.copy(address, ROWS[1:].ctypes.data, 4)
+    assert ctypes.string_at(opened, 4) == ROWS[1:2].tobytes()
+    runtime.close_handle(opened), runtime.free(address)
+
+
+def test_what_no_driver_tells_is_not_known(stand_in: StandIn) -> None:
+    assert Cuda(stand_in.library).bytes_from(16) is None
+    assert stand_in.runtime.bytes_from(16) is None
+
+
+def test_nvidias_own_runtime_has_every_function_that_is_called() -> None:
+    try:
+        runtime: Any = cuda_module.cuda()
+    except cuda_module.UnsupportedError:
+        pytest.skip("NVIDIA's runtime is not here: pip install nvidia-cuda-runtime-cu12")
+    assert runtime.device_count() >= 0

@@ -1,0 +1,208 @@
+/* The CUDA runtime's functions that remora calls, with their signatures, over the host's memory.
+ *
+ * It keeps what the real one keeps: who took what, on which device, and how large it is. A copy that leaves an
+ * allocation fails, as does freeing what was not taken. Memory of devices is POSIX shared memory, so that handles open
+ * in other processes. STAND_IN_DEVICES says how many devices there are (1).
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct { char reserved[64]; } cudaIpcMemHandle_t;
+typedef int cudaError_t;
+typedef void *cudaStream_t;
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_HANDLE = 400 };
+enum { FREE, DEVICE, PINNED, OPENED, STREAM };
+enum { MOST = 4096 };
+
+static struct { int kind; char *at; size_t size; int device; char name[48]; } held[MOST];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned made, copies;
+static __thread int current;
+
+static int devices(void) {
+    const char *said = getenv("STAND_IN_DEVICES");
+    return said ? atoi(said) : 1;
+}
+
+static int find(const void *address) {
+    for (int at = 0; at < MOST; at++)
+        if (held[at].kind != FREE && (const char *)address >= held[at].at &&
+            (const char *)address < held[at].at + held[at].size)
+            return at;
+    return -1;
+}
+
+static cudaError_t keep(int kind, char *at, size_t size, const char *name) {
+    for (int slot = 0; slot < MOST; slot++)
+        if (held[slot].kind == FREE) {
+            held[slot].kind = kind, held[slot].at = at, held[slot].size = size, held[slot].device = current;
+            snprintf(held[slot].name, sizeof held[slot].name, "%s", name);
+            return OK;
+        }
+    return OUT_OF_MEMORY;
+}
+
+static cudaError_t release(void *address, int kind) {
+    pthread_mutex_lock(&lock);
+    int at = address ? find(address) : -1;
+    cudaError_t status = INVALID_VALUE;
+    if (at >= 0 && held[at].kind == kind && held[at].at == address) {
+        munmap(held[at].at, held[at].size);
+        if (kind == DEVICE) shm_unlink(held[at].name);
+        held[at].kind = FREE;
+        status = OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static cudaError_t map(void **out, size_t size, const char *name, int kind, int flags) {
+    int file = shm_open(name, flags, 0600);
+    if (file < 0) return INVALID_HANDLE;
+    struct stat state;
+    if ((flags & O_CREAT) && ftruncate(file, (off_t)size)) { close(file); return OUT_OF_MEMORY; }
+    if (fstat(file, &state)) { close(file); return INVALID_HANDLE; }
+    char *at = mmap(NULL, (size_t)state.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (at == MAP_FAILED) return OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    cudaError_t status = keep(kind, at, (size_t)state.st_size, name);
+    pthread_mutex_unlock(&lock);
+    *out = at;
+    return status;
+}
+
+const char *cudaGetErrorString(cudaError_t status) {
+    switch (status) {
+    case OK: return "no error";
+    case INVALID_VALUE: return "invalid argument";
+    case OUT_OF_MEMORY: return "out of memory";
+    case NO_DEVICE: return "no CUDA-capable device is detected";
+    case INVALID_DEVICE: return "invalid device ordinal";
+    case INVALID_HANDLE: return "invalid resource handle";
+    default: return "unrecognized error code";
+    }
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = devices();
+    return *count ? OK : NO_DEVICE;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= devices()) return devices() ? INVALID_DEVICE : NO_DEVICE;
+    current = device;
+    return OK;
+}
+
+cudaError_t cudaMalloc(void **out, size_t size) {
+    const char *limit = getenv("STAND_IN_BYTES");
+    if (limit && size > strtoull(limit, NULL, 10)) return OUT_OF_MEMORY;
+    char name[48];
+    snprintf(name, sizeof name, "/remora_stand_in_%ld_%u", (long)getpid(), __atomic_add_fetch(&made, 1, __ATOMIC_SEQ_CST));
+    return map(out, size, name, DEVICE, O_RDWR | O_CREAT | O_EXCL);
+}
+
+cudaError_t cudaFree(void *address) { return release(address, DEVICE); }
+
+cudaError_t cudaMallocHost(void **out, size_t size) {
+    *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*out == MAP_FAILED) return OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    cudaError_t status = keep(PINNED, *out, size, "");
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+cudaError_t cudaFreeHost(void *address) { return release(address, PINNED); }
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    (void)kind;
+    cudaError_t status = OK;
+    pthread_mutex_lock(&lock);
+    const char *ends[2] = {to, from};
+    for (int end = 0; end < 2; end++) {
+        int at = find(ends[end]);
+        if (at >= 0 && ends[end] + size > held[at].at + held[at].size) status = INVALID_VALUE;
+    }
+    copies++;
+    pthread_mutex_unlock(&lock);
+    if (status == OK) memmove(to, from, size);
+    return status;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, cudaStream_t stream) {
+    pthread_mutex_lock(&lock);
+    int at = find(stream);
+    int known = at >= 0 && held[at].kind == STREAM;
+    pthread_mutex_unlock(&lock);
+    return known ? cudaMemcpy(to, from, size, kind) : INVALID_HANDLE;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
+    (void)flags;
+    *out = mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*out == MAP_FAILED) return OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    cudaError_t status = keep(STREAM, *out, 1, "");
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    pthread_mutex_lock(&lock);
+    int at = find(stream);
+    pthread_mutex_unlock(&lock);
+    return at >= 0 ? OK : INVALID_HANDLE;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return release(stream, STREAM) == OK ? OK : INVALID_HANDLE; }
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *address) {
+    pthread_mutex_lock(&lock);
+    int at = find(address);
+    cudaError_t status = at >= 0 && held[at].kind == DEVICE ? OK : INVALID_VALUE;
+    if (status == OK) {
+        memset(handle, 0, sizeof *handle);
+        strncpy(handle->reserved, held[at].name, sizeof handle->reserved - 1);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags) {
+    (void)flags;
+    if (!memchr(handle.reserved, 0, sizeof handle.reserved)) return INVALID_HANDLE;
+    return map(out, 0, handle.reserved, OPENED, O_RDWR);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *address) { return release(address, OPENED); }
+
+int cuMemGetAddressRange_v2(uint64_t *start, size_t *size, uint64_t address) {
+    pthread_mutex_lock(&lock);
+    int at = find((void *)(uintptr_t)address);
+    if (at >= 0) *start = (uint64_t)(uintptr_t)held[at].at, *size = held[at].size;
+    pthread_mutex_unlock(&lock);
+    return at >= 0 ? OK : INVALID_VALUE;
+}
+
+/* For tests alone: what is held of a kind, and how often bytes were copied. */
+unsigned stand_in_held(int kind) {
+    unsigned count = 0;
+    pthread_mutex_lock(&lock);
+    for (int at = 0; at < MOST; at++) count += held[at].kind == kind;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+unsigned stand_in_copies(void) { return copies; }
