@@ -16,6 +16,8 @@ import orjson
 
 from remora.messages import DTYPES, Array, Buffer, TensorInfo
 from remora.protocols.http_answer import Headers, HttpAnswer
+from remora.protocols.json_tensors import flatten
+from remora.protocols.json_text import MAX_DEPTH
 from remora_adapters.sagemaker.arrays import (
     CSV,
     JSON,
@@ -28,6 +30,7 @@ from remora_adapters.sagemaker.arrays import (
 )
 
 _WHOLE = ("text/plain", "application/x-image")
+_NUMBERS = {bool, int, float}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -57,7 +60,7 @@ def translate(media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: 
     Raises ValueError for a body that cannot be read or does not fit the inputs.
     """
     if media == CSV:
-        cells = np.array(rows_of_csv(bytes(body)))
+        cells = np.array(rows_of_csv(bytes(body)), object)  # as texts, each would get the room of the longest
         return Translated(_chunks(_columns(cells, inputs, max_rows), max_rows), media)
     if media == LINES:
         return _lines(bytes(body), inputs, max_rows)
@@ -204,9 +207,15 @@ def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translat
 def _stacked(values: list[Any], row: TensorInfo, max_rows: int) -> Array:
     """One value for each record as the model's input."""
     shape = row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape
-    array = np.array(values, object if row.datatype == "BYTES" else None)
-    if array.dtype.kind == "O" and row.datatype != "BYTES":
-        raise ValueError(f"the values for '{row.name}' are no numbers, or not equally many in each line")
+    flat, kinds = flatten(values, MAX_DEPTH)
+    if row.datatype == "BYTES":
+        array = np.array(values, object)
+    elif kinds == {str}:
+        array = np.array(flat, object).reshape(len(values), -1)
+    elif kinds <= _NUMBERS:
+        array = np.array(values)
+    else:
+        raise ValueError(f"the values for '{row.name}' are no numbers")
     if -1 not in shape and array.size == len(values) * math.prod(shape):
         array = array.reshape(len(values), *shape)
     if not max_rows and row.shape[:1] != (-1,):

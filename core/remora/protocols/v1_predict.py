@@ -17,9 +17,14 @@ import orjson
 
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor, TensorInfo
+from remora.protocols.json_tensors import flatten
+from remora.protocols.json_text import MAX_DEPTH
+from remora.protocols.v2_request import Limits, check_values
 
 _ONE_BY_ONE = 1
 _MAX_ROWS = 1 << 20
+_KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+"""What JSON has for each kind of array."""
 
 
 class Rows(NamedTuple):
@@ -55,6 +60,7 @@ def decode_predict(
     """
     if len(body) > limit:
         raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
+    check_values(memoryview(body), Limits(limit))
     found = _instances(body)
     if isinstance(found, Mapping):
         return _cut(_columns(found, inputs, optional), rows)
@@ -169,6 +175,10 @@ def _array(values: Any, row: TensorInfo) -> Array:
     if row.datatype == "BYTES":
         return _bytes_array(values, row)
     dtype = np.dtype("<f4") if row.datatype == "BF16" else DTYPES[row.datatype]
+    # Before an array is made: numpy would give each text the room of the longest.
+    _, kinds = flatten(values if isinstance(values, list) else [values], MAX_DEPTH)
+    if kinds - _KINDS[dtype.kind]:
+        raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
@@ -177,19 +187,15 @@ def _array(values: Any, row: TensorInfo) -> Array:
         return array.astype(DTYPES[row.datatype])
     if dtype.kind in "iu":
         return _integers(values, array, dtype, row)
-    if array.dtype.kind not in {"b": "b", "f": "iuf"}[dtype.kind]:
-        raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     return (cast.view("<u4") >> 16).astype("<u2") if row.datatype == "BF16" else cast
 
 
 def _integers(values: Any, array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
-    """Integers as they are; numpy makes floats of those beyond 63 bits beside others, which are taken one by one."""
+    """Integers as they are; numpy makes floats of those beyond 63 bits beside others."""
     if array.dtype.kind not in "iu":
         array = np.asarray(values, object)
-        if not all(type(value) is int for value in array.reshape(-1).tolist()):
-            raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
     limits = np.iinfo(dtype)
     if array.min() < limits.min or array.max() > limits.max:
         raise InvalidArgumentError(f"a value of input '{row.name}' does not fit into {row.datatype}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import orjson
@@ -174,6 +175,23 @@ def test_several_outputs_are_named_in_json() -> None:
     both = [answer(y=np.ones((1, 1), "<f4"), z=np.zeros((1, 1), "<i8"))]
     assert json.loads(b"".join(answer_of(translated, both, "application/json").body)) == {"y": [[1.0]], "z": [[0]]}
     assert b"".join(answer_of(translated, both, "application/jsonlines").body) == b'{"y":[1.0],"z":[0]}\n'
+
+
+@pytest.mark.parametrize(
+    ("media", "body"),
+    [
+        ("text/csv", b",".join([b"1"] * 1000 + [b"1" * 10_000])),
+        ("application/jsonlines", json.dumps(["1"] * 1000 + ["1" * 10_000]).encode()),
+    ],
+)
+def test_a_long_text_takes_its_own_room_and_not_every_neighbours(media: str, body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        (part,) = translate(media, body, [TensorInfo("x", "FP32", (-1, 1001))], 8).parts
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert read(part) == {"x": [[1.0] * 1000 + [float("inf")]]}
 
 
 @given(st.sampled_from(["text/csv", "application/jsonlines", "application/x-npy", "image/png"]), st.binary(max_size=80))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -155,3 +156,20 @@ def test_an_output_with_other_rows_than_instances_is_no_answer() -> None:
     response = Response([Tensor("x", "FP32", np.zeros((3, 1), np.float32))])
     with pytest.raises(InternalError, match="cannot be matched"):
         encode_predict([response], [2], Rows(8, True))
+
+
+def test_a_long_text_takes_its_own_room_and_not_every_neighbours() -> None:
+    body = json.dumps({"instances": [["1"] * 1000 + ["1" * 10_000]]}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgumentError, match="cannot be FP32"):
+            decode_predict(body, [X], NONE, Rows.of([X], 8))
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_body_of_more_values_than_are_read_at_once_is_refused_unread() -> None:
+    body = b'{"instances":[' + b"[]," * (6 << 20) + b"[]]}"
+    with pytest.raises(InvalidArgumentError, match="more than the 17825792 that are read at once"):
+        decode_predict(body, [X], NONE, Rows.of([X], 8))
