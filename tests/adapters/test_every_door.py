@@ -89,9 +89,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def host_of(platform: str, repository: Path, **limits: Any) -> Host:
+def host_of(platform: str, repository: Path, more: Mapping[str, str] | None = None, **limits: Any) -> Host:
     """A platform's host over the repository, with some of the server's options set as an operator would."""
     variables = {
+        **(more or {}),
         "REMORA_MODEL_REPOSITORY": str(repository),
         "AZUREML_MODEL_DIR": str(repository),
         "SAGEMAKER_BASE_DIR": str(repository.parent),
@@ -284,3 +285,20 @@ def test_no_platform_lets_clients_change_models_unless_it_is_told_to(platform: s
             assert got.status >= 400, (verb, got)
         door = next(door for door in DOORS.values() if door.platform == platform)
         assert ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), JSON).status == 200
+
+
+CSV = Door(
+    "sagemaker", "/invocations", lambda rows: b"1,2,3,4\n", lambda body: np.loadtxt([body.decode()], delimiter=",")
+)
+
+
+@pytest.mark.parametrize("name", [*DOORS, "sagemaker csv"])
+def test_the_first_request_for_a_model_on_demand_waits_for_it(name: str, repository: Path) -> None:
+    door = CSV if name == "sagemaker csv" else DOORS[name]
+    host = host_of(door.platform, repository, {"REMORA_DEFAULT_MODEL": "scale"})
+    on_demand = replace(host.engine, model_control_mode="ondemand", load_model=())
+    with running(replace(host, engine=on_demand)) as ports:
+        kind = {"Content-Type": "text/csv"} if door is CSV else JSON
+        got = ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), kind)
+        assert got.status == 200, got
+        assert door.read(got.body).ravel().tolist() == [2, 4, 6, 8]

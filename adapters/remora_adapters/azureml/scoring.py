@@ -19,6 +19,7 @@ from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer
 from remora.server.doors import Inside
 from remora.server.exchange import Exchange
+from remora.server.probes import PATHS as PROBES
 from remora_adapters.azureml.entry_script import Answer, EntryScript, answer_of, message_answer
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
 
@@ -32,7 +33,6 @@ _NO_MODEL = (
     "/score is for a scoring script, or for the one model of a deployment: this one has {count}. Set "
     "REMORA_DEFAULT_MODEL, or ask for /v2/models/NAME/infer"
 )
-_PROBES = ("/livez", "/startupz", "/readyz")
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
 _SWAGGER = {"2": "swagger.json", "2.0": "swagger.json", "3": "swagger3.json", "3.0": "swagger3.json"}
 
@@ -83,7 +83,7 @@ class ScoringService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request, now or later."""
-        if head.path.startswith("/v2") or head.path in _PROBES:
+        if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
             if not trouble:
                 return self._inside.rest.handle(head, body, exchange)

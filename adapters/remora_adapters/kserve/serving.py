@@ -16,16 +16,16 @@ import orjson
 from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer, ModelReady, ServerReady, Ticket
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, failure
+from remora.protocols.http_answer import JSON, Headers, HttpAnswer, encode_json_error, failure
 from remora.server.doors import Inside
 from remora.server.exchange import Exchange
 from remora.server.predict import Predictor
+from remora.server.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
 
 _V1 = "/v1/models"
 _V2 = "/v2/models"
 _REPOSITORY = "/v2/repository/models/"
-_PROBES = ("/livez", "/startupz", "/readyz")
 _NOT_FOUND = b'{"detail":"Not Found"}'
 _NOT_ALLOWED = b'{"detail":"Method Not Allowed"}'
 
@@ -44,14 +44,14 @@ class KServeService:
         self._engine = inside.engine
         self._as_kserve = as_kserve
         self._now = now or (lambda: datetime.now(UTC).isoformat())
-        self._predictor = Predictor(inside.engine, inside.mailbox, refusal, inside.options.http_max_input_size)
+        self._predictor = Predictor(inside)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request, now or later."""
         path = head.path
         if path.startswith("/v2"):
             return self._v2(head, body, exchange)
-        if path in _PROBES:
+        if path in PROBES:
             return self._inside.rest.handle(head, body, exchange)
         if path == "/":
             exchange.respond(self._get(head, lambda: _json({"status": "alive"})))
@@ -92,7 +92,7 @@ class KServeService:
         try:
             event = read_event(head, body)
         except RemoraError as error:
-            exchange.respond(refusal(error))
+            exchange.respond(encode_json_error(error))
             return None
         if event is None:
             return self._predictor.handle(name, body, exchange)
@@ -142,11 +142,6 @@ class KServeService:
             name, _, verb = head.path.removeprefix(_REPOSITORY).partition("/")
             told = {"name": name, verb: True}
         return rest.handle(head, body, _JsonExchange(exchange, told))
-
-
-def refusal(error: RemoraError) -> HttpAnswer:
-    """An error as KServe tells it: always JSON, and a body that cannot be read is the client's fault."""
-    return failure(STATUS_OF.get(error.code, 400), error.message, plain=False)
 
 
 def _json(value: object) -> HttpAnswer:

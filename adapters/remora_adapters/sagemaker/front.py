@@ -17,6 +17,7 @@ import orjson
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer, ServerLive, ServerReady, Ticket
+from remora.model_table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.server.doors import Inside
@@ -146,7 +147,7 @@ class SageMakerService:
         if model.script:
             return self._run_script(plan, model, head, body, exchange)
         if plan.media:
-            return self._run_translated(plan, model, head, body, exchange)
+            return model.rest.when_loaded(lambda: self._run_translated(plan, model, head, body, exchange), exchange)
         if plan.session is not None:
             return self._run_in_session(plan, model, head, body, exchange)
         v2 = plan.v2
@@ -201,6 +202,8 @@ class SageMakerService:
 
         try:
             signature = model.engine.resolve(model.name).signature
+        except LoadingError:
+            raise
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return None

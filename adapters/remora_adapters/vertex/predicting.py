@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import orjson
 
-from remora.errors import RemoraError
 from remora.messages import Buffer, ServerReady, Ticket
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import STATUS_OF, Headers, HttpAnswer, Refusal, failure
+from remora.protocols.http_answer import Headers, HttpAnswer, Refusal, failure
 from remora.protocols.v2_routes import route
 from remora.server.doors import Inside
 from remora.server.exchange import Exchange
@@ -49,7 +48,7 @@ class VertexService:
         self._health = health
         self._predict = predict
         self._default = default
-        self._predictor = Predictor(inside.engine, inside.mailbox, _refuse, inside.options.http_max_input_size)
+        self._predictor = Predictor(inside)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer one request, now or later."""
@@ -139,10 +138,6 @@ def _has_instances(body: Buffer) -> bool:
     except orjson.JSONDecodeError:
         return True  # whose refusal says more than V2's
     return isinstance(message, dict) and "instances" in message
-
-
-def _refuse(error: RemoraError) -> HttpAnswer:
-    return failure(STATUS_OF.get(error.code, 400), error.message, plain=False)
 
 
 class _BinaryExchange:

@@ -62,12 +62,17 @@ def failure(status: int, message: str, *, plain: bool, headers: Headers = ()) ->
     return HttpAnswer(status, (PLAIN if plain else JSON, *headers), [b'{"error":%b}' % quoted(message)])
 
 
-def retry_after(error: RemoraError) -> Headers:
-    """When to come again, where that is known: whole seconds, HTTP has no shorter time."""
-    return ((b"Retry-After", b"%d" % error.retry_after_s),) if error.retry_after_s else ()
-
-
 def encode_error(error: RemoraError, *, plain: bool) -> HttpAnswer:
     """An engine's error. What came out of the model is text/plain anyway (spec H11)."""
-    headers = retry_after(error)
-    return failure(STATUS_OF.get(error.code, 400), error.message, plain=plain or error.from_model, headers=headers)
+    return _told(error, 0, plain=plain or error.from_model)
+
+
+def encode_json_error(error: RemoraError, status: int = 0) -> HttpAnswer:
+    """An engine's error as JSON, whatever it came out of; ``status`` stands in for its own where it is given."""
+    return _told(error, status, plain=False)
+
+
+def _told(error: RemoraError, status: int, *, plain: bool) -> HttpAnswer:
+    # When to come again, where that is known: whole seconds, HTTP has no shorter time.
+    headers = ((b"Retry-After", b"%d" % error.retry_after_s),) if error.retry_after_s else ()
+    return failure(status or STATUS_OF.get(error.code, 400), error.message, plain=plain, headers=headers)

@@ -14,7 +14,7 @@ from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streame
 from remora.model import ServedModel
 from remora.model_table import LoadingError
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, failure, retry_after
+from remora.protocols.http_answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, encode_json_error
 from remora.protocols.load_report import REQUEST_HEADER, RESPONSE_HEADER, load_report
 from remora.protocols.v2_generate import (
     EVENTS,
@@ -70,8 +70,7 @@ class GenerateRoutes:
             raise
         except RemoraError as error:
             own = self._malformed if isinstance(error, MalformedError) else 0
-            status = own or STATUS_OF.get(error.code, 400)
-            exchange.respond(failure(status, error.message, plain=False, headers=retry_after(error)))
+            exchange.respond(encode_json_error(error, own))
         return None
 
     def _load_report(self, head: Head) -> Callable[[], Headers]:

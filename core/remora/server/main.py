@@ -25,7 +25,6 @@ from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.http import Listener, Service
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
-from remora.server.waiting import WaitingRoom
 from remora.system.machine import process_age_s
 from remora.system.shared_memory import SharedMemory
 from remora.system.tuning import Tuning, freeze, give_back
@@ -103,7 +102,6 @@ class Server:
             pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
-            waiting=WaitingRoom(self.engine.options.max_waiting_requests, self.engine.options.waiting_secs),
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
         await self._open_ports(inside, mailbox)

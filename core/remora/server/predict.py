@@ -5,63 +5,57 @@ What a model cannot take in one request goes in several, side by side. The answe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from remora.engine import Engine
 from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.model import ServedModel
-from remora.protocols.http_answer import JSON, HttpAnswer
+from remora.model_table import LoadingError
+from remora.protocols.http_answer import JSON, HttpAnswer, encode_json_error
 from remora.protocols.v1_predict import Part, Rows, decode_predict, encode_predict
+from remora.server.doors import Inside
 from remora.server.exchange import Exchange
-
-Refuse = Callable[[RemoraError], HttpAnswer]
-"""How a host tells an error."""
 
 
 class Predictor:
-    """Answers predict requests.
+    """Answers predict requests of a host's own routes; errors are JSON."""
 
-    Args:
-        engine: does the work.
-        mailbox: where answers are delivered.
-        refuse: makes the answer of an error.
-        limit: the longest body, in bytes.
-    """
-
-    def __init__(self, engine: Engine, mailbox: Mailbox | None, refuse: Refuse, limit: int) -> None:
-        self._engine = engine
-        self._mailbox = mailbox
-        self._refuse = refuse
-        self._limit = limit
+    def __init__(self, inside: Inside) -> None:
+        self._resolve = inside.engine.resolve
+        self._when_loaded = inside.rest.when_loaded
+        self._mailbox = inside.mailbox
+        self._limit = inside.options.http_max_input_size
 
     def handle(self, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
+        return self._when_loaded(lambda: self._handle(name, body, exchange), exchange)
+
+    def _handle(self, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Raises LoadingError when the request may wait for its model."""
         try:
-            model = self._engine.resolve(name)
+            model = self._resolve(name)
             if model.decoupled:
                 raise UnsupportedError(f"model '{name}' gives any number of answers: ask for it by generate or gRPC")
             rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
             optional = frozenset(row.name for row in model.config.input if row.optional)
             parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
-            return _Gathering(exchange, parts, rows, self._refuse).start(model, parts, self._mailbox)
+            return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
         except RetiredError:
-            return self.handle(name, body, exchange)
+            return self._handle(name, body, exchange)
+        except LoadingError:
+            raise
         except RemoraError as error:
-            exchange.respond(self._refuse(error))
+            exchange.respond(encode_json_error(error))
         return None
 
 
 class _Gathering:
     """The answers to the parts of one body, as they come in."""
 
-    __slots__ = ("_exchange", "_left", "_open", "_parts", "_refuse", "_responses", "_rows", "_tickets")
+    __slots__ = ("_exchange", "_left", "_open", "_parts", "_responses", "_rows", "_tickets")
 
-    def __init__(self, exchange: Exchange, parts: list[Part], rows: Rows, refuse: Refuse) -> None:
+    def __init__(self, exchange: Exchange, parts: list[Part], rows: Rows) -> None:
         self._exchange = exchange
         self._parts = parts
         self._rows = rows
-        self._refuse = refuse
         self._responses: list[Response | None] = [None] * len(parts)
         self._tickets: list[Ticket] = []
         self._left = len(parts)
@@ -90,7 +84,7 @@ class _Gathering:
         """The answer is this error; what still waits is not run."""
         if self._open:
             self._open = False
-            self._exchange.respond(self._refuse(error))
+            self._exchange.respond(encode_json_error(error))
             self._cancel(self._tickets)
 
     @staticmethod

@@ -158,7 +158,6 @@ class RestService:
         pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
         restrictions: groups of calls that need a secret header.
-        waiting: where requests wait for models that are being loaded.
     """
 
     def __init__(
@@ -172,7 +171,6 @@ class RestService:
         pages: Pages | None = None,
         serves_metrics: bool = True,
         restrictions: Restrictions = _OPEN,
-        waiting: WaitingRoom | None = None,
     ) -> None:
         self._engine = engine
         self._restrictions = restrictions
@@ -183,7 +181,7 @@ class RestService:
         self._later = later
         self._limit = max_input_bytes
         self._pages = pages
-        self._waiting = waiting or WaitingRoom()
+        self._waiting = WaitingRoom(engine.options.max_waiting_requests, engine.options.waiting_secs)
         self._serves_metrics = serves_metrics
         self._known_as = ""
         self._malformed = 0
@@ -210,6 +208,14 @@ class RestService:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
             self._wait(loading, plan, head, body, exchange, plan.timeout_ns)
+            return None
+
+    def when_loaded(self, work: Callable[[], Ticket | None], exchange: Exchange) -> Ticket | None:
+        """Do a host's own work for ``exchange``, and again once the model is there that LoadingError speaks of."""
+        try:
+            return work()
+        except LoadingError as loading:
+            self._waiting.take(loading, exchange, 0, lambda _waited_ns: self.when_loaded(work, exchange))
             return None
 
     def _wait(

@@ -20,7 +20,7 @@ class WaitingRoom:
         patience_s: how long each may wait.
     """
 
-    def __init__(self, seats: int = 1024, patience_s: float = 60) -> None:
+    def __init__(self, seats: int, patience_s: float) -> None:
         self._seats = seats
         self._patience_s = patience_s
         self._taken = 0

@@ -20,7 +20,7 @@ from remora.errors import RetiredError
 from remora.messages import Ticket
 from remora.model import ServedModel
 from remora.model_table import LoadingError
-from remora.options import ServerOptions
+from remora.options import EngineOptions, ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import HttpAnswer
 from remora.protocols.v2_rest import InferCodec
@@ -246,6 +246,8 @@ def test_a_compressed_request_is_inflated_anew_for_the_version_that_took_over(
 
 class LoadingEngine:
     """Has a model that is not there yet."""
+
+    options = EngineOptions()
 
     def perform(self, call: object) -> Any:
         raise LoadingError("'m' is being loaded", Future())

@@ -55,11 +55,17 @@ def test_who_waited_too_long_is_answered_and_not_run_afterwards() -> None:
 
 def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_afterwards() -> None:
     refused, third = FakeExchange(), FakeExchange()
+    rooms: list[WaitingRoom] = []
 
     def scenario(room: WaitingRoom, ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
         room.take(LoadingError("m is being loaded", ready), refused, 0, lambda _ns: None)
         assert refused.answers[0].status == 503
-        asyncio.get_running_loop().call_soon(ready.set_result, None)
+        rooms.append(room)
+        ready.set_result(None)
+
+    async def come_later() -> None:
+        rooms[0].take(LoadingError("n is being loaded", Future()), third, 0, lambda _ns: None)
 
     run(scenario)
+    asyncio.run(come_later())
     assert third.answers == []
