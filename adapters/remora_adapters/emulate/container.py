@@ -5,10 +5,12 @@ Each function gives a check's ``run`` for a platform's own figures; why it matte
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from remora_adapters.emulate import Failed, Skipped
 from remora_adapters.emulate.asking import Answer
@@ -159,6 +161,28 @@ def ends_in_time(stage: Stage) -> None:
         raise Failed(f"it was still there {stage.platform.grace_s:g} s after SIGTERM")
     if ending.status != 0:
         raise Failed(f"it ended with status {ending.status}: {stage.process.last_words()}")
+
+
+def instances(stage: Stage) -> list[Any]:
+    """The instances of the predict request that was given, one or more. Raises Skipped when it is none."""
+    try:
+        found = json.loads(stage.body)["instances"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, list) or not found:
+        raise Skipped('needs a request with instances: --body FILE with {"instances": [...]}')
+    return found
+
+
+def json_object(answer: Answer) -> dict[str, Any]:
+    """The JSON object that an answer is. Raises Failed."""
+    try:
+        found = json.loads(answer.body)
+    except ValueError as error:
+        raise Failed(f"no JSON: {answer.shown}") from error
+    if not isinstance(found, dict):
+        raise Failed(f"no JSON object: {answer.shown}")
+    return found
 
 
 def must_answer(answer: Answer, what: str) -> Answer:

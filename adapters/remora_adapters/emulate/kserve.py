@@ -11,6 +11,7 @@ from pathlib import Path
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.container import json_object
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 30.0
@@ -34,7 +35,7 @@ def name(stage: Stage) -> str:
     known = stage.facts.get("model")
     if known is None:
         answer = any_container.must_answer(stage.ask("GET", "/v1/models"), "GET /v1/models")
-        models = _json(answer).get("models")
+        models = json_object(answer).get("models")
         if not isinstance(models, list) or not models:
             raise Failed(f"/v1/models lists no model: {answer.shown}")
         known = stage.facts["model"] = str(models[0])
@@ -52,24 +53,21 @@ def call(stage: Stage) -> Answer:
 
 def is_alive_at_its_root(stage: Stage) -> None:
     answer = any_container.must_answer(stage.ask("GET", "/"), "GET /")
-    if _json(answer).get("status") != "alive":
+    if json_object(answer).get("status") != "alive":
         raise Failed(f"/ says {answer.shown}")
 
 
 def says_whether_a_model_is_ready(stage: Stage) -> None:
     known, model = stage.ask("GET", f"/v1/models/{name(stage)}"), name(stage)
-    if _json(any_container.must_answer(known, f"GET /v1/models/{model}")) != {"name": model, "ready": True}:
+    if json_object(any_container.must_answer(known, f"GET /v1/models/{model}")) != {"name": model, "ready": True}:
         raise Failed(f"/v1/models/{model} says {known.shown}")
     unknown = stage.ask("GET", "/v1/models/there-is-no-such-model")
-    if unknown.status != 404 or "error" not in _json(unknown):
+    if unknown.status != 404 or "error" not in json_object(unknown):
         raise Failed(f"an unknown model got {unknown.shown}")
 
 
 def predicts_one_for_one(stage: Stage) -> None:
-    try:
-        (instance, *_) = json.loads(stage.body)["instances"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Skipped('needs a request with instances: --body FILE with {"instances": [...]}') from error
+    instance = any_container.instances(stage)[0]
     single = _predictions(call_with(stage, [instance]))
     many = _predictions(call_with(stage, [instance] * _INSTANCES))
     if len(single) != 1 or len(many) != _INSTANCES:
@@ -94,7 +92,7 @@ def answers_events_with_events(stage: Stage) -> None:
 def says_health_in_json(stage: Stage) -> None:
     for state in ("live", "ready"):
         answer = any_container.must_answer(stage.ask("GET", f"/v2/health/{state}"), f"GET /v2/health/{state}")
-        if _json(answer).get(state) is not True:
+        if json_object(answer).get(state) is not True:
             raise Failed(f"/v2/health/{state} says {answer.shown}")
 
 
@@ -107,19 +105,9 @@ def loads_with_an_empty_body(stage: Stage) -> None:
 
 
 def _predictions(answer: Answer) -> list[object]:
-    found = _json(any_container.must_answer(answer, "a prediction")).get("predictions")
+    found = json_object(any_container.must_answer(answer, "a prediction")).get("predictions")
     if not isinstance(found, list):
         raise Failed(f"no predictions: {answer.shown}")
-    return found
-
-
-def _json(answer: Answer) -> dict[str, object]:
-    try:
-        found = json.loads(answer.body)
-    except ValueError as error:
-        raise Failed(f"no JSON: {answer.shown}") from error
-    if not isinstance(found, dict):
-        raise Failed(f"no JSON object: {answer.shown}")
     return found
 
 

@@ -15,7 +15,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import Answer, Line
+from remora_adapters.emulate.container import must_answer
 from remora_adapters.emulate.stage import Stage
 
 PING_S = 2.0
@@ -53,38 +55,19 @@ def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) ->
     return stage.ask("POST", "/invocations", body, sent, timeout_s=ANSWER_S)
 
 
-def must_answer(answer: Answer, what: str) -> Answer:
-    """The answer, which must be a good one. Raises Failed."""
-    if not 200 <= answer.status < 300:
-        raise Failed(f"{what}: {answer.shown}")
-    return answer
-
-
 # -- the start ------------------------------------------------------------------------------------------------------
 
 
-def starts(stage: Stage) -> None:
-    process = stage.process
-    if not process.running and not any(seen.answer.status for seen in stage.boot):
-        raise Failed(f"the process ended before it answered anything: {process.last_words()}")
-
-
 def becomes_ready(stage: Stage) -> None:
-    if stage.ready:
-        return
     if not any(seen.answer.status for seen in stage.boot) and stage.settings.command and not stage.process.running:
         raise Skipped("it ended before it answered anything: see serve-argument")
-    seen = stage.boot[-1].answer.shown if stage.boot else "none"
-    raise Failed(f"{stage.platform.probe.path} was never answered with 200; the last answer was: {seen}")
+    any_container.becomes_ready(stage)
 
 
 def pings_in_time(stage: Stage) -> None:
     if not stage.boot:
         raise Skipped("it was never asked")
-    slow = [seen for seen in stage.boot if seen.answer.status and seen.answer.total_s > PING_S]
-    hung = [seen for seen in stage.boot if "timed out" in seen.answer.trouble]
-    if slow or hung:
-        raise Failed(f"{len(slow) + len(hung)} of {len(stage.boot)} pings took longer than {PING_S:g} s")
+    any_container.probes_in_time(stage)
     if stage.ready:
         must_answer(stage.ask("GET", "/ping", timeout_s=PING_S), "GET /ping after the start")
 
@@ -249,15 +232,8 @@ def keeps_records_in_order(stage: Stage) -> None:
 # -- the end --------------------------------------------------------------------------------------------------------
 
 
-def leaves_the_model_alone(stage: Stage) -> None:
-    if stage.settings.model is None:
-        raise Skipped("needs the model's folder: --model DIR")
-    if stage.model_changed():
-        raise Failed(f"something under {stage.settings.model} was written while it served")
-
-
 def answers_what_it_has_taken(stage: Stage) -> None:
-    """Sends SIGTERM while requests are surely under way; `ends_in_time` then judges the end."""
+    """Sends SIGTERM while requests are surely under way; ``sigterm-exit`` then judges the end."""
     process, body = stage.process, stage.body
     if "slow-body" in stage.settings.given:
         body = Path(stage.settings.given["slow-body"]).read_bytes()
@@ -279,17 +255,6 @@ def answers_what_it_has_taken(stage: Stage) -> None:
         raise Failed(f"{len(lost)} of {len(answers)} requests were lost at SIGTERM, such as: {lost[0].shown}")
 
 
-def ends_in_time(stage: Stage) -> None:
-    ending = stage.process.ending
-    if ending is None:
-        stage.process.terminate()
-        ending = stage.process.wait(stage.platform.grace_s)
-    if ending.killed:
-        raise Failed(f"it was still there {stage.platform.grace_s:g} s after SIGTERM")
-    if ending.status != 0:
-        raise Failed(f"it ended with status {ending.status}: {stage.process.last_words()}")
-
-
 def _table(*rows: tuple[str, str, str, Callable[[Stage], None]], early: bool = False) -> tuple[Check, ...]:
     return tuple(Check(*row, early=early) for row in rows)
 
@@ -299,7 +264,7 @@ START = _table(
         "serve-argument",
         "the image starts with the argument `serve`",
         "SageMaker runs `docker run IMAGE serve`; a container that takes it for something else never starts",
-        starts,
+        any_container.starts,
     ),
     (
         "ready",
@@ -349,7 +314,7 @@ END = _table(
         "model-read-only",
         "nothing under the model's folder is written",
         "the platform owns /opt/ml/model: treat it as read-only",
-        leaves_the_model_alone,
+        any_container.leaves_the_model_alone,
     ),
     (
         "sigterm-drain",
@@ -361,7 +326,7 @@ END = _table(
         "sigterm-exit",
         "it ends with status 0 within 30 s of SIGTERM",
         "SIGKILL follows after 30 s (120 s are for training jobs)",
-        ends_in_time,
+        any_container.ends_in_time,
     ),
 )
 

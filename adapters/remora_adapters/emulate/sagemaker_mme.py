@@ -16,7 +16,8 @@ from typing import Any
 
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
 from remora_adapters.emulate.asking import Answer
-from remora_adapters.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch, must_answer
+from remora_adapters.emulate.container import must_answer
+from remora_adapters.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch
 from remora_adapters.emulate.stage import Stage
 
 TARGET = "X-Amzn-SageMaker-Target-Model"

@@ -5,10 +5,9 @@ Figures are those of the custom container requirements; what redirects may do is
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import Answer
 from remora_adapters.emulate.stage import Stage
@@ -50,16 +49,9 @@ def call(stage: Stage) -> Answer:
 
 
 def predicts_an_object(stage: Stage) -> None:
-    try:
-        instances = json.loads(stage.body)["instances"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Skipped('needs a request with instances: --body FILE with {"instances": [...]}') from error
+    instances = any_container.instances(stage)
     answer = any_container.must_answer(call(stage), "a prediction")
-    try:
-        found = json.loads(answer.body)
-    except ValueError as error:
-        raise Failed(f"no JSON: {answer.shown}") from error
-    predictions = found.get("predictions") if isinstance(found, dict) else None
+    predictions = any_container.json_object(answer).get("predictions")
     if not isinstance(predictions, list) or len(predictions) != len(instances):
         raise Failed(f'{len(instances)} instances got no {{"predictions": [...]}} of that length: {answer.shown}')
 
