@@ -1,9 +1,10 @@
 """The V2 gRPC front end on grpcio; the law: it carries bytes between grpcio and the codecs and decides nothing.
 
-Handlers get and give bytes, on two thread pools: a call that may last (inference, loading, reflection) holds a thread
-of the large one until it is answered; what only asks (health, metadata, statistics) has a small one of its own, so
-that a probe is answered while every other thread waits for a model. A stream has two threads of its own, see
-`grpcio_stream`. This is the reference transport and the one for TLS; nothing else in the engine imports grpc.
+Handlers get and give bytes, on two thread pools: a call that may last (inference, loading, a look at repositories or at
+a model on its way) holds a thread of the large one until it is answered; what only asks (health, statistics, settings)
+has a small one of its own, so that a probe is answered while every other thread waits for a model. A stream has two
+threads of its own, see `grpcio_stream`. This is the reference transport and the one for TLS; nothing else in the engine
+imports grpc.
 """
 
 from __future__ import annotations
@@ -21,14 +22,23 @@ import grpc
 from remora.errors import (
     CancelledError,
     ConfigError,
-    InternalError,
     RemoraError,
     RetiredError,
     UnavailableError,
     UnsupportedError,
     error_of,
 )
-from remora.messages import Call, Data, InferForm, Outcome, Response, ServerReady, Ticket
+from remora.messages import (
+    Call,
+    Data,
+    InferForm,
+    ModelConfig,
+    ModelMetadata,
+    Outcome,
+    Response,
+    ServerReady,
+    Ticket,
+)
 from remora.model_table import LoadingError
 from remora.protocols.restriction import GROUP_OF_RPC, Restrictions
 from remora.protocols.v2_grpc import (
@@ -49,7 +59,7 @@ from remora.protocols.v2_grpc_stream import is_strict
 from remora.protocols.v2_regions import REGION_RPCS
 from remora.regions import DISABLED, Regions
 from remora.server.grpcio_reflection import Reflection
-from remora.server.grpcio_stream import InferStream
+from remora.server.grpcio_stream import InferStream, known
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +146,8 @@ class GrpcOptions:
 
 
 _SECRET_PREFIX = "triton-grpc-protocol-"
+_LASTING = ("ModelConfig", "ModelMetadata", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+"""Management RPCs that may wait for a model, load one, or look at repositories."""
 
 
 class GrpcServer:
@@ -202,9 +214,8 @@ class GrpcServer:
         for name, work in REGION_RPCS.items():
             handlers[name] = _unary(self._unlocked(name, self._in_regions(work)), self._asking)
         for name, rpc in RPCS.items():
-            lasting = name == "RepositoryModelLoad"
             behaviour = self._unlocked(name, self._performing(rpc))
-            handlers[name] = _unary(behaviour, None if lasting else self._asking)
+            handlers[name] = _unary(behaviour, None if name in _LASTING else self._asking)
         handlers["ModelInfer"] = _unary(self._unlocked("ModelInfer", self._infer))
         handlers["ModelStreamInfer"] = _streaming(self._stream, self._streaming)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
@@ -248,11 +259,10 @@ class GrpcServer:
             while True:
                 try:
                     return rpc.encode(self._engine.perform(call))
-                except LoadingError as loading:  # it asks about a model that is loaded on demand
-                    try:
-                        loading.ready.result(_seconds_left(context))
-                    except TimeoutError:
-                        raise UnavailableError(loading.message) from None
+                except LoadingError:
+                    if not isinstance(call, ModelMetadata | ModelConfig):
+                        raise
+                    self._engine.wait_for(call.model, call.version, _seconds_left(context))
 
         return perform
 
@@ -347,12 +357,8 @@ def _unary(behaviour: Behaviour, pool: ThreadPoolExecutor | None = None) -> Any:
     def serve(message: bytes, context: Context) -> bytes:
         try:
             return behaviour(message, context)
-        except RemoraError as failure:
-            error = failure
-        except Exception:
-            _log.exception("gRPC: a call failed in a way nobody foresaw")
-            error = InternalError("internal error: the server's log has the details")
-        _abort(context, error)
+        except Exception as error:
+            _abort(context, known(error))
 
     if pool is not None:
         # grpcio's own health service chooses its threads by this attribute, too.
@@ -366,13 +372,8 @@ def _streaming(behaviour: Callable[[Iterator[bytes], Context], Iterator[bytes]],
     def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
             yield from behaviour(messages, context)
-            return
-        except RemoraError as failure:
-            error = failure
-        except Exception:
-            _log.exception("gRPC: a stream failed in a way nobody foresaw")
-            error = InternalError("internal error: the server's log has the details")
-        _abort(context, error)
+        except Exception as error:
+            _abort(context, known(error))
 
     serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
     return grpc.stream_stream_rpc_method_handler(serve)

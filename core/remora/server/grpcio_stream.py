@@ -164,7 +164,7 @@ class InferStream:
                 served = self._engine.wait_for(request.model, request.version)
                 self._submit(entry, served, request, len(message))
         except Exception as error:
-            self._refuse(entry, encode_refusal(_known(error), request.id), len(message))
+            self._refuse(entry, encode_refusal(known(error), request.id), len(message))
         return True
 
     def _refuse(self, entry: Entry, refusal: bytes, request_bytes: int) -> None:
@@ -182,7 +182,7 @@ class InferStream:
                 raise UnavailableError(SHUTDOWN_TEXT)
             return request, self._engine.wait_for(request.model, request.version)
         except Exception as error:
-            return encode_refusal(_known(error), request.id)
+            return encode_refusal(known(error), request.id)
 
     def _submit(self, entry: Entry, served: Any, request: InferMessage, size: int) -> None:
         call = request.decode(self._parameters, self._regions)
@@ -272,8 +272,9 @@ class InferStream:
                 self._requests.give(answer.request_bytes)
 
 
-def _known(error: Exception) -> RemoraError:
+def known(error: Exception) -> RemoraError:
+    """The error that a client is told: one of ours as it is, any other goes to the log."""
     if isinstance(error, RemoraError):
         return error
-    _log.error("gRPC: a request of a stream failed in a way nobody foresaw", exc_info=error)
+    _log.error("gRPC: a request failed in a way nobody foresaw", exc_info=error)
     return InternalError("internal error: the server's log has the details")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from remora import messages
 from remora.errors import ConfigError, NotFoundError, UnavailableError, UnknownError
 from remora.messages import Call, Data, InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.model_table import LoadingError
 from remora.proto import inference_pb2 as pb
 from remora.server.grpcio import GrpcOptions, GrpcServer
 from remora.server.grpcio_reflection import public_files
@@ -45,6 +47,8 @@ class FakeEngine:
     waiting: SimpleQueue[tuple[Ticket, Callable[[Outcome], None]]] = field(default_factory=SimpleQueue)
     cancelled: SimpleQueue[Ticket] = field(default_factory=SimpleQueue)
     refuses: Exception | None = None
+    loaded: threading.Event | None = None
+    kept_waiting: SimpleQueue[str] = field(default_factory=SimpleQueue)
 
     def perform(self, call: Call, /) -> Any:
         self.calls.append(call)
@@ -52,11 +56,18 @@ class FakeEngine:
             return self.ready
         if isinstance(call, messages.ModelReady):
             raise NotFoundError(f"Request for unknown model: '{call.model}' is not found")
+        if isinstance(call, messages.ModelMetadata):
+            if self.loaded is not None and not self.loaded.is_set():
+                raise LoadingError("'m' is being loaded", Future())
+            return messages.ModelInfo(call.model, ("3",), "", (), ())
         return messages.ServerInfo("triton", "1", ("sequence",))
 
     def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
         if model != self.served.name:
             raise NotFoundError(f"Request for unknown model: '{model}' is not found")
+        if self.loaded is not None:
+            self.kept_waiting.put(model)
+            assert self.loaded.wait(WAIT_S)
         return self.served
 
     def submit(
@@ -228,6 +239,18 @@ def test_health_is_answered_while_every_worker_waits_for_a_model() -> None:
         assert rpc(channel, "ServerReady")(b"", timeout=WAIT_S) == b"\x08\x01"
         reply(Response([]))
         assert future.result()
+
+
+def test_health_is_answered_while_many_ask_about_a_model_that_is_being_loaded() -> None:
+    engine = FakeEngine(loaded=threading.Event())
+    asked = pb.ModelMetadataRequest(name="m").SerializeToString()
+    with serving(engine) as (_, channel):
+        futures = [rpc(channel, "ModelMetadata").future(asked, timeout=WAIT_S) for _ in range(8)]
+        for _ in futures:
+            engine.kept_waiting.get(timeout=WAIT_S)
+        assert rpc(channel, "ServerReady")(b"", timeout=WAIT_S) == b"\x08\x01"
+        engine.loaded.set()
+        assert {pb.ModelMetadataResponse.FromString(future.result()).name for future in futures} == {"m"}
 
 
 # -- The other services ---------------------------------------------------------------------------------------------
