@@ -56,13 +56,6 @@ class ScoringSettings(NamedTuple):
     server_version: str = ""
 
 
-class _Forward(NamedTuple):
-    """A head that was rewritten for V2, kept with the head it was made of."""
-
-    model: str
-    head: Head
-
-
 class ScoringService:
     """Answers Azure's routes, and V2 below ``/v2``.
 
@@ -158,10 +151,7 @@ class ScoringService:
         if head.method != "POST":
             exchange.respond(_http(message_answer(405, "Method not allowed")))
             return None
-        known = head.note
-        if not isinstance(known, _Forward) or known.model != name:
-            known = head.note = _Forward(name, Head("POST", f"/v2/models/{name}/infer", head.headers))
-        return self._inside.rest.handle(known.head, body, exchange)
+        return self._inside.rest.infer(name, head, body, exchange)
 
     # -- what surrounds an answer -----------------------------------------------------------------------------------
 

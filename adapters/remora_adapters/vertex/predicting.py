@@ -8,7 +8,6 @@ those are refused with 403, and so are they when asked for by path (spec clouds 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import orjson
 
@@ -24,13 +23,6 @@ REDIRECT = b"x-vertex-ai-triton-redirect"
 BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
 _SIZE = re.compile(rb"[0-9]{1,18}")
 _CHANGING = frozenset(("load", "unload", "trace", "logging", "system_shm", "cuda_shm"))
-
-
-class _Forward(NamedTuple):
-    """A head that was rewritten for V2, kept with the head it was made of."""
-
-    model: str
-    head: Head
 
 
 class VertexService:
@@ -86,10 +78,7 @@ class VertexService:
                 return self._predictor.handle(name, body, exchange)
             exchange.respond(locked)
             return None
-        known = head.note
-        if not isinstance(known, _Forward) or known.model != name:
-            known = head.note = _Forward(name, Head("POST", f"/v2/models/{name}/infer", head.headers))
-        return self._inside.rest.handle(known.head, body, exchange)
+        return self._inside.rest.infer(name, head, body, exchange)
 
     def _binary(self, head: Head, kind: bytes, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
         """V2 with raw tensors, whose length of JSON is in the content type, and so is the answer's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from copy import copy
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from remora.engine import Engine
 from remora.errors import MalformedError, RemoraError, RetiredError, UnsupportedError
@@ -131,6 +131,13 @@ class _Plan:
         self.accept = choose_encoding(accept) if accept else ""
 
 
+class _Forward(NamedTuple):
+    """A head that was rewritten for V2, kept with the head it was made of."""
+
+    model: str
+    head: Head
+
+
 _OPEN = Restrictions()
 
 
@@ -209,6 +216,13 @@ class RestService:
         except LoadingError as loading:
             self._wait(loading, plan, head, body, exchange, plan.timeout_ns)
             return None
+
+    def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Answer an inference of ``model`` that came by a path of its host's own."""
+        known = head.note
+        if not isinstance(known, _Forward) or known.model != model:
+            known = head.note = _Forward(model, Head("POST", f"/v2/models/{model}/infer", head.headers))
+        return self.handle(known.head, body, exchange)
 
     def when_loaded(self, work: Callable[[], Ticket | None], exchange: Exchange) -> Ticket | None:
         """Do a host's own work for ``exchange``, and again once the model is there that LoadingError speaks of."""
