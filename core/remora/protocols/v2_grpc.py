@@ -12,16 +12,13 @@ a transport needs of them can be had from here.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import Array, Buffer, Data, InferForm, Parameter, Response
+from remora.messages import Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc_calls import RPCS, Rpc
 from remora.protocols.v2_grpc_form import MAX_TENSORS, Head, again, parsed, read_head, too_many, version_of
@@ -33,6 +30,7 @@ from remora.protocols.v2_grpc_status import (
     status_of,
     status_text,
 )
+from remora.protocols.v2_reply import serialized
 from remora.regions import DISABLED, Regions, Target, write
 
 __all__ = [
@@ -241,7 +239,7 @@ def encode_infer(
     Outputs that have one of the ``places`` are written there, and their entry is empty (spec X04).
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES, or an output than its place.
     """
-    return b"".join(_infer_pieces(name, version, form, response, response.parameters, places))  # type: ignore[arg-type]
+    return b"".join(_infer_pieces(name, version, form, response, response.parameters, places))
 
 
 def encode_streamed(
@@ -257,8 +255,7 @@ def encode_streamed(
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
     """
     pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final}, places)
-    size = sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
-    return b"".join((b"\x12", _varint(size), *pieces))  # type: ignore[arg-type]
+    return b"".join((b"\x12", _varint(sum(map(len, pieces))), *pieces))
 
 
 FINAL_KEY = "triton_final_response"
@@ -271,26 +268,23 @@ def _infer_pieces(
     response: Response,
     parameters: Mapping[str, Parameter],
     places: Mapping[str, Target],
-) -> list[bytes | Array]:
-    """A ModelInferResponse, to be joined: arrays are buffers, too."""
+) -> list[bytes | memoryview]:
+    """A ModelInferResponse, to be joined."""
     # Before anything is copied: an output may be a view that takes no memory of its own.
     _check_size(name, sum(output.data.nbytes for output in response.outputs if output.datatype != "BYTES"))
-    pieces: list[bytes | Array] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
+    pieces: list[bytes | memoryview] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
     if parameters:
         pieces.append(_encode_parameters(parameters))
     for output in response.outputs:
         pieces.append(_encode_output(output.name, output.datatype, output.data.shape))
     for output in response.outputs:
-        raw = _packed(output.data) if output.datatype == "BYTES" else np.ascontiguousarray(output.data)
+        raw = serialized(output)
         if output.name in places:
-            octets = raw.reshape(-1).view(np.uint8).data if isinstance(raw, np.ndarray) else raw
-            write(output.name, places[output.name], octets)
+            write(output.name, places[output.name], raw)
             raw = b""
-        size = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
-        pieces.append(b"\x32" + _varint(size))
-        if size:
-            pieces.append(raw)
-    _check_size(name, sum(piece.nbytes if isinstance(piece, np.ndarray) else len(piece) for piece in pieces))
+        pieces.append(b"\x32" + _varint(len(raw)))
+        pieces.append(raw)
+    _check_size(name, sum(map(len, pieces)))
     return pieces
 
 
@@ -325,17 +319,6 @@ def _encode_parameters(parameters: Mapping[str, Parameter]) -> bytes:
         else:
             raise InternalError(f"response parameter '{key}': {value} does not fit into 64 bits; send it as text")
     return message.SerializeToString()
-
-
-def _packed(data: Array) -> bytes:
-    """BYTES elements, each with its length in front (spec B02)."""
-    pieces: list[bytes] = []
-    for element in data.flat:
-        pieces += (_LENGTH.pack(len(element)), element)
-    return b"".join(pieces)
-
-
-_LENGTH = struct.Struct("<I")
 
 
 def _text(tag: int, text: str) -> bytes:

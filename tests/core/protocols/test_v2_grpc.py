@@ -756,3 +756,9 @@ def test_every_method_of_the_service_is_in_exactly_one_table() -> None:
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     known = [*RPCS, *REGION_RPCS, "ModelInfer", "ModelStreamInfer"]
     assert sorted(known) == sorted(method.name for method in service.methods)
+
+
+def test_text_among_the_elements_of_an_output_is_sent_as_over_http() -> None:
+    response = Response([Tensor("S", "BYTES", np.array(["é", b"b"], object))])
+    message = pb.ModelInferResponse.FromString(encode_infer("m", "1", InferForm(()), response))
+    assert message.raw_output_contents[0] == b"\2\0\0\0\xc3\xa9\1\0\0\0b"
