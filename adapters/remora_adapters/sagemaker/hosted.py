@@ -2,7 +2,8 @@
 
 The platform names a model by an opaque string and says where it has unpacked it. An engine for each means that names
 inside one model meet no other's, that an ensemble comes and goes with its steps, and that DELETE can wait until the
-memory is free. The table belongs to the event loop's thread; loading and closing run in others.
+memory is free. The table is the event loop's, but for `forget`, which work in other threads calls at its end: so it is
+looked at in copies, which are made at once.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class HostedModels:
 
     def loaded(self) -> list[Hosted]:
         """All that are loaded, by name."""
-        return [row for _, row in sorted(self._table.items()) if row.rest is not None]
+        return [row for _, row in sorted(self._table.copy().items()) if row.rest is not None]
 
     def add(self, name: str, url: str, target: str) -> Callable[[], None] | None:
         """Take a model into the table; returns the work that loads it, None when the name or its URL is there already.
@@ -84,7 +85,7 @@ class HostedModels:
         InvalidArgumentError for a URL that is not below the root.
         """
         place = self._place(url)
-        if name in self._table or any(row.url == url for row in self._table.values()):
+        if name in self._table or any(row.url == url for row in self._table.copy().values()):
             return None
         row = self._table[name] = Hosted(name, url, target)
         return lambda: self._load(row, place)
@@ -106,7 +107,7 @@ class HostedModels:
 
     def close(self) -> None:
         """End all of them, when the server stops."""
-        for row in list(self._table.values()):
+        for row in self._table.copy().values():
             row.rest = None
             _close(row, _STOP_S)
 

@@ -291,3 +291,22 @@ def test_a_refused_url_leaves_no_name_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError):
         models.add("a", "/etc", "t")
     assert models.add("a", f"{tmp_path}/a/model", "t") is not None
+
+
+def test_a_load_that_fails_elsewhere_disturbs_nobody_who_looks_at_the_table(tmp_path: Path) -> None:
+    hosted = HostedModels(tmp_path, EngineOptions(), tmp_path / "scratch", lambda engine, name: None)  # type: ignore[arg-type,return-value]
+
+    class Url(str):
+        """Has another thread forget a model while it is compared."""
+
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            forgetting = threading.Thread(target=hosted.forget, args=("a",))
+            forgetting.start()
+            forgetting.join()
+            return str.__eq__(self, other)
+
+    for name in ("a", "b", "c"):
+        assert hosted.add(name, f"{tmp_path}/{name}/model", name)
+    assert hosted.add("d", Url(f"{tmp_path}/d/model"), "d")
