@@ -24,29 +24,23 @@ MODEL_DIRECTORIES = ("/models", "/mnt/models")
 _PORT = 8080
 _EXIT_S = 8
 """SIGKILL comes 10 s after SIGTERM, and no request is sent in between."""
-_PROTOCOLS = ("http1", "h2c")
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """All on the port of ``PORT``; ``REMORA_PORT_PROTOCOL=h2c`` makes it gRPC's, for a port of that name.
+    """All on the port of ``PORT``: REST, health, metrics, and gRPC, which the platform passes on as it is.
 
-    ``REMORA_MODEL_REPOSITORY`` names the models' folder or URL. Raises ValueError for what is no port or protocol.
+    ``REMORA_MODEL_REPOSITORY`` names the models' folder or URL. Raises ValueError for what is no port.
     """
     text = environ.get("PORT", str(_PORT))
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
         raise ValueError(f"PORT={text}: expected a port")
-    protocol = environ.get("REMORA_PORT_PROTOCOL", "http1")
-    if protocol not in _PROTOCOLS:
-        raise ValueError(f"REMORA_PORT_PROTOCOL={protocol}: expected {' or '.join(_PROTOCOLS)}")
     named = environ.get("REMORA_MODEL_REPOSITORY")
     places = (named,) if named else tuple(place for place in MODEL_DIRECTORIES if Path(place).is_dir())[:1]
-    rest = protocol == "http1"
     server = ServerOptions(
         http_address="0.0.0.0",
-        allow_http=rest,
         http_port=int(text),
-        allow_grpc=not rest,
-        grpc_port=int(text),
+        allow_grpc=False,
+        grpc_on_http_port=True,
         allow_metrics=False,
         lame_duck_secs=0,
     )

@@ -2,8 +2,8 @@
 
     python -m remora_adapters.knative [FLAG ...]
 
-Knative lets one port through. ``REMORA_PORT_PROTOCOL`` says what is spoken there, in the words of a container port's
-name: ``http1`` is REST, health and metrics, ``h2c`` is gRPC with its own health service.
+Knative lets one port through: REST, health and metrics are there, and gRPC. Which of them its gateways send is the
+port's name: ``h2c`` has them speak HTTP/2, so gRPC, and any other name HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MODEL_DIRECTORIES = ("/mnt/models", "/models")
 """Where models are looked for when nothing says: the first of these that is there."""
 _PORT = 8080
-_PROTOCOLS = ("http1", "h2c")
 _TAKEN = (8008, 8012, 8013, 8022, 9090, 9091)
 """Ports that Knative's validation refuses for containers: they are its own sidecar's."""
 _LAME_DUCK_S = 5
@@ -33,20 +32,15 @@ _EXIT_S = 295
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """All on the port of ``PORT``. Raises ValueError for a port or protocol that Knative does not take."""
+    """All on the port of ``PORT``. Raises ValueError for a port that Knative does not take."""
     port = _port(environ.get("PORT", str(_PORT)))
-    protocol = environ.get("REMORA_PORT_PROTOCOL", "http1")
-    if protocol not in _PROTOCOLS:
-        raise ValueError(f"REMORA_PORT_PROTOCOL={protocol}: expected {' or '.join(_PROTOCOLS)}")
     named = environ.get("REMORA_MODEL_REPOSITORY")
     places = (named,) if named else tuple(place for place in MODEL_DIRECTORIES if Path(place).is_dir())[:1]
-    rest = protocol == "http1"
     server = ServerOptions(
         http_address="0.0.0.0",
-        allow_http=rest,
         http_port=port,
-        allow_grpc=not rest,
-        grpc_port=port,
+        allow_grpc=False,
+        grpc_on_http_port=True,
         allow_metrics=False,
         lame_duck_secs=_LAME_DUCK_S,
     )

@@ -313,6 +313,11 @@ class ServerOptions:
     allow_grpc: bool = option("Serve V2 over gRPC.", default=True)
     grpc_address: str = option("Address for gRPC; the HTTP address when empty.", default="", metavar="ADDR")
     grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
+    grpc_on_http_port: bool = option(
+        "Answer gRPC on the HTTP port too, without TLS. --http-restricted-api then holds for gRPC, unless "
+        "--grpc-restricted-protocol is given.",
+        default=False,
+    )
     grpc_header_forward_pattern: str = option(
         "Metadata whose keys this regular expression finds become request parameters.", default="", metavar="REGEX"
     )

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from conftest import START_TIMEOUT_S, free_ports
-from hosting import ask, hosted, v2_request, write_scale
+from hosting import PATIENCE_S, ask, hosted, v2_request, write_scale
 from remora_adapters import cloud_run, knative
+from remora_adapters.emulate import grpc_health
+from remora_adapters.emulate.asking import Address
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
 
@@ -46,12 +48,10 @@ def test_ports_of_the_queue_proxy_are_refused(port: str) -> None:
 
 
 @BOTH
-def test_one_port_has_rest_or_grpc_and_nothing_beside_it(adapter: ModuleType) -> None:
-    rest, grpc = (adapter.host({"REMORA_PORT_PROTOCOL": name, "PORT": "81"}).server for name in ("http1", "h2c"))
-    assert (rest.allow_http, rest.allow_grpc, rest.allow_metrics) == (True, False, False)
-    assert (grpc.allow_http, grpc.allow_grpc, grpc.allow_metrics, grpc.grpc_port) == (False, True, False, 81)
-    with pytest.raises(ValueError, match="http1 or h2c"):
-        adapter.host({"REMORA_PORT_PROTOCOL": "http2"})
+def test_nothing_has_a_port_beside_the_one_that_rest_and_grpc_share(adapter: ModuleType) -> None:
+    server = adapter.host({}).server
+    assert (server.allow_http, server.grpc_on_http_port) == (True, True)
+    assert (server.allow_grpc, server.allow_metrics) == (False, False)
 
 
 def test_the_end_fits_into_each_platforms_grace() -> None:
@@ -62,7 +62,7 @@ def test_the_end_fits_into_each_platforms_grace() -> None:
 
 
 @pytest.mark.parametrize("platform", ["knative", "cloud_run"])
-def test_rest_health_and_metrics_are_on_the_one_port(platform: str, tmp_path: Path) -> None:
+def test_rest_health_metrics_and_grpc_are_on_the_one_port(platform: str, tmp_path: Path) -> None:
     write_scale(tmp_path / "scale")
     with hosted(platform, {"REMORA_MODEL_REPOSITORY": str(tmp_path)}) as port:
         assert ask(port, "GET", "/v2/health/ready").status == 200
@@ -70,6 +70,7 @@ def test_rest_health_and_metrics_are_on_the_one_port(platform: str, tmp_path: Pa
         assert answer.json["outputs"][0]["data"] == DOUBLED
         for path in ("/metrics", "/v2/metrics"):
             assert b'nv_inference_request_success{model="scale"' in ask(port, "GET", path).body or path != "/metrics"
+        assert grpc_health.check(Address("127.0.0.1", port), PATIENCE_S) == ""
 
 
 # -- as a process, as the platform runs it ----------------------------------------------------------------------------
@@ -158,6 +159,7 @@ def test_requests_after_sigterm_are_answered_until_the_end(tmp_path: Path) -> No
         process.send_signal(signal.SIGTERM)
         begin, statuses = time.monotonic(), []
         while time.monotonic() - begin < 4:
+            assert grpc_health.check(Address("127.0.0.1", port), PATIENCE_S).startswith("the health service says")
             statuses.append(ask(port, "POST", "/v2/models/scale/infer", v2_request(ROWS)).status)
         assert set(statuses) == {200}
         assert process.wait(20) == 0

@@ -267,6 +267,7 @@ def test_v2_can_be_as_triton_has_it(repository: Path) -> None:
 def test_the_ports_are_those_that_kserve_has_fixed() -> None:
     server = adapter.host({}).server
     assert (server.http_address, server.http_port, server.grpc_port) == ("0.0.0.0", 8080, 8081)
+    assert server.grpc_on_http_port
     assert adapter.host({}).engine.paths == ("/mnt/models",)
     with pytest.raises(ValueError, match="REMORA_V2_ANSWERS"):
         adapter.host({"REMORA_V2_ANSWERS": "both"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings
+from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped, grpc_health
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import Answer
 from remora_adapters.emulate.stage import Stage
@@ -17,6 +17,7 @@ GRACE_S = 300.0
 SERVES_ON_S = 4.0
 CONCURRENCY = 8
 _REQUEST_S = 300.0
+_GRPC_S = 10.0
 
 
 def launch(settings: Settings, port: int, mounts: Path) -> Launch:
@@ -71,6 +72,15 @@ def has_its_metrics_there(stage: Stage) -> None:
         raise Failed(f"/metrics on the one port: {answer.shown}")
 
 
+def speaks_grpc(stage: Stage) -> None:
+    """On the one port, beside HTTP/1.1: what gateways send is the port's name, but probes are always HTTP/1.1."""
+    if stage.settings.given.get("port-name") != "h2c":
+        raise Skipped("needs a port for gRPC: --with port-name=h2c")
+    if trouble := grpc_health.check(stage.address, _GRPC_S):
+        raise Failed(f"grpc.health.v1.Health/Check over HTTP/2 with prior knowledge: {trouble}")
+    any_container.must_answer(stage.ask("GET", stage.platform.probe.path), "a probe over HTTP/1.1 afterwards")
+
+
 def writes_only_to_tmp(stage: Stage) -> None:
     """What can be seen of it: its home, which is not there, and the model's folder."""
     if Path(stage.launch.environ["HOME"]).exists():
@@ -123,6 +133,12 @@ PLATFORM = Platform(
         Check("requests", "requests are answered", "the route leads here", any_container.answers(call, _REQUEST_S)),
         Check("probes", "probes stay quick and good", "they never stop", probes_are_cheap),
         Check("metrics", "metrics are on the one port", "9090 and 9091 are the queue proxy's", has_its_metrics_there),
+        Check(
+            "grpc",
+            "gRPC is answered on the one port, where it is named h2c",
+            "gateways then send everything as HTTP/2 with prior knowledge, and probes go on in HTTP/1.1",
+            speaks_grpc,
+        ),
         Check(
             "admission",
             "what containerConcurrency admits of its eleven-fold is answered, all of it",

@@ -26,6 +26,8 @@ _ANSWERS = ("kserve", "triton")
 def host(environ: Mapping[str, str]) -> Host:
     """The settings of a predictor: port 8080, which KServe's agent has fixed, and 8081 for gRPC.
 
+    gRPC is on 8080 as well, for predictors that Knative runs: it lets one port through.
+
     ``REMORA_MODEL_REPOSITORY`` stands in for /mnt/models. ``REMORA_V2_ANSWERS=triton`` has V2 answer as Triton does
     where KServe's own server differs. Metrics are on the same port, at ``/metrics``.
 
@@ -40,7 +42,9 @@ def host(environ: Mapping[str, str]) -> Host:
 
         return KServeService(inside, as_kserve=answers == "kserve")
 
-    server = ServerOptions(http_address="0.0.0.0", http_port=_PORT, grpc_port=_GRPC_PORT, allow_metrics=False)
+    server = ServerOptions(
+        http_address="0.0.0.0", http_port=_PORT, grpc_port=_GRPC_PORT, grpc_on_http_port=True, allow_metrics=False
+    )
     return Host(EngineOptions(paths=(environ.get("REMORA_MODEL_REPOSITORY", MODELS),)), server, front)
 
 

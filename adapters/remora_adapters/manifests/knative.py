@@ -48,7 +48,7 @@ spec:
           env:
             - {{name: REMORA_MODEL_REPOSITORY, value: "{facts.location}"}}
           ports:
-            # The one port there is: REST, health and metrics. h2c is gRPC's name, with REMORA_PORT_PROTOCOL=h2c.
+            # The one port there is. Named h2c, gateways speak HTTP/2 to it, so gRPC; probes stay as they are.
             - {{name: http1, containerPort: 8080}}
           securityContext:
             allowPrivilegeEscalation: false

@@ -15,6 +15,8 @@ from remora.messages import Buffer
 
 HEAD_LIMIT = 65_536
 """A request head may not be longer, in bytes."""
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+"""What a client says first that knows, without asking, that HTTP/2 is spoken (RFC 9113 3.4): no head of ours."""
 _MEMO_LIMIT = 512
 _MEMO_HEAD_LIMIT = 2_048
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase (spec H03)

@@ -98,7 +98,8 @@ class GrpcOptions:
 
     Args:
         address: the interface to bind; all of them is ``0.0.0.0`` or ``::`` (Triton's ``--grpc-address``).
-        port: the port to bind, 0 for any free one (``--grpc-port``).
+        port: the port to bind, 0 for any free one (``--grpc-port``), -1 for none.
+        inner: a socket of this machine besides, by its name in Linux's abstract namespace; "" for none. Never TLS.
         reuse_port: let other processes bind the same port (``--reuse-grpc-port``).
         workers: how many inferences, loads and reflection streams may be under way at once. The default fills the
             usual batch sizes; further calls wait in grpcio.
@@ -124,6 +125,7 @@ class GrpcOptions:
 
     address: str = "127.0.0.1"
     port: int = 8001
+    inner: str = ""
     reuse_port: bool = False
     workers: int = 64
     streams: int = 256
@@ -176,20 +178,25 @@ class GrpcServer:
         options = self._options
         server = grpc.server(self._working, options=_channel_options(options))
         server.add_generic_rpc_handlers((self._inference(), self._health(), Reflection((SERVICE, HEALTH_SERVICE))))
+        port = self._bind(server) if options.port >= 0 else 0
+        if options.inner:
+            server.add_insecure_port(f"unix-abstract:{options.inner}")
+        server.start()
+        self._server = server
+        return port
+
+    def _bind(self, server: Any) -> int:
+        options = self._options
         host = f"[{options.address}]" if ":" in options.address else options.address
         target = f"{host}:{options.port}"
         try:
             if options.use_ssl or options.use_ssl_mutual:
-                port = int(server.add_secure_port(target, _credentials(options)))
-            else:
-                port = int(server.add_insecure_port(target))
+                return int(server.add_secure_port(target, _credentials(options)))
+            return int(server.add_insecure_port(target))
         except RuntimeError as error:
             raise UnavailableError(
                 f"gRPC cannot listen on {target}: {error}; is another server there? Choose another --grpc-port"
             ) from error
-        server.start()
-        self._server = server
-        return port
 
     def drain(self) -> None:
         """Refuse new inference from now on (spec R21) and report NOT_SERVING; what is under way goes on."""

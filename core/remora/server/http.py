@@ -18,6 +18,7 @@ import numpy as np
 from remora.messages import Buffer, Ticket
 from remora.protocols.http1 import (
     HEAD_LIMIT,
+    HTTP2_PREFACE,
     LAST_CHUNK,
     BadRequest,
     ChunkDecoder,
@@ -48,12 +49,27 @@ class Service(Protocol):
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None: ...
 
 
-class Listener:
-    """What all connections of one port share: the service, the limits, the scratch buffer and the connections."""
+Handover = Callable[[asyncio.Transport, bytes], None]
+"""Takes a connection over, with the bytes that were received of it."""
 
-    def __init__(self, service: Service, *, max_body_bytes: int) -> None:
+
+class Listener:
+    """What all connections of one port share: the service, the limits, the scratch buffer and the connections.
+
+    Connections that begin with HTTP/2's preface are handed to ``http2`` with their first bytes, and are no more of
+    ours; without it they are refused, as a version that is not spoken.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        max_body_bytes: int,
+        http2: Handover | None = None,
+    ) -> None:
         self.service = service
         self.max_body_bytes = max_body_bytes
+        self.http2 = http2
         self.heads = HeadParser()
         self.scratch = bytearray(_SCRATCH_BYTES)
         self.view = memoryview(self.scratch)
@@ -94,6 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body: memoryview | None = None  # where a long body goes, and how much of it is there
         self._body_at = 0
         self._chunks: ChunkDecoder | None = None
+        self._used = False  # a request came
         self._busy = False  # a request is being answered
         self._ticket: Ticket | None = None
         self._paused = False
@@ -188,8 +205,23 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if stop - at > HEAD_LIMIT:
                 raise head_too_long()
-            head = self._listener.heads.parse(bytes(memoryview(data)[at : stop + 4]))
+            try:
+                head = self._listener.heads.parse(bytes(memoryview(data)[at : stop + 4]))
+            except BadRequest:
+                if at or not self._hands_over(bytes(memoryview(data)[:end])):
+                    raise
+                return
             at = self._begin(head, memoryview(data), stop + 4, end)
+
+    def _hands_over(self, data: bytes) -> bool:
+        """Whether this is HTTP/2 from the connection's first byte on; it is then somebody else's."""
+        http2 = self._listener.http2
+        if http2 is None or self._used or not data.startswith(HTTP2_PREFACE):
+            return False
+        self.receiving_since = 0.0
+        self._listener.connections.discard(self)
+        http2(self._transport, data)
+        return True
 
     def _keep_ahead(self, data: bytes) -> None:
         self._rest = data
@@ -236,7 +268,7 @@ class Connection(asyncio.BufferedProtocol):
     def _complete(self, body: Buffer) -> None:
         """A request is whole: hand it on."""
         self.receiving_since = 0.0
-        self._busy = True
+        self._busy = self._used = True
         head: Head = self._head  # type: ignore[assignment]  # set before the body is looked at
         try:
             ticket = self._listener.service.handle(head, body, self)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import re
+import secrets
 import signal
 import sys
 from concurrent.futures import Future
@@ -22,9 +23,10 @@ from remora.protocols.v2_rest import InferCodec
 from remora.regions import DISABLED, Regions
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
-from remora.server.http import Listener, Service
+from remora.server.http import Handover, Listener, Service
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
+from remora.server.splice import NoServerError, Splices
 from remora.system.machine import process_age_s
 from remora.system.shared_memory import SharedMemory
 from remora.system.tuning import Tuning, freeze, give_back
@@ -75,6 +77,10 @@ class Server:
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._grpc: GrpcServer | None = None
+        self._grpc_opening: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._splices: Splices | None = None
+        self._inner = f"remora-{secrets.token_hex(16)}" if options.grpc_on_http_port else ""
         self._regions: Regions = DISABLED
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -86,6 +92,7 @@ class Server:
         loop = asyncio.get_running_loop()
         options = self.options
         self._check_ports()
+        Restrictions(_grpc_restrictions(options), "--grpc-restricted-protocol")  # gRPC may be opened much later
         mailbox = LoopMailbox(loop)
         if options.allow_client_shm:
             self._regions = SharedMemory()
@@ -116,16 +123,39 @@ class Server:
             await self._open_grpc()
 
     async def _open_grpc(self) -> None:
+        """Whoever asks first opens it: the start, or a connection on the HTTP port."""
+        if self._grpc_opening is None:
+            self._grpc_opening = asyncio.get_running_loop().create_task(self._opened_grpc())
+        await asyncio.shield(self._grpc_opening)
+
+    async def _opened_grpc(self) -> None:
         port = await asyncio.get_running_loop().run_in_executor(None, self._start_grpc)
         self.ports = self.ports._replace(grpc=port)
         self.engine.ledger.mark("gRPC")
+
+    async def _inner_grpc(self) -> str:
+        """Where the HTTP port's connections of gRPC go; gRPC is opened for the first. Raises NoServerError."""
+        if self._stopping and self._grpc_opening is None:
+            raise NoServerError("the server is ending")
+        try:
+            await self._open_grpc()
+        except RemoraError as error:
+            _log.error("gRPC is off: %s", error.message)
+            raise NoServerError(f"gRPC is off: {error.message}") from error
+        if self._grpc is None:
+            raise NoServerError("gRPC is off, its package is not installed: use HTTP/1.1")
+        return self._inner
 
     async def _open_ports(self, inside: Inside, mailbox: LoopMailbox) -> None:
         """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
         options = self.options
         http = metrics = 0
         if options.allow_http:
-            http = await self._listen(self._front(inside), options.http_address, options.http_port, "HTTP")
+            http2 = None
+            if options.grpc_on_http_port:
+                self._splices = Splices(self._inner_grpc)
+                http2 = self._splices.take
+            http = await self._listen(self._front(inside), options.http_address, options.http_port, "HTTP", http2)
         doors = [await self._listen(door.front(inside), door.address, door.port, door.what) for door in self.doors]
         if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
             mailbox.alone = self._listeners[0].is_alone
@@ -141,6 +171,10 @@ class Server:
 
     def _check_ports(self) -> None:
         options = self.options
+        if options.grpc_on_http_port and (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
+            raise StartError("--grpc-on-http-port: that port has no TLS, which --grpc-use-ssl asks for; leave one out")
+        if options.grpc_on_http_port and sys.platform != "linux":
+            raise StartError("--grpc-on-http-port needs Linux: give gRPC a port of its own")
         used: dict[int, str] = {}
         for on, port, what in (
             (options.allow_http, options.http_port, "HTTP"),
@@ -156,8 +190,8 @@ class Server:
             if on:
                 used[port] = what
 
-    async def _listen(self, service: Service, address: str, port: int, what: str) -> int:
-        listener = Listener(service, max_body_bytes=self.options.http_max_input_size)
+    async def _listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
+        listener = Listener(service, max_body_bytes=self.options.http_max_input_size, http2=http2)
         try:
             server = await asyncio.get_running_loop().create_server(
                 listener.connection, address, port, backlog=_BACKLOG, reuse_port=self.options.reuse_http_port or None
@@ -177,10 +211,11 @@ class Server:
         options = self.options
         grpc_options = GrpcOptions(
             address=options.grpc_address or options.http_address,
-            port=options.grpc_port,
+            port=options.grpc_port if options.allow_grpc else -1,
+            inner=self._inner,
             reuse_port=options.reuse_grpc_port,
             workers=options.grpc_infer_thread_count,
-            restricted=options.grpc_restricted_protocol,
+            restricted=_grpc_restrictions(options),
             forward_pattern=options.grpc_header_forward_pattern,
             use_ssl=options.grpc_use_ssl,
             use_ssl_mutual=options.grpc_use_ssl_mutual,
@@ -196,8 +231,10 @@ class Server:
             max_connection_age_ms=options.grpc_max_connection_age,
             max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
         )
-        self._grpc = GrpcServer(self.engine, grpc_options, self._regions)
-        return self._grpc.start()
+        server = GrpcServer(self.engine, grpc_options, self._regions)
+        port = server.start()
+        self._grpc = server
+        return port
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -217,11 +254,14 @@ class Server:
         countdown = loop.create_task(self._count_down(end))
         while drain and self.engine.open_sequences and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
+        self._stopping = True
         for server in self._sockets:
             server.close()
+        if self._grpc_opening is not None:
+            await asyncio.wait((self._grpc_opening,))
         if self._grpc is not None:
             await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
-        while sum(listener.close_idle() for listener in self._listeners) and loop.time() < end:
+        while (sum(listener.close_idle() for listener in self._listeners) or self._splices) and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
         done = await loop.run_in_executor(None, self.engine.stop, left)
@@ -229,6 +269,8 @@ class Server:
         for listener in self._listeners:
             for connection in list(listener.connections):
                 connection.abort()
+        if self._splices is not None:
+            self._splices.abort()
         if self._sweeper is not None:
             self._sweeper.cancel()
         return done
@@ -311,7 +353,7 @@ def ready_table(server: Server, age_s: float) -> str:
     places = [
         f"{what} {address}:{port}"
         for what, address, port in (
-            ("HTTP", options.http_address, ports.http),
+            ("HTTP and gRPC" if options.grpc_on_http_port else "HTTP", options.http_address, ports.http),
             ("gRPC", options.grpc_address or options.http_address, ports.grpc),
             ("metrics", options.metrics_address or options.http_address, ports.metrics),
             *((door.what, door.address, port) for door, port in zip(server.doors, ports.doors, strict=True)),
@@ -328,6 +370,12 @@ def _run(main: asyncio.Future[int] | object) -> int:
     except ImportError:  # not built for this platform: the standard loop serves as well, slower
         return asyncio.run(main)  # type: ignore[arg-type]
     return int(uvloop.run(main))  # type: ignore[arg-type]
+
+
+def _grpc_restrictions(options: ServerOptions) -> tuple[str, ...]:
+    """A port that is locked for HTTP is not to be open for gRPC."""
+    shared = options.http_restricted_api if options.grpc_on_http_port else ()
+    return options.grpc_restricted_protocol or shared
 
 
 def _pattern(text: str, flag: str) -> re.Pattern[str] | None:

@@ -43,6 +43,7 @@ FAULTS: dict[str, dict[str, set[str]]] = {
         "first-request": {"first-request"},
         "failing-probe": {"probes"},
         "no-metrics": {"metrics"},
+        "http1-alone": {"grpc"},
         "strict": {"admission"},
         "probe-while-busy": {"admission"},
         "stops-at-once": {"sigterm-serves-on"},
@@ -80,7 +81,7 @@ def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, f
         body=V1,
         environ={"FAULT": fault},
         startup_s=1.0 if fault == "never-ready" else 20.0,
-        given={"agent-model": "m"},
+        given={"agent-model": "m"} | ({"port-name": "h2c"} if fault == "http1-alone" else {}),
     )
     played = find_platform(platform)
     if fault == "stays":
@@ -114,7 +115,7 @@ def test_our_own_adapters_pass_all_checks(
         model=tmp_path / "models",
         body=body,
         environ={"PYTHONPATH": child_environment["PYTHONPATH"]},
-        given={"agent-model": "scale"},
+        given={"agent-model": "scale", "port-name": "h2c"},
     )
     verdicts = play(find_platform(platform), settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
