@@ -16,6 +16,7 @@ from remora.cli import main
 from remora.cli_doors import Answer, EngineDoor, HttpDoor, model_path
 from remora.errors import NotFoundError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
+from remora.options import EngineOptions
 
 Captured = pytest.CaptureFixture[str]
 Respond = Callable[[str, str, bytes, int | None], Answer]
@@ -287,6 +288,7 @@ class SilentEngine:
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
         self.name, self.version_text, self.decoupled = "m", "1", False
+        self.options = EngineOptions()
 
     def resolve(self, name: str, version: int) -> SilentEngine:
         return self
