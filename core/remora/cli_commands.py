@@ -1,4 +1,5 @@
-"""The commands besides `serve`: their arguments, and `version`; the law: a command's module is imported when it runs.
+"""The commands besides `serve`: their arguments, and `version`; the law: a command's module is imported when it
+runs, unless it is light.
 
 Every command ends with 0 (done), 1 (failed, with the reason on stderr in one line) or 2 (wrong usage).
 """
@@ -55,6 +56,7 @@ def add_commands(commands: Any) -> None:
     _runs(cli_hosts.add_manifests(commands), cli_hosts.manifests)
     _add_storage(commands)
     _add_startup(commands)
+    _add_bench(commands)
     _add_cost(commands)
     backends = commands.add_parser(
         "backends",
@@ -303,10 +305,47 @@ def _add_storage(commands: Any) -> None:
 
 
 def _add_startup(commands: Any) -> None:
-    from remora import cli_startup
+    parser = commands.add_parser(
+        "startup",
+        help="where the time of a server's start went",
+        description="Print the phases of a running server's start, what went on beside them, and slow imports.",
+    )
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+    parser.add_argument("--json-out", action="store_true", help="print it as JSON")
+    _add_timeout(parser, 10.0)
 
-    _runs(cli_startup.add_startup(commands, DEFAULT_URL), cli_startup.startup)
-    _runs(cli_startup.add_bench(commands), cli_startup.coldstart)
+    def run(options: argparse.Namespace) -> int:
+        from remora import cli_startup
+
+        return cli_startup.startup(options)
+
+    _runs(parser, run)
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser("bench", help="measure, and fail what is too slow")
+    kinds = bench.add_subparsers(metavar="WHAT", required=True)
+    parser = kinds.add_parser(
+        "coldstart",
+        help="start a server, ask it once, and tell where the time went",
+        description="Start `remora serve PATH...` in a process of its own, send each model a request made up, and "
+        "print the start's phases. With a budget it fails when the first answer came later, naming the phase to blame.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="what to serve, as for `remora serve`")
+    parser.add_argument("--budget", type=_duration_ms, metavar="2s", help="the most that may pass until an answer")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="starts; the median counts (default 1)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the report, to compare later ones with")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="a report that --save kept: names what grew")
+    parser.add_argument("--serve", action="append", default=[], metavar="FLAG", help="a flag for the server, --FLAG=X")
+    parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
+    _add_timeout(parser, 300.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora import cli_startup
+
+        return cli_startup.coldstart(options)
+
+    _runs(parser, run)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------
@@ -379,3 +418,17 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         return name, tuple(_count(dim) for dim in dims.split("x")) if dims else ()
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected NAME=1x3x224x224, got {text!r}") from None
+
+
+def _duration_ms(text: str) -> float:
+    """ "2s", "1500ms" or "2"."""
+    units = {"ms": 1.0, "s": 1e3, "": 1e3}
+    number = text.rstrip("ms")
+    unit = text[len(number) :]
+    try:
+        value = float(number) * units[unit]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a time such as 2s or 1500ms, got {text!r}")
+    return value

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from remora.cli_doors import HttpDoor, accepted, ask, model_path
@@ -20,43 +19,6 @@ from remora.errors import RemoraError, UnavailableError
 from remora.startup import over_budget
 
 _PAUSE_S = 0.005
-_UNITS = {"ms": 1.0, "s": 1e3, "": 1e3}
-
-
-def add_startup(commands: Any, default_url: str) -> argparse.ArgumentParser:
-    """The arguments of `remora startup`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "startup",
-        help="where the time of a server's start went",
-        description="Print the phases of a running server's start, what went on beside them, and slow imports.",
-    )
-    parser.add_argument("--url", default=default_url, metavar="URL", help="the server (default %(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="seconds to wait (default %(default)g)"
-    )
-    parser.add_argument("--json-out", action="store_true", help="print it as JSON")
-    return parser
-
-
-def add_bench(commands: Any) -> argparse.ArgumentParser:
-    """The arguments of `remora bench coldstart`."""
-    bench = commands.add_parser("bench", help="measure, and fail what is too slow")
-    kinds = bench.add_subparsers(metavar="WHAT", required=True)
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        "coldstart",
-        help="start a server, ask it once, and tell where the time went",
-        description="Start `remora serve PATH...` in a process of its own, send each model a request made up, and "
-        "print the start's phases. With a budget it fails when the first answer came later, naming the phase to blame.",
-    )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="what to serve, as for `remora serve`")
-    parser.add_argument("--budget", type=_duration_ms, metavar="2s", help="the most that may pass until an answer")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="starts; the median counts (default 1)")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the report, to compare later ones with")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="a report that --save kept: names what grew")
-    parser.add_argument("--serve", action="append", default=[], metavar="FLAG", help="a flag for the server, --FLAG=X")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="give up then (default %(default)g)")
-    parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
-    return parser
 
 
 def startup(options: argparse.Namespace) -> int:
@@ -175,16 +137,3 @@ def _table(what: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
         size = f"{each['bytes'] / 1e6:.1f} MB, {each['mb_per_s']:.0f} MB/s" if "bytes" in each else ""
         lines.append((name, f"{each['begin_ms']:.0f}", f"{each['ms']:.1f}", size or each.get("within", "")))
     return columns(lines)
-
-
-def _duration_ms(text: str) -> float:
-    """ "2s", "1500ms" or "2"."""
-    number = text.rstrip("ms")
-    unit = text[len(number) :]
-    try:
-        value = float(number) * _UNITS[unit]
-    except (ValueError, KeyError):
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a time such as 2s or 1500ms, got {text!r}")
-    return value
