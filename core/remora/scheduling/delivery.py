@@ -1,11 +1,11 @@
-"""Handing answers to where they belong, and turning exceptions into answers; the law: one delivery for a mailbox."""
+"""Handing answers to where they belong, and the answers of requests that fail; the law: one delivery for a mailbox."""
 
 from __future__ import annotations
 
 import logging
 import threading
 
-from remora.errors import InternalError, RemoraError
+from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Mailbox, Outcome, Ticket
 from remora.scheduling.ordering import Ordering
 
@@ -68,6 +68,11 @@ def _post(mailbox: Mailbox | None, deliveries: list[tuple[Ticket, Outcome]]) -> 
             ticket.reply(ticket, outcome)
         except Exception:  # one that cannot be answered must not take its neighbours and the instance along
             _log.exception("an answer could not be delivered")
+
+
+def stopping() -> UnavailableError:
+    """What a request is refused with that comes after the end (spec D17)."""
+    return UnavailableError("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 
 def failure_of(error: BaseException, where: str) -> RemoraError:

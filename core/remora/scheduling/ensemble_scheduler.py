@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from remora.errors import RemoraError, UnavailableError
+from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Mailbox, Outcome, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.costs import CostModel
-from remora.scheduling.delivery import deliver
+from remora.scheduling.delivery import deliver, stopping
 from remora.scheduling.ensemble_requests import EnsembleRequest, StepModels
 from remora.scheduling.ensembles import EnsemblePlan, Step
 from remora.signature import Signature
@@ -87,9 +87,7 @@ class EnsembleScheduler:
         request = EnsembleRequest(self, ticket)
         with self._lock:
             if self._stopping:
-                raise UnavailableError(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
+                raise stopping()
             self._requests.add(request)
         request.begin()
 

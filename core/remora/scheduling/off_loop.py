@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from remora.errors import RemoraError, UnavailableError
+from remora.errors import RemoraError
 from remora.messages import Ticket
 from remora.scheduling.caching import InnerScheduler
-from remora.scheduling.delivery import deliver, failure_of
+from remora.scheduling.delivery import deliver, failure_of, stopping
 from remora.system.clock import Clock
 
 
@@ -61,9 +61,7 @@ class OffLoopScheduler:
         ticket.arrival_ns = ticket.arrival_ns or self._now()
         with self._changed:
             if self._stopping:
-                raise UnavailableError(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
+                raise stopping()
             self._under_way += 1
         self._run(lambda: self._hand_on(ticket))
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from remora.backends import Instance, RemoteInstance
-from remora.errors import RemoraError, UnavailableError
+from remora.errors import RemoraError
 from remora.messages import Mailbox, Ticket, Watcher
 from remora.scheduling.batching import RESOURCES, Plan, Queue
 from remora.scheduling.costs import CostModel
-from remora.scheduling.delivery import OrderedDelivery, deliver
+from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.running import Answers, Runner, StreamRunner
 from remora.signature import Signature
@@ -128,9 +128,7 @@ class Scheduler:
         ticket.arrival_ns = ticket.arrival_ns or self._now()
         with self._lock:
             if self._stopping:
-                raise UnavailableError(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
+                raise stopping()
             self._queue.push(ticket)
             if self._ordered is not None:
                 self._ordered.expect(ticket)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from remora.backends import Execution, Instance
 from remora.config import SequencePolicy
-from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
-from remora.scheduling.delivery import deliver
+from remora.scheduling.delivery import deliver, stopping
 from remora.scheduling.direct_batching import DirectQueue
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.scheduler import Scheduler
@@ -138,9 +138,7 @@ class SequenceScheduler:
         refusal: InvalidArgumentError | None = None
         with self._changed:
             if self._stopping:
-                raise UnavailableError(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
+                raise stopping()
             if self._policy.iterative and not request.form.sequence_id:
                 request.form = replace(request.form, sequence_id=self._table.unused_id())
             try:
