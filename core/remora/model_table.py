@@ -165,7 +165,7 @@ class ModelTable:
 
     def is_fine(self) -> bool:
         """Whether every model that should serve does."""
-        return all(state.is_fine for state in list(self._states.values()))
+        return all(state.is_fine for state in self._states.values())
 
     def troubles(self) -> list[str]:
         """What keeps models from serving that should, a line for each version."""
@@ -235,12 +235,12 @@ class ModelTable:
 
     def retire(self, key: str) -> list[ServedModel]:
         """End the service of a model; returns what served."""
-        retired = list(self.serving(key).values())
+        retired: list[ServedModel] = []
         if key not in self._states:
-            return []
+            return retired
 
         def publish(rows: dict[int, VersionState]) -> None:
-            retired[:] = [row.model for row in rows.values() if row.model is not None]
+            retired.extend(row.model for row in rows.values() if row.model is not None)
             rows.update({number: VersionState(UNLOADING) for number, row in rows.items() if row.model is not None})
 
         self._change(key, publish)
