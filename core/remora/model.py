@@ -280,8 +280,8 @@ class ServedModel:
     @property
     def open_sequences(self) -> int:
         """Sequences that have begun and not ended."""
-        sequences = getattr(self._inner, "sequences", None)  # the sequence scheduler is imported where there is one
-        return len(sequences()) if sequences is not None else 0
+        count: int = getattr(self._inner, "open_sequences", 0)  # the sequence scheduler is imported where there is one
+        return count
 
     @property
     def is_needed(self) -> bool:
@@ -293,9 +293,8 @@ class ServedModel:
         if not form.sequence_id or form.sequence_start:
             return False
         older = self.predecessor
-        sequences = getattr(self._inner, "sequences", None)
-        here = sequences is not None and any(row.id == form.sequence_id for row in sequences())
-        return here or (older is not None and older.keeps(form))
+        keeps: Callable[[int | str], bool] | None = getattr(self._inner, "keeps", None)
+        return (keeps is not None and keeps(form.sequence_id)) or (older is not None and older.keeps(form))
 
     @property
     def adjustable(self) -> bool:

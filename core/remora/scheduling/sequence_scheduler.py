@@ -270,10 +270,14 @@ class SequenceScheduler:
         """Requests inside an execution now."""
         return sum(lane.running for lane in self._lanes)
 
-    def sequences(self) -> list[SequenceInfo]:
-        """The live sequences, those that began first in front."""
-        with self._changed:
-            return self._table.sequences()
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that live."""
+        return self._table.count
+
+    def keeps(self, sequence_id: int | str) -> bool:
+        """Whether there is a sequence of this id."""
+        return self._table.lives(sequence_id)
 
     def report(self) -> SequenceReport:
         """The sequences as operators see them."""

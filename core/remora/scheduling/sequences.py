@@ -224,7 +224,7 @@ class SequenceTable:
         """When to `sweep` if nothing happens before; 0 for never."""
         while self._expiring and not self._is_due(self._expiring[0]):
             heapq.heappop(self._expiring)
-        times = [since + self._policy.idle_ns for since in list(self._quiet.values())[:1]]
+        times = [since + self._policy.idle_ns for since in islice(self._quiet.values(), 1)]
         times += [entry[0] for entry in self._expiring[:1]]
         return min(times, default=0)
 

@@ -342,7 +342,7 @@ class Stories(RuleBasedStateMachine):
             if not any(ran):
                 self.clock.advance(10**9)
                 self.scheduler.sweep()
-        assert self.scheduler.sequences() == []
+        assert self.scheduler.open_sequences == 0
         assert self.scheduler.pending == 0
         for ticket in self.accepted:
             self.replies.only(ticket)

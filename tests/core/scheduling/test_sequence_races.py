@@ -172,7 +172,7 @@ class Play:
 
     def check(self) -> None:
         assert self.scheduler.pending == self.scheduler.running == 0
-        assert self.scheduler.sequences() == []
+        assert self.scheduler.open_sequences == 0
         for ticket in self.accepted:
             self.replies.only(ticket)  # answered, and once
         assert set(self.replies.outcomes) == set(self.accepted)

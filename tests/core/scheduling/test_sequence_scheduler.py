@@ -78,7 +78,7 @@ def test_controls_say_where_in_its_sequence_a_request_stands(strategy: str) -> N
         bench.scheduler.step()
     assert [bench.batch(index) for index in range(3)] == [[(1, True, -1, 7)], [(0, True, -1, 7)], [(0, True, 2, 7)]]
     assert all(isinstance(bench.replies.only(ticket), Response) for ticket in tickets)
-    assert bench.scheduler.sequences() == []
+    assert bench.scheduler.open_sequences == 0
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_idle_time_is_measured_by_the_clock_it_was_given() -> None:
     bench.scheduler.step()
     bench.clock.advance(100_000)
     bench.scheduler.sweep()
-    assert bench.scheduler.sequences() == []
+    assert bench.scheduler.open_sequences == 0
 
 
 class Countdown(FakeInstance):
@@ -232,7 +232,7 @@ def test_an_iterative_request_is_answered_once_after_all_its_turns() -> None:
         bench.scheduler.step()
     assert isinstance(bench.replies.only(ticket), Response)
     assert len(instance.batches) == 3
-    assert bench.scheduler.sequences() == []
+    assert bench.scheduler.open_sequences == 0
 
 
 def test_a_quick_model_runs_in_the_callers_loop_once_its_batches_are_known() -> None:
