@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import random
 import threading as real
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
+
+from remora.messages import Outcome, Ticket
 
 STEP_LIMIT = 200_000
 
@@ -171,6 +173,24 @@ class Interleaving:
         """Have a thread of the test take part."""
         _Thread(self, target, args, name or getattr(target, "__name__", "thread")).start()
 
+    @property
+    def running(self) -> str:
+        """The name of the thread that runs."""
+        return self.known[real.get_ident()].name
+
+    def canceller(self, tickets: Sequence[Ticket]) -> None:
+        """A thread that cancels some of the tickets that there are."""
+        for _ in range(self.random.randint(0, 4)):
+            self.pause()
+            if tickets:
+                self.random.choice(tickets).cancel()
+
+    def clockwork(self, most: int, steps_ns: Sequence[int]) -> None:
+        """A thread that moves the clock, at the most that often."""
+        for _ in range(self.random.randint(0, most)):
+            self.pause()
+            self.clock.now_ns += self.random.choice(steps_ns)
+
     def end_of(self, timeout: float | None) -> int:
         """When a timeout is over; 0 for never."""
         return 0 if timeout is None else self.clock.now_ns + max(int(timeout * 1e9), 1)
@@ -219,3 +239,46 @@ class Interleaving:
             self.clock.now_ns = min(moments)
             found = able()
         return found
+
+
+class Loop:
+    """An event loop, as far as a scheduler sees it: the mailbox of what it submits, and what watches for ends.
+
+    A thread called "loop" turns it.
+    """
+
+    def __init__(self, stage: Interleaving) -> None:
+        self._stage = stage
+        self.events: list[Callable[[], None]] = []
+
+    @property
+    def watcher(self) -> Loop:
+        return self
+
+    def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
+        raise AssertionError("nothing to watch")
+
+    def is_current(self) -> bool:
+        return self._stage.running == "loop"
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        def deliver() -> None:
+            for ticket, outcome in deliveries:
+                ticket.reply(ticket, outcome)
+
+        if self.is_current():
+            deliver()
+        else:
+            self.events.append(deliver)
+
+    def defer(self, work: Callable[[], None]) -> bool:
+        if self.is_current():
+            self.events.append(work)
+            return True
+        return False
+
+    def turn(self) -> None:
+        """Do what has come up since the last turn."""
+        events, self.events = self.events, []
+        for event in events:
+            event()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, double, ticket_of
-from interleaving import Interleaving
+from interleaving import Interleaving, Loop
 from remora.backends import Done, Execution
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
@@ -83,46 +83,6 @@ class Remote(Mortal):
         return True
 
 
-class Loop:
-    """An event loop, as far as a scheduler sees it: the mailbox of what it submits, and what watches for ends."""
-
-    def __init__(self, stage: Interleaving) -> None:
-        self._stage = stage
-        self.events: list[Callable[[], None]] = []
-        self.inside = False
-
-    @property
-    def watcher(self) -> Loop:
-        return self
-
-    def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
-        raise AssertionError("nothing to watch")
-
-    def is_current(self) -> bool:
-        return self._current() == "loop"
-
-    def _current(self) -> str:
-        import threading
-
-        return self._stage.known[threading.get_ident()].name
-
-    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        def deliver() -> None:
-            for ticket, outcome in deliveries:
-                ticket.reply(ticket, outcome)
-
-        if self.is_current():
-            deliver()
-        else:
-            self.events.append(deliver)
-
-    def defer(self, work: Callable[[], None]) -> bool:
-        if self.is_current():
-            self.events.append(work)
-            return True
-        return False
-
-
 class Play:
     """One interleaving."""
 
@@ -140,7 +100,6 @@ class Play:
         count = stage.random.randint(1, 3)
         make = Remote if kind == "remote" else Mortal
         self.instances = [make(f"m_{index}", self, quick=kind == "quick") for index in range(count)]
-        self.ordered = policy.preserve_ordering
         self.scheduler = Scheduler(
             BatchQueue(policy),
             self.instances,
@@ -174,17 +133,14 @@ class Play:
 
     def turns(self) -> None:
         """The loop: takes in requests and what has happened, until there is nothing more to come."""
-        left = self.stage.random.randint(0, 9)
+        left, through = self.stage.random.randint(0, 9), False
         while True:
             for _ in range(min(left, self.stage.random.randint(0, 3))):
                 self.submit(self.loop)
                 left -= 1
-            events, self.loop.events = self.loop.events, []
-            for event in events:
-                event()
-            if not left and self.actors:
-                self.actors -= not getattr(self, "loop_is_through", False)
-                self.loop_is_through = True
+            self.loop.turn()
+            if not left and not through:
+                self.actors, through = self.actors - 1, True
             if self.stopped and not self.loop.events:
                 return
             self.stage.pause(lambda left=left: bool(left or self.loop.events or self.stopped))
@@ -198,17 +154,6 @@ class Play:
                 if isinstance(instance, Remote):
                     instance.trouble = self.stage.random.choice(("", "", "", "being started again"))
 
-    def canceller(self) -> None:
-        for _ in range(self.stage.random.randint(0, 4)):
-            self.stage.pause()
-            if self.accepted:
-                self.stage.random.choice(self.accepted).cancel()
-
-    def clockwork(self) -> None:
-        for _ in range(self.stage.random.randint(0, 6)):
-            self.stage.pause()
-            self.clock.advance(self.stage.random.choice((1_000, 8_000, 40_000)))
-
     def stopper(self) -> None:
         if self.stage.random.random() < 0.7:
             self.stage.pause(lambda: not self.actors)
@@ -221,7 +166,9 @@ class Play:
         for name in ("caller 1", "caller 2"):
             self.stage.start(self.caller, name=name)
         self.stage.start(self.turns, name="loop")
-        for actor in (self.keeper, self.canceller, self.clockwork, self.stopper):
+        self.stage.start(self.stage.canceller, self.accepted)
+        self.stage.start(self.stage.clockwork, 6, (1_000, 8_000, 40_000))
+        for actor in (self.keeper, self.stopper):
             self.stage.start(actor)
         self.stage.run()
 

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
-from interleaving import Interleaving
+from interleaving import Interleaving, Loop
 from remora.backends import Execution
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, RemoraError, UnavailableError
 from remora.messages import InferForm, Request, Response, Tensor, Ticket
+from remora.scheduling import delivery as delivery_module
 from remora.scheduling import scheduler as scheduler_module
 from remora.scheduling import sequence_scheduler as sequence_scheduler_module
 from remora.scheduling.sequence_scheduler import SequenceScheduler
@@ -46,8 +47,8 @@ STRATEGIES = {
 class Mortal(FakeInstance):
     """Adds IN to the state, one turn of its thread after the other; dies now and then; may ask for another turn."""
 
-    def __init__(self, name: str, play: Play, *, iterative: bool) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, play: Play, *, iterative: bool, quick: bool) -> None:
+        super().__init__(name, quick=quick)
         self._play = play
         self._iterative = iterative
         self._inside = 0
@@ -86,13 +87,17 @@ class Mortal(FakeInstance):
 
 
 class Play:
-    """One interleaving: three clients with two sequences each, somebody who cancels, somebody who moves the clock."""
+    """One interleaving: three clients with two sequences each, somebody who cancels, somebody who moves the clock.
 
-    def __init__(self, seed: int, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    With ``quick`` instances the clients' requests come in through an event loop, which may run them itself.
+    """
+
+    def __init__(self, seed: int, strategy: str, monkeypatch: pytest.MonkeyPatch, *, quick: bool = False) -> None:
         self.clock = FakeClock()
         self.stage = stage = Interleaving(seed, self.clock)
-        for module in (scheduler_module, sequence_scheduler_module):
+        for module in (scheduler_module, sequence_scheduler_module, delivery_module):
             monkeypatch.setattr(module, "threading", stage.threading)
+        self.loop = Loop(stage) if quick else None
         self.iterative = "iterative" in strategy
         config = config_of(MODEL % {"slots": stage.random.randint(1, 2), "strategy": strategy})
         policy = sequence_policy(config)
@@ -103,7 +108,8 @@ class Play:
         self.accepted: list[Ticket] = []
         self.clients = 0
         instances = [
-            Mortal(f"m_{index}", self, iterative=self.iterative) for index in range(stage.random.randint(1, 2))
+            Mortal(f"m_{index}", self, iterative=self.iterative, quick=quick)
+            for index in range(stage.random.randint(1, 2))
         ]
         self.scheduler = SequenceScheduler(
             policy,
@@ -113,6 +119,35 @@ class Play:
             self.clock,
             initial_states={"SUM": np.zeros((1, 1), np.int32)},
         )
+        if quick:
+            self.scheduler.costs.learn(1, 1000)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Hand a request in, from the loop if there is one. Raises what the scheduler does."""
+        if self.loop is None:
+            self.scheduler.submit(ticket)
+            return
+        taken: list[RemoraError | None] = []
+
+        def take() -> None:
+            try:
+                self.scheduler.submit(ticket)
+                taken.append(None)
+            except RemoraError as error:
+                taken.append(error)
+
+        self.loop.events.append(take)
+        self.stage.pause(lambda: bool(taken))
+        if taken[0] is not None:
+            raise taken[0]
+
+    def turns(self) -> None:
+        """The loop, until there is nothing more to come."""
+        loop = self.loop
+        assert loop is not None
+        while self.clients or not self.stopped or loop.events:
+            loop.turn()
+            self.stage.pause(lambda: bool(loop.events or (self.stopped and not self.clients)))
 
     def client(self, first: int) -> None:
         """Sends to two sequences; knows for each whether it must begin it, unless it makes a mistake."""
@@ -121,7 +156,7 @@ class Play:
             number = random.choice(list(begun))
             start = not begun[number] if random.random() < 0.95 else begun[number]
             end = random.random() < 0.3
-            ticket = ticket_of(reply=self.replies)
+            ticket = ticket_of(reply=self.replies, mailbox=self.loop)
             ticket.request.form = InferForm(
                 (),
                 sequence_id=number,
@@ -131,7 +166,7 @@ class Play:
             )
             ticket.request.inputs["IN"] = np.array([[random.randint(1, 9)]], np.int32)
             try:
-                self.scheduler.submit(ticket)
+                self.submit(ticket)
             except InvalidArgumentError:
                 assert not start, "START may always come"
                 begun[number] = False
@@ -144,28 +179,22 @@ class Play:
                 self.stage.pause(lambda ticket=ticket: ticket in self.replies.outcomes)
         self.clients -= 1
 
-    def canceller(self) -> None:
-        for _ in range(self.stage.random.randint(0, 4)):
-            self.stage.pause()
-            if self.accepted:
-                self.stage.random.choice(self.accepted).cancel()
-
-    def clockwork(self) -> None:
-        for _ in range(self.stage.random.randint(0, 8)):
-            self.stage.pause()
-            self.clock.advance(self.stage.random.choice((1_000, 20_000, 60_000, 100_000)))
-
     def stopper(self) -> None:
         if self.stage.random.random() < 0.7:
             self.stage.pause(lambda: not self.clients)
         assert self.scheduler.stop()
+        self.stopped = True
 
     def run(self) -> None:
+        self.stopped = False
+        if self.loop is not None:
+            self.stage.start(self.turns, name="loop")
         for first in (1, 3, 5):
             self.clients += 1
             self.stage.start(self.client, first, name=f"client {first}")
-        for actor in (self.canceller, self.clockwork, self.stopper):
-            self.stage.start(actor)
+        self.stage.start(self.stage.canceller, self.accepted)
+        self.stage.start(self.stage.clockwork, 8, (1_000, 20_000, 60_000, 100_000))
+        self.stage.start(self.stopper)
         self.stage.run()
 
     # -- what must be true afterwards ---------------------------------------------------------------------------------
@@ -213,15 +242,18 @@ class Play:
                 assert isinstance(outcome, RemoraError)
 
 
+@pytest.mark.parametrize("quick", [False, True], ids=["threads", "quick"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_interleaving_loses_answers_order_or_state(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(SEEDS):
-        play = Play(seed, STRATEGIES[strategy], monkeypatch)
+def test_no_interleaving_loses_answers_order_or_state(
+    strategy: str, monkeypatch: pytest.MonkeyPatch, *, quick: bool
+) -> None:
+    for seed in range(SEEDS // 2 if quick else SEEDS):
+        play = Play(seed, STRATEGIES[strategy], monkeypatch, quick=quick)
         try:
             play.run()
             play.check()
         except BaseException as error:
-            error.add_note(f"seed {seed} of '{strategy}'")
+            error.add_note(f"seed {seed} of '{strategy}', {'quick' if quick else 'threads'}")
             raise
 
 
