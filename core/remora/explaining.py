@@ -30,7 +30,7 @@ _STEADY = 0.95
 
 
 class Setup(NamedTuple):
-    """How a model is scheduled. ``simulated`` says why nothing can be predicted; empty when it can."""
+    """How a model is scheduled. ``not_simulated`` says why nothing can be predicted; empty when it can."""
 
     policy: BatchPolicy
     instances: int

@@ -18,28 +18,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+from models import EACH_S, FIXED_S, ROWS, sleeper
 
 from remora.engine import Engine
 from remora.errors import UnavailableError
 from remora.messages import InferForm, InputSpec, Outcome, Response, Ticket
 
-ROWS, FIXED_S, EACH_S, TIMEOUT_S = 8, 0.004, 0.0005, 0.06
-CAPACITY = ROWS / (FIXED_S + EACH_S * ROWS)
-MODEL = f"""
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep({FIXED_S} + {EACH_S} * len(requests))
-        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in inputs]
-"""
-CONFIG = f"""
-backend: "python" max_batch_size: {ROWS} dynamic_batching {{ }}
-input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }} output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
-parameters {{ key: "ISOLATION" value: {{ string_value: "thread" }} }}
-"""
+CAPACITY, TIMEOUT_S = ROWS / (FIXED_S + EACH_S * ROWS), 0.06
 
 
 class Tally:
@@ -92,10 +77,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory() as root:
-        folder = Path(root) / "slow"
-        (folder / "1").mkdir(parents=True)
-        (folder / "1" / "model.py").write_text(MODEL)
-        (folder / "config.pbtxt").write_text(CONFIG)
+        sleeper(Path(root), "slow")
         print(
             f"capacity {CAPACITY:.0f}/s, offered {2 * CAPACITY:.0f}/s, to be answered within {TIMEOUT_S * 1e3:.0f} ms"
         )

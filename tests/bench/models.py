@@ -14,6 +14,34 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
 parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
 """
 
+ROWS, FIXED_S, EACH_S = 8, 0.004, 0.0005
+"""What a batch of `sleeper` may have, and how long it takes: besides its rows, and for each."""
+
+SLEEPER = f"""
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({FIXED_S} + {EACH_S} * len(requests))
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in inputs]
+"""
+SLEEPER_CONFIG = f"""
+backend: "python" max_batch_size: {ROWS} dynamic_batching {{ }}
+input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }} output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
+parameters {{ key: "ISOLATION" value: {{ string_value: "thread" }} }}
+"""
+
+
+def sleeper(repository: Path, *names: str) -> Path:
+    """Python models in threads that sleep as long as a device would compute; the repository that holds them."""
+    for name in names:
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "1" / "model.py").write_text(SLEEPER)
+        (repository / name / "config.pbtxt").write_text(SLEEPER_CONFIG)
+    return repository
+
 
 def mlp(repository: Path, width: int = 256) -> Path:
     """A 64-256-256-10 network, about 10 us at batch 1; the repository that holds it, as `mlp`.

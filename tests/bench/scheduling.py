@@ -17,36 +17,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+from models import EACH_S, FIXED_S, ROWS, sleeper
 
 from remora.engine import Engine
 from remora.messages import InferForm, InputSpec, ModelExplain, Outcome, Ticket
 
-ROWS, FIXED_S, EACH_S = 8, 0.004, 0.0005
-MODEL = f"""
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep({FIXED_S} + {EACH_S} * len(requests))
-        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in inputs]
-"""
-CONFIG = f"""
-backend: "python" max_batch_size: {ROWS} dynamic_batching {{ }}
-input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }} output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
-parameters {{ key: "ISOLATION" value: {{ string_value: "thread" }} }}
-"""
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),))
 DATA = [np.ones((1, 1), np.int32)]
-
-
-def repository(root: Path) -> Path:
-    for name in ("small", "large"):
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "1" / "model.py").write_text(MODEL)
-        (root / name / "config.pbtxt").write_text(CONFIG)
-    return root
 
 
 def send(engine: Engine, model: str, per_s: float, seconds: float, seed: int = 1) -> list[float]:
@@ -100,7 +77,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     seconds = parser.parse_args().seconds
     most = ROWS / (FIXED_S + EACH_S * ROWS)
-    with tempfile.TemporaryDirectory() as folder, Engine(repository(Path(folder))) as engine:
+    with tempfile.TemporaryDirectory() as folder, Engine(sleeper(Path(folder), "small", "large")) as engine:
         found = [saturated(engine, seconds) for _ in range(3)]
         ratio = statistics.median(here / raw for here, raw in found)
         here = statistics.median(here for here, _ in found)
