@@ -18,6 +18,7 @@ from remora.config import (
     placements,
     rate_policies,
     read_config,
+    read_data,
     select_versions,
     validate,
     validate_written,
@@ -47,6 +48,9 @@ _NO_FILES: Fingerprint = {}
 
 _UNKNOWN_REVISION = Revision({})
 _STOP_LIMIT_S = 5
+
+_LABELS_LIMIT = 64 << 20
+"""How large a file of labels may be, in bytes: those of the largest vocabularies have a few million."""
 
 
 class PollError(Exception):
@@ -330,15 +334,13 @@ def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ..
     for output in config.output:
         if not output.label_filename:
             continue
-        path = directory / output.label_filename
-        if not path.resolve().is_relative_to(directory.resolve()):
-            raise ConfigError(
-                f"label_filename '{output.label_filename}' of output '{output.name}' leaves the model's folder"
-            )
+        setting = f"label_filename of output '{output.name}'"
+        content = read_data(directory, output.label_filename, setting, _LABELS_LIMIT)
         try:
-            labels[output.name] = tuple(path.read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read label_filename of output '{output.name}': {error}") from error
+            labels[output.name] = tuple(content.decode("utf-8").splitlines())
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            raise ConfigError(f"{setting} '{output.label_filename}' is not UTF-8: {reason}") from error
     return labels
 
 

@@ -535,7 +535,7 @@ def test_the_file_may_have_another_name_and_may_be_the_version_itself(models: Mo
 def test_a_missing_file_or_one_outside_of_the_folder_is_refused(models: Models) -> None:
     folder = models.write("").parent
     models.write(HEAD, name="other")
-    with pytest.raises(NotFoundError, match=r"absent\.py"):
+    with pytest.raises(NotFoundError, match=r"^unable to find '1/absent\.py' for model 'm'"):
         file_of(models, lambda config: setattr(config, "default_model_filename", "absent.py"), folder)
-    with pytest.raises(ConfigError, match="leaves the version's folder"):
+    with pytest.raises(ConfigError, match="leaves the version's directory"):
         file_of(models, lambda config: setattr(config, "default_model_filename", "../../other/1/model.py"), folder)

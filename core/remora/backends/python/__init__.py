@@ -14,6 +14,7 @@ from typing import Any
 
 from remora.backends import BackendModel, Instance, Placement, Source
 from remora.backends.calling import opening
+from remora.backends.opening import existing, model_path, shown_path
 from remora.backends.python.calls import Calls
 from remora.backends.python.config import ConfigConflictError, take_over
 from remora.backends.python.config import ModelConfig as CompletedConfig
@@ -22,7 +23,7 @@ from remora.backends.python.host import Host, hosted
 from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_class
 from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, isolation
-from remora.errors import ConfigError, InternalError, NotFoundError
+from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
 DEFAULT_FILENAME = "model.py"
@@ -78,23 +79,8 @@ class PythonBackend:
             InternalError: the file cannot be imported, or defines no model.
         """
         shared = source.settings.get(_CODE)
-        file = Path(shared) if shared else _model_file(source, config)
+        file = Path(shared) if shared else existing(model_path(source, config, DEFAULT_FILENAME), source, "*.py")
         return PythonModel(source, file, self._to_json, shared=bool(shared))
-
-
-def _model_file(source: Source, config: ModelConfig) -> Path:
-    if source.path.is_file():
-        return source.path
-    filename = config.default_model_filename or DEFAULT_FILENAME
-    file = source.path / filename
-    if not file.resolve().is_relative_to(source.path.resolve()):
-        raise ConfigError(f"default_model_filename '{filename}' of model '{source.name}' leaves the version's folder")
-    if not file.is_file():
-        raise NotFoundError(
-            f"unable to find '{file}' for model '{source.name}': put the model's code there, or name its file with "
-            "default_model_filename"
-        )
-    return file
 
 
 class PythonModel:
@@ -196,11 +182,12 @@ class PythonModel:
 
     def _check(self, loaded: LoadedModule) -> None:
         kind = model_class(loaded)
+        shown = shown_path(self._file, self._source)
         if kind is None:
             raise InternalError(
                 f"AttributeError: module '{self._source.version}.{self._file.stem}' has no attribute '{CLASS_NAME}': "
-                f"define a class of that name, with an execute method, in {self._file}",
+                f"define a class of that name, with an execute method, in {shown}",
                 from_model=True,
             )
         if not callable(getattr(kind, "execute", None)):
-            raise InternalError(f"Python model {self._file} does not implement `execute` method.", from_model=True)
+            raise InternalError(f"Python model {shown} does not implement `execute` method.", from_model=True)

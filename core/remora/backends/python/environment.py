@@ -176,12 +176,16 @@ def _requirements_of(source: Source) -> str | None:
     file = source.model_dir / REQUIREMENTS
     try:
         if file.stat().st_size > _REQUIREMENTS_AT_MOST_BYTES:
-            raise ConfigError(f"{file} is longer than {_REQUIREMENTS_AT_MOST_BYTES} bytes: is it a requirements file?")
+            raise ConfigError(
+                f"{REQUIREMENTS} of model '{source.name}' is longer than {_REQUIREMENTS_AT_MOST_BYTES} bytes: is it a "
+                "requirements file?"
+            )
         return file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {file} of model '{source.name}': {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {REQUIREMENTS} of model '{source.name}': {reason}") from error
 
 
 def _markers() -> Mapping[str, str]:
