@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy.typing as npt
 
 from remora import messages
-from remora._version import __version__
 from remora.answer_stream import AnswerStream
-from remora.errors import InvalidArgumentError, RemoraError, RetiredError, UnsupportedError
+from remora.call_answers import CallAnswers
+from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.lifecycle import Lifecycle, Readiness
-from remora.live_settings import LiveSettings
 from remora.loading import ModelLoader
 from remora.messages import (
     Array,
@@ -35,7 +34,7 @@ from remora.messages import (
     Ticket,
 )
 from remora.model import Reply, ServedModel
-from remora.options import EngineOptions, MetricsSettings
+from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.sequence_report import SequenceReport
 from remora.startup import Ledger, StartupReport
@@ -44,23 +43,6 @@ from remora.system.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.explaining import Explanation
-    from remora.metrics import MetricsExporter
-
-EXTENSIONS = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-)
 
 
 class InferResult(Mapping[str, Array]):
@@ -127,8 +109,7 @@ class Engine:
         self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._table = self._lifecycle.table
-        self._settings = LiveSettings(lambda model: self._lifecycle.state(model) is not None)
-        self._exporter: MetricsExporter | None = None
+        self._answers = CallAnswers(self.options, self._lifecycle, self._clock, self.ledger, self._cache)
 
     def _model_calls(self) -> ModelCaller:
         from remora.model_calls import ModelCalls  # only for backends whose models call others
@@ -375,76 +356,4 @@ class Engine:
 
         ``ModelLoad`` may take as long as the model does: do not call it from an event loop. Raises RemoraError.
         """
-        match call:
-            case messages.ServerLive():
-                return True
-            case messages.ServerReady():
-                return self._lifecycle.is_ready()
-            case messages.ModelReady(model, version):
-                return self._lifecycle.is_model_ready(model, version)
-            case messages.ServerMetadata():
-                return ServerInfo(self.options.id, __version__, EXTENSIONS)
-            case messages.ModelMetadata(model, version):
-                return self._metadata(model, version)
-            case messages.ModelConfig(model, version):
-                return self.resolve(model, version).config
-            case messages.ModelStatistics(model, version):
-                return self._statistics(model, version)
-            case messages.ModelSequences(model, version):
-                return self.resolve(model, version).sequences()
-            case messages.ModelExplain(model, version):
-                return self._explain(model, version)
-            case messages.Startup():
-                return self._startup()
-            case messages.RepositoryIndex(ready):
-                return self._lifecycle.index(ready=ready)
-            case messages.ModelLoad(model, parameters):
-                self._lifecycle.load(model, parameters)
-                return None
-            case messages.ModelUnload(model, unload_dependents):
-                self._lifecycle.unload(model, unload_dependents=unload_dependents)
-                return None
-            case messages.Metrics():
-                return self._metrics()
-            case _:
-                return self._settings.perform(call)
-
-    def _metrics(self) -> str:
-        if self._exporter is None:
-            from remora.metrics import MetricsExporter  # not needed to start
-            from remora.system.gpus import Gpus
-
-            gpus = Gpus().readings if self.options.allow_gpu_metrics else list
-            settings = MetricsSettings.of(self.options.metrics_config)
-            self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus)
-        return self._exporter.render(self.models(), self._startup())
-
-    def _startup(self) -> StartupReport:
-        answered = [model.statistics.first_answer_ns for model in self.models()]
-        return self.ledger.report(min((ns for ns in answered if ns), default=0))
-
-    def _explain(self, name: str, version: int) -> Explanation:
-        from remora.explaining import explain, setup_of  # not needed to start
-
-        model = self.resolve(name, version)
-        snapshot = model.statistics.snapshot(name, model.version_text)
-        return explain(setup_of(model), model.statistics.recent(), snapshot, self._clock.monotonic_ns())
-
-    def _metadata(self, name: str, version: int) -> ModelInfo:
-        model = self.resolve(name, version)
-        if version >= 0:
-            return model.metadata([model.version_text])
-        state = self._lifecycle.state(name)
-        return model.metadata([str(number) for number in state.ready_versions] if state else [model.version_text])
-
-    def _statistics(self, name: str, version: int) -> list[ModelStats]:
-        if not name:
-            return [model.stats() for model in self.models()]
-        state = self._lifecycle.state(name)
-        if state is None or state.newest is None:
-            raise InvalidArgumentError(f"requested model '{name}' is not available")
-        rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]
-        found = [model.stats() for model in rows if model is not None]
-        if not found:
-            raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
-        return found
+        return self._answers.perform(call)

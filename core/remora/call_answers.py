@@ -1,0 +1,139 @@
+"""Answers what clients ask besides inference; the law: what an answer is made of is read when it is asked for.
+
+Each protocol makes a Call of what it received, and bytes of what this returns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remora import messages
+from remora._version import __version__
+from remora.errors import InvalidArgumentError
+from remora.lifecycle import Lifecycle
+from remora.live_settings import LiveSettings
+from remora.messages import ModelInfo, ModelStats, ServerInfo
+from remora.options import EngineOptions, MetricsSettings
+from remora.startup import Ledger, StartupReport
+from remora.system.clock import Clock
+
+if TYPE_CHECKING:
+    from remora.cache import ResponseCache
+    from remora.explaining import Explanation
+    from remora.metrics import MetricsExporter
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class CallAnswers:
+    """Thread-safe.
+
+    Args:
+        options: the engine's.
+        lifecycle: of its models.
+        clock: the engine's.
+        ledger: where the time of the start went.
+        cache: of responses; None without one.
+    """
+
+    def __init__(
+        self, options: EngineOptions, lifecycle: Lifecycle, clock: Clock, ledger: Ledger, cache: ResponseCache | None
+    ) -> None:
+        self._options = options
+        self._lifecycle = lifecycle
+        self._table = lifecycle.table
+        self._clock = clock
+        self._ledger = ledger
+        self._cache = cache
+        self._settings = LiveSettings(lambda model: self._table.state(model) is not None)
+        self._exporter: MetricsExporter | None = None
+
+    def perform(self, call: messages.Call) -> object:
+        """See `Engine.perform`."""
+        match call:
+            case messages.ServerLive():
+                return True
+            case messages.ServerReady():
+                return self._lifecycle.is_ready()
+            case messages.ModelReady(model, version):
+                return self._lifecycle.is_model_ready(model, version)
+            case messages.ServerMetadata():
+                return ServerInfo(self._options.id, __version__, EXTENSIONS)
+            case messages.ModelMetadata(model, version):
+                return self._metadata(model, version)
+            case messages.ModelConfig(model, version):
+                return self._table.resolve(model, version).config
+            case messages.ModelStatistics(model, version):
+                return self._statistics(model, version)
+            case messages.ModelSequences(model, version):
+                return self._table.resolve(model, version).sequences()
+            case messages.ModelExplain(model, version):
+                return self._explain(model, version)
+            case messages.Startup():
+                return self._startup()
+            case messages.RepositoryIndex(ready):
+                return self._lifecycle.index(ready=ready)
+            case messages.ModelLoad(model, parameters):
+                self._lifecycle.load(model, parameters)
+                return None
+            case messages.ModelUnload(model, unload_dependents):
+                self._lifecycle.unload(model, unload_dependents=unload_dependents)
+                return None
+            case messages.Metrics():
+                return self._metrics()
+            case _:
+                return self._settings.perform(call)
+
+    def _metrics(self) -> str:
+        if self._exporter is None:
+            from remora.metrics import MetricsExporter  # not needed to start
+            from remora.system.gpus import Gpus
+
+            gpus = Gpus().readings if self._options.allow_gpu_metrics else list
+            settings = MetricsSettings.of(self._options.metrics_config)
+            self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus)
+        return self._exporter.render(self._table.ready_models(), self._startup())
+
+    def _startup(self) -> StartupReport:
+        answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]
+        return self._ledger.report(min((ns for ns in answered if ns), default=0))
+
+    def _explain(self, name: str, version: int) -> Explanation:
+        from remora.explaining import explain, setup_of  # not needed to start
+
+        model = self._table.resolve(name, version)
+        snapshot = model.statistics.snapshot(name, model.version_text)
+        return explain(setup_of(model), model.statistics.recent(), snapshot, self._clock.monotonic_ns())
+
+    def _metadata(self, name: str, version: int) -> ModelInfo:
+        model = self._table.resolve(name, version)
+        if version >= 0:
+            return model.metadata([model.version_text])
+        state = self._table.state(name)
+        return model.metadata([str(number) for number in state.ready_versions] if state else [model.version_text])
+
+    def _statistics(self, name: str, version: int) -> list[ModelStats]:
+        if not name:
+            return [model.stats() for model in self._table.ready_models()]
+        state = self._table.state(name)
+        if state is None or state.newest is None:
+            raise InvalidArgumentError(f"requested model '{name}' is not available")
+        rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]
+        found = [model.stats() for model in rows if model is not None]
+        if not found:
+            raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
+        return found
