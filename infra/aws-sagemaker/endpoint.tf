@@ -35,6 +35,8 @@ locals {
     } : key => value if value != null }
   }
 
+  # Named here: what CloudFormation would call it after its stack is longer than the 63 characters that an endpoint takes.
+  configuration_name = "${var.name}-${substr(sha256(jsonencode([local.production_variant, local.async, var.kms_key_arn])), 0, 12)}"
   configuration = {
     AWSTemplateFormatVersion = "2010-09-09"
     Description              = "${var.name}: the configuration of a SageMaker endpoint"
@@ -42,6 +44,7 @@ locals {
       Configuration = {
         Type = "AWS::SageMaker::EndpointConfig"
         Properties = { for key, value in {
+          EndpointConfigName   = local.configuration_name
           ProductionVariants   = [local.production_variant]
           AsyncInferenceConfig = local.async
           ExecutionRoleArn     = local.component ? aws_iam_role.endpoint.arn : null
@@ -56,7 +59,7 @@ locals {
 # The model's name is known before the model is: depends_on keeps the order.
 resource "aws_cloudformation_stack" "configuration" {
   # Replaced, never changed: the endpoint moves to the new configuration before the old one goes.
-  name          = "${var.name}-configuration-${substr(sha256(jsonencode([local.production_variant, local.async, var.kms_key_arn])), 0, 12)}"
+  name          = local.configuration_name
   template_body = jsonencode(local.configuration)
   on_failure    = "DELETE"
   tags          = var.tags

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra import provider_schemas
-from infra.terraform import INFRA, MODULES, ROOT, Prepared, providers
+from infra.terraform import INFRA, MODULES, ROOT, Prepared, mirrored, providers
 
 STUBBED = {"google": "hashicorp/google", "azurerm": "hashicorp/azurerm", "azapi": "azure/azapi"}
 STUB_PYTHON = ROOT / ".venv-stub" / "bin" / "python"
@@ -69,15 +69,10 @@ def prepare(tool: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callab
     def initialised(module: str) -> Prepared:
         folder = tmp_path / "module"
         shutil.copytree(MODULES[module], folder, ignore=shutil.ignore_patterns(".terraform*"))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "AWS_"))}
-        environment |= {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "TF_CLI_CONFIG_FILE": str(tmp_path / "rc")}
-        settings = ""
-        if providers(module) == {"aws"}:
-            place = request.getfixturevalue("mirror")
-            settings = f'provider_installation {{\n  filesystem_mirror {{\n    path = "{place}"\n  }}\n}}\n'
-        else:
+        real = providers(module) == {"aws"}
+        environment = mirrored(request.getfixturevalue("mirror") if real else None, tmp_path / "rc")
+        if not real:
             environment["TF_REATTACH_PROVIDERS"] = request.getfixturevalue("stubs")
-        (tmp_path / "rc").write_text(settings)
         prepared = Prepared(folder, environment)
         done = prepared.run("init", "-input=false", "-no-color", "-backend=false")
         assert done.returncode == 0, done.stdout + done.stderr

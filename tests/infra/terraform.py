@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ class Prepared(NamedTuple):
             state = event.get("test_state", {})
             for made in state.get("root_module", state.get("values", {}).get("root_module", {})).get("resources", ()):
                 yield run, made["address"], made["values"]
+
+
+def mirrored(mirror: Path | None, settings: Path) -> dict[str, str]:
+    """The environment to run Terraform in: away from any account, providers out of a mirror and nowhere else."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "AWS_"))}
+    place = f'provider_installation {{\n  filesystem_mirror {{\n    path = "{mirror}"\n  }}\n}}\n'
+    settings.write_text(place if mirror else "")
+    return environment | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "TF_CLI_CONFIG_FILE": str(settings)}
 
 
 def terraform(*arguments: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

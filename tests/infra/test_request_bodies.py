@@ -18,7 +18,7 @@ from infra.terraform import ROOT, Prepared
 WHEELS = ROOT / ".venv-stub" / "wheels"
 # Which request takes what a resource's properties say, and what CloudFormation adds to it or names by reference.
 REQUESTS = {
-    "AWS::SageMaker::EndpointConfig": ("sagemaker", "CreateEndpointConfig", {"EndpointConfigName": "x"}),
+    "AWS::SageMaker::EndpointConfig": ("sagemaker", "CreateEndpointConfig", {}),
     "AWS::SageMaker::InferenceComponent": ("sagemaker", "CreateInferenceComponent", {}),
     "AWS::ApplicationAutoScaling::ScalableTarget": ("application-autoscaling", "RegisterScalableTarget", {}),
     "AWS::ApplicationAutoScaling::ScalingPolicy": (

@@ -43,6 +43,17 @@ run "a_gpu_endpoint_gets_the_ami_with_cuda_13" {
   }
 }
 
+run "the_configuration_is_named_within_what_an_endpoint_takes" {
+  command = plan
+  variables {
+    name = "a234567890b234567890c234567890d234567890"
+  }
+  assert {
+    condition     = length(local.configuration_name) <= 63 && aws_cloudformation_stack.configuration.name == local.configuration_name
+    error_message = "an endpoint takes 63 characters, and a name that CloudFormation makes up may be longer"
+  }
+}
+
 run "a_cpu_endpoint_keeps_the_default_ami" {
   command = plan
   variables {
