@@ -23,10 +23,12 @@ AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
 # Emulators of clouds' storages.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
+# Helm 4.3 as a shared library. Its Python side needs a newer Python than ours and is not used.
+HELM_LIBRARY := helm-sdkpy==0.1.32
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
-        test-azure-ai-ml test-infra test-containers test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
+        test-azure-ai-ml test-infra test-containers test-gpu-image test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -96,6 +98,10 @@ test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Ter
 # Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
 test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_IMAGES=1 $(PY) -m pytest tests/containers
+
+# Gigabytes of wheels, so not part of make test; what is missing is skipped by name, and what was built is removed.
+test-gpu-image: $(VENV)/dev.stamp  ## build the gpu image, look inside, run it as root and as nobody without a GPU
+	TEST_IMAGES=1 TEST_GPU_IMAGE=1 $(PY) -m pytest tests/containers/test_gpu_image.py $(T)
 
 # Each framework has an environment of its own: they bring hundreds of megabytes, and libraries that dislike each other.
 # Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
@@ -213,11 +219,14 @@ $(VENV)-checkov/stamp: tests/infra/checkov-requirements.txt
 	@touch $@
 
 # The wheels are read as data: last schemas of the providers, and the classes of Azure's client. Nothing of them runs.
-$(VENV)-stub/stamp: tests/infra/stub-requirements.txt tests/infra/schema-wheels.txt
+$(VENV)-stub/stamp: tests/infra/stub-requirements.txt tests/infra/schema-wheels.txt Makefile
 	@$(PYTHON) -m venv $(VENV)-stub
 	@$(VENV)-stub/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@$(VENV)-stub/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
 	    --dest $(VENV)-stub/wheels --requirement tests/infra/schema-wheels.txt
+	@$(VENV)-stub/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+	    --python-version 3.12 --dest $(VENV)-stub/helm $(HELM_LIBRARY)
+	@cd $(VENV)-stub/helm && $(PYTHON) -m zipfile -e helm_sdkpy-*.whl . && mv helm_sdkpy/_lib/linux-amd64/*.so . && rm -r helm_sdkpy*
 	@touch $@
 
 $(VENV)-storage/stamp: Makefile

@@ -129,33 +129,46 @@ def figures() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def models(digits: Any) -> Path:
+    """The digits example where every user may read it."""
+    digits.models.parent.chmod(0o755)
+    for parent in digits.models.parents:
+        if parent.stat().st_uid == 0 and "pytest" in parent.name:
+            parent.chmod(0o755)
+    return Path(digits.models)
+
+
+@pytest.fixture(scope="session")
 def context() -> Path:
-    """A build context as an air-gapped builder has it: remora's wheel and every other one that the images need."""
+    """A build context as an air-gapped builder has it: every wheel that the small images need, remora's among them."""
+    return _context("context", "onnx,grpc,otel,s3,sagemaker,azureml,lambda", "containers/lambda/requirements.txt")
+
+
+@pytest.fixture(scope="session")
+def gpu_context() -> Iterator[Path]:
+    """The same for the gpu image. It is large, so it goes when the tests are over."""
+    if not os.environ.get("TEST_GPU_IMAGE"):
+        pytest.skip("the gpu image takes gigabytes of wheels: make test-gpu-image builds it")
+    place = _context("gpu-context", "gpu,grpc,otel,s3", "containers/gpu/requirements.txt")
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _context(name: str, extras: str, requirements: str) -> Path:
     if not os.environ.get("TEST_IMAGES"):
         pytest.skip(BUILT_HERE)
-    place = KEPT / "context"
+    place = KEPT / name
     shutil.rmtree(place, ignore_errors=True)
     (place / "dist").mkdir(parents=True)
     shutil.copytree(ROOT / "containers", place / "containers")
-    for name in ("constraints.txt", ".dockerignore"):
-        shutil.copy(ROOT / name, place / name)
-    quiet = {"check": True, "capture_output": True, "text": True}
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place / "dist"], cwd=ROOT, **quiet)
+    for file in ("constraints.txt", ".dockerignore"):
+        shutil.copy(ROOT / file, place / file)
+    python = [sys.executable, "-m"]
+    _run([*python, "hatchling", "build", "-t", "wheel", "-d", str(place / "dist")], ROOT)
     wheel = next((place / "dist").glob("remora-*.whl"))
-    asked = [f"{wheel}[onnx,grpc,otel,s3,sagemaker,azureml,lambda]", "-r", "containers/lambda/requirements.txt"]
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--only-binary=:all:",
-        "-d",
-        "dist",
-        "-c",
-        "constraints.txt",
-    ]
-    done = subprocess.run([*pip, *asked], cwd=place, capture_output=True, text=True, timeout=600)
+    pip = [*python, "pip", "download", "--quiet", "--only-binary=:all:", "-d", "dist", "-c", "constraints.txt"]
+    command = [*pip, f"{wheel}[{extras}]", "-r", requirements]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=600)
     if done.returncode:
         pytest.skip(f"the wheels cannot be fetched: {done.stderr.strip().splitlines()[-1]}")
     return place
@@ -181,20 +194,42 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def images(buildah: list[str], context: Path) -> dict[str, Image]:
-    """All images but the gpu one, which is as large as all others together."""
+def system() -> Path:
+    """An archive of the system that stands for the published base images."""
     base = KEPT / "base.tar"
     if not base.exists():
+        base.parent.mkdir(exist_ok=True)
         packages = "--include=python3,python3-venv,python3-pip"
         unpack = ["mmdebstrap", "--quiet", "--variant=minbase", packages, "bookworm", f"{base}.part"]
         done = subprocess.run([*unpack, "--format=tar"], capture_output=True, text=True, timeout=600)
         if done.returncode:
             pytest.skip(f"no base system: {done.stderr.strip().splitlines()[-1]}")
         Path(f"{base}.part").rename(base)
+    return base
+
+
+@pytest.fixture(scope="session")
+def base(buildah: list[str], system: Path) -> str:
+    """The base image that all are built from."""
+    return _from(buildah, system)
+
+
+def _from(buildah: list[str], system: Path) -> str:
     container = _run([*buildah, "from", "scratch"])
-    _run([*buildah, "add", "--quiet", container, str(base), "/"])
+    _run([*buildah, "add", "--quiet", container, str(system), "/"])
     _run([*buildah, "commit", "--quiet", "--rm", container, _BASE])
+    return _BASE
+
+
+@pytest.fixture(scope="session")
+def images(buildah: list[str], base: str, context: Path) -> dict[str, Image]:
+    """All images but the gpu one, which is as large as all others together."""
     return {name: _build(buildah, name, context) for name in IMAGES}
+
+
+@pytest.fixture(scope="session")
+def gpu_image(buildah: list[str], gpu_context: Path, base: str) -> Image:
+    return _build(buildah, "gpu", gpu_context)
 
 
 def _build(buildah: list[str], name: str, context: Path) -> Image:
@@ -207,7 +242,7 @@ def _build(buildah: list[str], name: str, context: Path) -> Image:
     return Image(name, config, Path(_run([*buildah, "mount", container])))
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+def _run(command: list[str], folder: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout.strip()

@@ -29,16 +29,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
-def models(digits: Any) -> Path:
-    """The digits example where every user may read it."""
-    digits.models.parent.chmod(0o755)
-    for parent in digits.models.parents:
-        if parent.stat().st_uid == 0 and "pytest" in parent.name:
-            parent.chmod(0o755)
-    return Path(digits.models)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_adds_no_more_than_its_budget(name: str, images: Any, figures: list[str]) -> None:
     files = [path.lstat() for path in (images[name].root / "opt" / "remora").rglob("*")]

@@ -1,10 +1,13 @@
-"""The Helm chart, rendered by the tests' own small renderer (Helm itself is not run) and held to what manifests are."""
+"""The Helm chart, rendered by the tests' own small renderer and held to what manifests are; and Helm's word on both.
+
+Helm comes as the library in a wheel (make test-infra fetches it) and installs into an API that believes everything.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,11 @@ import pytest
 import yaml
 
 from infra import charts, manifests
+from infra.cluster import KINDS as KNOWN
+from infra.cluster import believing
+from infra.helm_library import Helm, HelmError
 from infra.manifests import Manifest
-from infra.terraform import INFRA
+from infra.terraform import INFRA, ROOT
 from remora import __version__
 
 CHART = INFRA / "helm" / "remora"
@@ -94,19 +100,18 @@ def test_the_values_fit_their_schema(values: dict[str, Any]) -> None:
     assert not complaints(values)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"replicaCount": 2},
-        {"image": {"tag": "latest"}},
-        {"image": {"digest": "sha256:1"}},
-        {"models": {"claim": "models", "uri": "s3://example-models/repository"}},
-        {"models": {"claim": "", "uri": ""}},
-        {"gpu": {"count": -1}},
-        {"maxBatchSize": "16"},
-    ],
-    ids=str,
-)
+SENSELESS: list[dict[str, Any]] = [
+    {"replicaCount": 2},
+    {"image": {"tag": "latest"}},
+    {"image": {"digest": "sha256:1"}},
+    {"models": {"claim": "models", "uri": "s3://example-models/repository"}},
+    {"models": {"claim": "", "uri": ""}},
+    {"gpu": {"count": -1}},
+    {"maxBatchSize": "16"},
+]
+
+
+@pytest.mark.parametrize("values", SENSELESS, ids=str)
 def test_values_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
     assert complaints(values)
 
@@ -129,33 +134,23 @@ def test_the_notes_name_what_was_installed() -> None:
     assert "shop:8000" in charts.render(CHART, "shop")["NOTES.txt"]
 
 
-def test_helm_agrees() -> None:
-    """Where Helm is at hand it judges its own language."""
-    if shutil.which("helm") is None:
-        pytest.skip("helm is not installed: the chart was rendered by the tests' own renderer alone")
-    subprocess.run(["helm", "lint", "--strict", str(CHART)], check=True, capture_output=True)
-    done = subprocess.run(["helm", "template", "shop", str(CHART)], check=True, capture_output=True, text=True)
-    theirs = [each for each in yaml.safe_load_all(done.stdout) if each]
-    assert sorted(theirs, key=lambda each: str(each["kind"])) == sorted(objects(), key=lambda each: str(each["kind"]))
+WORDS = [
+    ("a {{ .Values.n }} b", "a 3 b"),
+    ("{{ .Values.n | quote }}", '"3"'),
+    ("x\n{{- if .Values.on }}\ny\n{{- else }}\nz\n{{- end }}", "x\ny"),
+    ("x\n{{- if not .Values.on }}\ny\n{{- else }}\nz\n{{- end }}", "x\nz"),
+    ("{{- range .Values.list }}\n- {{ . | quote }}\n{{- end }}", '\n- "p"\n- "q"'),
+    ("{{ div (mul 14 .Values.n 2) 10 }}", "8"),
+    ("k: {{ toYaml .Values.map | nindent 2 }}", "k: \n  a: 1"),
+    ("k: {{ toYaml .Values.none | nindent 2 }}", "k: \n  []"),
+    ('{{ printf "%s-%v" .Release.Name 7 }}', "r-7"),
+]
+WORD_VALUES = {"n": 3, "on": True, "list": ["p", "q"], "map": {"a": 1}, "none": []}
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("a {{ .Values.n }} b", "a 3 b"),
-        ("{{ .Values.n | quote }}", '"3"'),
-        ("x\n{{- if .Values.on }}\ny\n{{- else }}\nz\n{{- end }}", "x\ny"),
-        ("x\n{{- if not .Values.on }}\ny\n{{- else }}\nz\n{{- end }}", "x\nz"),
-        ("{{- range .Values.list }}\n- {{ . | quote }}\n{{- end }}", '\n- "p"\n- "q"'),
-        ("{{ div (mul 14 .Values.n 2) 10 }}", "8"),
-        ("k: {{ toYaml .Values.map | nindent 2 }}", "k: \n  a: 1"),
-        ("k: {{ toYaml .Values.none | nindent 2 }}", "k: \n  []"),
-        ('{{ printf "%s-%v" .Release.Name 7 }}', "r-7"),
-    ],
-)
+@pytest.mark.parametrize(("template", "text"), WORDS)
 def test_the_renderer_speaks_the_words_of_the_templates(template: str, text: str) -> None:
-    values = {"n": 3, "on": True, "list": ["p", "q"], "map": {"a": 1}, "none": []}
-    assert charts.rendered(template, {"Values": values, "Release": {"Name": "r"}}) == text
+    assert charts.rendered(template, {"Values": WORD_VALUES, "Release": {"Name": "r"}}) == text
 
 
 @pytest.mark.parametrize(
@@ -168,3 +163,68 @@ def test_the_renderer_refuses_what_it_does_not_know(template: str) -> None:
 
 def test_templates_are_kept_where_the_renderer_finds_them() -> None:
     assert {path.suffix for path in Path(CHART / "templates").iterdir()} == {".yaml", ".txt"}
+
+
+# -- Helm's own word --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def helm(made: list[str], tmp_path: Path) -> Iterator[Helm]:
+    library = ROOT / ".venv-stub" / "helm" / "libhelm_sdkpy.so"
+    if not library.exists():
+        pytest.skip("Helm's library is fetched by make test-infra; here the tests' own renderer stands for it")
+    with believing(manifests.KUBERNETES, made) as address:
+        context = {"name": "it", "context": {"cluster": "it", "user": "it"}}
+        clusters = [{"name": "it", "cluster": {"server": address}}]
+        known = {"apiVersion": "v1", "kind": "Config", "current-context": "it", "contexts": [context]}
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps({**known, "clusters": clusters, "users": [{"name": "it", "user": {}}]}))
+        yield Helm(library, file)
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_helm_renders_what_the_renderer_does_and_installs_it(
+    values: dict[str, Any], helm: Helm, made: list[str]
+) -> None:
+    release = helm.install(CHART, "shop", values)
+    theirs = [each for each in yaml.safe_load_all(release["manifest"]) if each]
+    ours = objects(**values)
+    assert sorted(theirs, key=lambda each: str(each["kind"])) == sorted(ours, key=lambda each: str(each["kind"]))
+    assert release["info"]["status"] == "deployed"
+    assert release["info"]["notes"].strip() == charts.render(CHART, "shop", **values)["NOTES.txt"].strip()
+    plurals = {kind: plural for kinds in KNOWN.values() for plural, kind in kinds.items()}
+    assert sorted(path.rpartition("/")[2] for path in made if not path.endswith("/secrets")) == sorted(
+        plurals[each["kind"]] for each in ours
+    )
+
+
+@pytest.mark.parametrize("values", SENSELESS, ids=str)
+def test_helm_refuses_values_that_make_no_sense(values: dict[str, Any], helm: Helm, made: list[str]) -> None:
+    with pytest.raises(HelmError, match="schema"):
+        helm.install(CHART, "shop", values)
+    assert not made
+
+
+def test_helm_refuses_a_template_that_is_wrong(helm: Helm, tmp_path: Path) -> None:
+    broken = tmp_path / "remora"
+    shutil.copytree(CHART, broken)
+    (broken / "templates" / "service.yaml").write_text("{{ .Values.service.port }}")
+    with pytest.raises(HelmError, match=r"service\.yaml"):
+        helm.install(broken, "shop", {})
+
+
+def test_helm_means_by_the_words_what_the_renderer_does(helm: Helm, tmp_path: Path) -> None:
+    """Each word in brackets of its own: what a tag trims stays inside."""
+    chart = tmp_path / "words"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: words\nversion: 0.1.0\n")
+    (chart / "values.yaml").write_text(json.dumps(WORD_VALUES))
+    notes = "\n".join(f"<{place}>{template}</{place}>" for place, (template, _) in enumerate(WORDS))
+    (chart / "templates" / "NOTES.txt").write_text(notes)
+    told = helm.install(chart, "r", {})["info"]["notes"]
+    assert told == "\n".join(f"<{place}>{text}</{place}>" for place, (_, text) in enumerate(WORDS))

@@ -1,0 +1,57 @@
+"""The gpu image, built and run where there is no GPU: it has to start, say so, and answer with the processor.
+
+Gigabytes, so only under `make test-gpu-image`. What a GPU does with it is for a machine that has one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import free_ports
+
+BUDGETS = tomllib.loads((Path(__file__).resolve().parents[2] / "containers" / "budgets.toml").read_text())
+USERS = {"as-root": 0, "as-10001": 10001}
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+def test_it_adds_no_more_than_its_budget(gpu_image: Any, figures: list[str]) -> None:
+    files = [path.lstat() for path in (gpu_image.root / "opt" / "remora").rglob("*")]
+    megabytes = sum(each.st_size for each in files) / 1e6
+    figures.append(f"gpu: {megabytes:.0f} MB beyond the base, of {BUDGETS['gpu']['megabytes']} MB")
+    assert megabytes <= BUDGETS["gpu"]["megabytes"]
+
+
+def test_it_holds_one_runtime_and_each_library_of_cuda_once(gpu_image: Any) -> None:
+    document = json.loads((gpu_image.root / "opt" / "remora" / "sbom.cdx.json").read_text())
+    names = {each["name"] for each in document["components"]}
+    assert {"onnxruntime-gpu", "nvidia-cudnn-cu13", "nvidia-cublas"} <= names
+    assert "onnxruntime" not in names
+    for library in ("libcublas.so.*", "libcudnn.so.*", "libcudart.so.*"):
+        found = [path for path in gpu_image.root.rglob(library) if not path.is_symlink()]
+        assert len(found) == 1, found
+    assert not list(gpu_image.root.rglob("libcuda.so*")), "the driver is the host's"
+
+
+@pytest.mark.parametrize("uid", USERS.values(), ids=USERS)
+def test_without_a_gpu_it_says_so_and_answers_with_the_processor(
+    uid: int, gpu_image: Any, models: Path, digits: Any, figures: list[str]
+) -> None:
+    http, grpc, metrics = free_ports(3)
+    ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
+    with gpu_image.running(ports, uid=uid, mounts={"/mnt/models": models}, environment={}) as container:
+        container.answer(f"http://127.0.0.1:{http}/v2/health/ready")
+        figures.append(f"gpu, uid {uid}: ready {time.monotonic() - container.started_s:.2f} s after the start")
+        body = (digits.requests / "seven.json").read_bytes()
+        answer = json.loads(container.answer(f"http://127.0.0.1:{http}/v2/models/digits/infer", body))
+        assert answer["model_name"] == "digits"
+        assert container.stop() == 0
+    warnings = [line for line in container.said().splitlines() if "running on the CPU instead" in line]
+    figures.append(f"gpu, uid {uid}, without a GPU: {warnings[0] if warnings else 'no word'}")
+    assert len(warnings) == 1, container.said()
