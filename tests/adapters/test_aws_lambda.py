@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import ROOT
 from hosting import write_scale, write_words
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
@@ -373,6 +376,52 @@ def test_models_load_while_the_function_initialises_and_a_bad_one_says_so(tmp_pa
     (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"garbage")
     with pytest.raises(Exception, match="bad"):
         load({"REMORA_MODEL_REPOSITORY": str(tmp_path)})
+
+
+def test_no_event_starts_or_stops_anything(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository)})
+    function = Function(Engine(options=settings.engine).start(), settings)
+    called: list[str] = []
+    for name in ("start", "stop", "load", "unload"):
+        original = getattr(Engine, name)
+        monkeypatch.setattr(Engine, name, lambda *a, _n=name, _o=original, **k: (called.append(_n), _o(*a, **k))[1])
+    try:
+        for front in FRONTS:
+            for _ in range(2):
+                body = json.dumps(v2()).encode()
+                assert function(front("POST", "/v2/models/scale/infer", body, {}), Context())["statusCode"] == 200
+        function(v2(model_name="scale"), Context())
+        assert called == []
+    finally:
+        function.close()
+    assert "stop" in called
+
+
+def test_a_stream_comes_in_one_piece(function: Function) -> None:
+    for front in FRONTS:
+        answer = function(front("POST", "/v2/models/words/generate_stream", b'{"x": "word"}', {}), Context())
+        assert answer["statusCode"] == 200, answer
+        (event,) = [line for line in body_of(answer).split(b"\n\n") if line]
+        assert json.loads(event.removeprefix(b"data: "))["y"] == "word"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process as nobody")
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
+def test_it_runs_as_nobody_where_nothing_but_tmp_can_be_written(repository: Path) -> None:
+    program = (
+        "import json; from remora_adapters.aws_lambda import handler\n"
+        "class C:\n    def get_remaining_time_in_millis(self): return 60000\n"
+        f"print(json.dumps(handler({v2(model_name='scale')!r}, C())))"
+    )
+    sandbox = ["bwrap", "--ro-bind", "/", "/", "--tmpfs", "/tmp", "--ro-bind", str(repository), "/tmp/models"]
+    for needed in (ROOT, Path(sys.prefix)):  # which may lie below /tmp, as a checkout of CI does
+        sandbox += ["--ro-bind", str(needed), str(needed)]
+    sandbox += ["--proc", "/proc", "--dev", "/dev", "--unshare-user", "--uid", "993", "--gid", "990", "--clearenv"]
+    sandbox += ["--setenv", "REMORA_MODEL_REPOSITORY", "/tmp/models", "--chdir", "/"]
+    sandbox += ["--setenv", "PYTHONPATH", f"{ROOT / 'core'}:{ROOT / 'adapters'}"]
+    done = subprocess.run([*sandbox, sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outputs"][0]["data"] == DOUBLED
 
 
 def test_importing_the_module_loads_nothing() -> None:

@@ -340,6 +340,26 @@ def test_probes_are_answered_while_the_script_loads(tmp_path: Path) -> None:
         assert ask(port, "POST", "/score", {}).json == 1
 
 
+def test_a_refusal_gives_its_reason_in_the_body_since_the_status_becomes_424(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "models")}) as port:
+        for path, body in (("/score", b"{"), ("/v2/models/scale/infer", b"{"), ("/v2/models/none/infer", b"{}")):
+            got = ask(port, "POST", path, body)
+            assert 400 <= got.status <= 500
+            assert got.json["error"]
+
+
+def test_answers_depend_on_neither_origin_nor_connection_headers(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "models")}) as port:
+        plain = ask(port, "POST", "/score", v2_request([[1.0, 2.0, 3.0, 4.0]]))
+        assert plain.status == 200
+        for headers in ({"Origin": "https://example.com"}, {"Connection": "close"}, {"Connection": "keep-alive"}):
+            got = ask(port, "POST", "/score", v2_request([[1.0, 2.0, 3.0, 4.0]]), headers)
+            assert (got.status, got.body) == (200, plain.body)
+            assert not [name for name in got.headers if name.startswith("access-control")]
+
+
 def test_one_run_at_a_time_unless_more_workers_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(
         "import threading\nbusy = threading.Semaphore(1)\ndef init(): pass\ndef run(data):\n"

@@ -73,6 +73,24 @@ def test_rest_health_metrics_and_grpc_are_on_the_one_port(platform: str, tmp_pat
         assert grpc_health.check(Address("127.0.0.1", port), PATIENCE_S) == ""
 
 
+def test_probes_are_counted_as_no_requests(tmp_path: Path) -> None:
+    write_scale(tmp_path / "scale")
+
+    def counted(port: int) -> list[str]:
+        page = ask(port, "GET", "/metrics").body.decode()
+        return [line for line in page.splitlines() if line.startswith("nv_inference")]
+
+    with hosted("knative", {"REMORA_MODEL_REPOSITORY": str(tmp_path)}) as port:
+        ask(port, "POST", "/v2/models/scale/infer", v2_request(ROWS))
+        before = counted(port)
+        assert before
+        for agent in ("kube-probe/1.32", "Knative-Activator-Probe", "Knative-Queue-Proxy-Probe"):
+            for path in ("/v2/health/ready", "/v2/health/live", "/readyz", "/livez", "/v2/models/scale/ready"):
+                assert ask(port, "GET", path, headers={"User-Agent": agent, "K-Network-Probe": "queue"}).status == 200
+        assert grpc_health.check(Address("127.0.0.1", port), PATIENCE_S) == ""
+        assert counted(port) == before
+
+
 # -- as a process, as the platform runs it ----------------------------------------------------------------------------
 
 SLOW = """
@@ -180,6 +198,21 @@ def test_cloud_run_ends_well_within_its_ten_seconds(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         idle.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_models_of_a_mounted_folder_are_served_in_place(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    (tmp_path / "scratch").mkdir()
+    log = tmp_path / "scratch" / "log.txt"
+    (port,) = free_ports(1)
+    process = start("cloud_run", port, tmp_path / "models", log)
+    try:
+        probe(process, port, log)
+        assert ask(port, "POST", "/v2/models/scale/infer", v2_request(ROWS)).status == 200
+        assert list((tmp_path / "scratch").rglob("*")) == [log]
     finally:
         process.kill()
         process.wait()

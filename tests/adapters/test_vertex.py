@@ -57,6 +57,23 @@ def test_health_is_not_good_before_the_models_are_there(tmp_path: Path) -> None:
         assert ask(ports.http, "GET", "/health").status == 503
 
 
+def test_the_models_are_fetched_from_the_storage_that_the_platform_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'remora[gcs]'")
+    from object_store import object_store
+
+    write_scale(tmp_path / "scale")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with object_store() as store:
+        for path in (tmp_path / "scale").rglob("*"):
+            if path.is_file():
+                store.put("bucket", f"model-1/{path.relative_to(tmp_path)}", path.read_bytes())
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
+        with hosted("vertex", {**ROUTES, "AIP_STORAGE_URI": "gs://bucket/model-1"}) as port:
+            assert ask(port, "POST", PREDICT, {"instances": ROWS}).json == {"predictions": DOUBLED}
+
+
 def test_instances_become_predictions(port: int) -> None:
     body = {"instances": ROWS, "parameters": {"unused": 1}}
     assert ask(port, "POST", PREDICT, body).json == {"predictions": DOUBLED}
