@@ -107,7 +107,7 @@ test-gpu-image: $(VENV)/dev.stamp  ## build the gpu image, look inside, run it a
 # Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
 FRAMEWORKS := torch trees openvino tensorflow
 WHEELS_torch := torch==2.13.0
-TESTS_torch := tests/core/backends/test_pytorch.py
+TESTS_torch := tests/core/backends/test_pytorch.py tests/core/backends/test_device_tensors.py
 WHEELS_openvino := openvino==2026.4.1
 TESTS_openvino := tests/core/backends/test_openvino.py
 WHEELS_tensorflow := tensorflow-cpu==2.21.0

@@ -15,6 +15,7 @@ from google.protobuf import text_format
 
 from remora.backends import Backend, Execution, Placement, Source
 from remora.config import BatchPolicy, QueuePolicy
+from remora.device_arrays import Block
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
@@ -357,3 +358,28 @@ class FakeService:
         """Answer the oldest request that waits."""
         exchange, _ticket, answer = self.waiting.pop(0)
         exchange.respond(answer)
+
+
+class UntouchableMemory:
+    """A GPU's memory that is not there: whoever asks for a byte of it fails, but for those who are told they may.
+
+    Args:
+        device: DLPack's (device type, id).
+        readable: how often its bytes may be copied to the host.
+    """
+
+    def __init__(self, device: tuple[int, int] = (2, 0), readable: int = 0) -> None:
+        self.device = device
+        self.readable = readable
+        self.taken: list[int] = []
+        self.copied: list[tuple[int, int, int]] = []
+
+    def take(self, size: int) -> Block:
+        self.taken.append(size)
+        return Block(1 << 20, None)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        if to >= 1 << 32:  # no address of this memory: the host's
+            self.readable -= 1
+            assert self.readable >= 0, "the bytes of a device were read"
+        self.copied.append((to, source, size))

@@ -140,9 +140,12 @@ class Request:
     ``shape_key`` is equal for requests that may share a batch (spec D04). ``cancelled`` may turn True at any time.
     ``held`` are the instances that wait for this request: whoever made it on their behalf (spec L04). ``states`` are
     what the server keeps for the request's sequence, by the names of the model's inputs (spec S13); None for nothing.
+    ``stays``: the outputs may stay on the device where the model makes them, as `DeviceArray`s.
     """
 
-    __slots__ = ("_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key", "states")
+    __slots__ = (
+        "_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key", "states", "stays"
+    )  # fmt: skip
 
     def __init__(
         self, form: InferForm, inputs: dict[str, Array], requested: tuple[str, ...], rows: int, shape_key: object
@@ -155,6 +158,7 @@ class Request:
         self.cancelled = False
         self.held: frozenset[object] = _NOBODY
         self.states: dict[str, Array] | None = None
+        self.stays = False
         self._watchers: list[Callable[[], None]] = []
 
     def cancel(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
 from remora.config import BatchPolicy, Placement, batch_policy, sequence_policy
+from remora.device_arrays import DeviceId
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
 from remora.messages import (
     Array,
@@ -121,6 +122,9 @@ class ServedModel:
         self._returned = threading.Condition()
         self.caches = cache is not None and config.response_cache.enable and not self.decoupled
         """Whether answers come out of the response cache."""
+        self.devices = self._devices_of(instances)
+        """Where tensors of other models may lie when they come, and its own when they go: on the devices that all of
+        its instances take. None where anything besides the instances reads its tensors."""
         scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
         self._inner = scheduler
         fixed = self.decoupled or turns or refuse_late  # in the number of its instances
@@ -128,6 +132,12 @@ class ServedModel:
         self.scheduler: ModelScheduler = scheduler
         if cache is not None and self.caches:
             self.scheduler = self._cached(scheduler, cache, clock, fingerprint)
+
+    def _devices_of(self, instances: Sequence[Instance]) -> frozenset[DeviceId]:
+        if not instances or self.decoupled or self.caches or self.config.HasField("sequence_batching"):
+            return frozenset()
+        taken: list[frozenset[DeviceId]] = [getattr(instance, "devices", frozenset()) for instance in instances]
+        return taken[0].intersection(*taken[1:])
 
     def _cached(self, inner: ModelScheduler, cache: ResponseCache, clock: Clock, fingerprint: bytes) -> ModelScheduler:
         from remora.scheduling.caching import CachedScheduler  # only where there is a cache
@@ -195,9 +205,10 @@ class ServedModel:
         context: object = None,
         held: frozenset[object] = frozenset(),
         timeout_ns: int = 0,
+        stays: bool = False,
     ) -> Ticket:
         """Check a request and queue it. ``held`` are instances that stay busy until it is answered; after
-        ``timeout_ns``, 0 for none, it is not begun any more.
+        ``timeout_ns``, 0 for none, it is not begun any more. ``stays``: see ``Request``.
 
         Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full,
         RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
@@ -207,6 +218,7 @@ class ServedModel:
         if older is not None and older.keeps(form):
             return older.submit(form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns)
         request = self.signature.request(form, data)
+        request.stays = stays
         if held:
             self._refuse_circle(held)
             request.held = held
@@ -335,6 +347,7 @@ class ServedModel:
                 instance.close()
             raise
         self._instances, self.places, self.config = instances, tuple(places), config
+        self.devices = self._devices_of(instances)
         self._pool.set_instances(instances)
         for _, instance in spare:
             instance.close()

@@ -142,6 +142,7 @@ class PinnedInstance:
         self._cpus = cpus
         self._bind = bind or _bind
         self._bound = threading.local()
+        self.devices: frozenset[tuple[int, int]] = getattr(inner, "devices", frozenset())
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch; the first one in a thread binds that thread."""

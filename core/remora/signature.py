@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.config import dtype_name
+from remora.device_arrays import DeviceArray
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
 
 _MEMO_LIMIT = 1024
 _ELEMENT_LIMIT = 2**63 - 1
-_SIZED = (memoryview, np.ndarray)
+_SIZED = (memoryview, np.ndarray, DeviceArray)
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
@@ -223,6 +224,8 @@ class Signature:
                 arrays[name] = np.empty(shape, dtype)
             elif isinstance(source, np.ndarray):
                 arrays[name] = source.reshape(shape)
+            elif isinstance(source, DeviceArray):  # which a step of an ensemble has left where it was
+                arrays[name] = source.reshape(shape).as_array()
             else:
                 arrays[name] = np.ndarray(shape, dtype, source)  # type: ignore[arg-type]
         if not rows:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.0"
+API_VERSION = "1.1"
 """The version of these protocols. The first number changes when a backend must be changed, the second when something is
 added that a backend may use. A backend that sets ``api_version`` is refused where the first number differs."""
 
@@ -88,6 +88,10 @@ class Instance(Protocol):
 
     ``quick`` says that ``execute`` runs no user code and waits for nothing, so that the event loop may run it itself
     when the batch is short.
+
+    An instance may have ``devices``, a set of DLPack's (device type, id): inputs then may come as `DeviceArray`s on one
+    of these, and where all requests of a batch have ``stays`` its outputs may be such arrays (since 1.1). It hands out
+    none that its device still works on, and has read its inputs when it returns.
     """
 
     name: str

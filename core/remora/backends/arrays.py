@@ -15,6 +15,7 @@ import numpy as np
 
 from remora.backends import Execution
 from remora.config import dtype_name
+from remora.device_arrays import DeviceArray, DeviceId, concatenated
 from remora.errors import InternalError, RemoraError
 from remora.messages import Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
@@ -43,11 +44,11 @@ def gather(requests: Sequence[Request], names: Iterable[str]) -> dict[str, Array
 def _joined(arrays: list[Array]) -> Array:
     first = arrays[0]
     if first.nbytes * len(arrays) > JOIN_LIMIT_BYTES or first.dtype.hasobject:
-        return np.concatenate(arrays)
+        return cast("Array", concatenated(arrays))
     try:
         joined = b"".join(cast("list[bytes]", arrays))
-    except TypeError:  # an array whose elements do not lie in order without gaps
-        return np.concatenate(arrays)
+    except TypeError:  # an array whose elements do not lie in order without gaps, or not here
+        return cast("Array", concatenated(arrays))
     if not joined:  # no elements: the number of rows cannot be found from the bytes
         return np.concatenate(arrays)
     return np.frombuffer(joined, first.dtype).reshape(-1, *first.shape[1:])
@@ -89,6 +90,9 @@ def _check_rows(tensor: Tensor, total: int) -> None:
 def _cut(tensor: Tensor, rows: list[int]) -> list[Tensor]:
     """The tensor's rows for each request, as views."""
     name, datatype, data = tensor
+    if isinstance(data, DeviceArray):
+        ends = accumulate(rows)
+        return [Tensor(name, datatype, data.rows(end - n, end).as_array()) for n, end in zip(rows, ends, strict=True)]
     if rows.count(1) == len(rows):
         # Iterating over a leading axis makes views about twice as fast as slicing.
         return [Tensor(name, datatype, row) for row in data[:, None]]
@@ -117,9 +121,11 @@ class ArrayInstance:
         run: see ``Run``; any exception is a failure of the model.
         quick: see ``Instance``.
         clock: the engine's monotonic clock, in nanoseconds.
+        staying: as ``run``, for outputs that may stay on a device.
+        devices: see ``Instance``.
     """
 
-    __slots__ = ("_batches", "_clock", "_inputs", "_outputs", "_run", "name", "quick")
+    __slots__ = ("_batches", "_clock", "_inputs", "_outputs", "_run", "_staying", "devices", "name", "quick")
 
     def __init__(
         self,
@@ -129,10 +135,14 @@ class ArrayInstance:
         *,
         quick: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
+        staying: Run | None = None,
+        devices: frozenset[DeviceId] = frozenset(),
     ) -> None:
         self.name = name
         self.quick = quick
+        self.devices = devices
         self._run = run
+        self._staying = staying or run
         self._clock = clock
         self._batches = config.max_batch_size > 0
         self._inputs = tuple(dict.fromkeys(_input_names(config)))
@@ -148,8 +158,9 @@ class ArrayInstance:
         inputs = gather(requests, self._inputs)
         wanted = self._wanted(requests)
         execution.input_end_ns = self._clock()
+        run = self._staying if all(request.stays for request in requests) else self._run
         try:
-            outputs = self._run(inputs, wanted)
+            outputs = run(inputs, wanted)
         except Exception:  # whatever it is: the requests tell below which of them it belongs to
             return [self._alone(execution, request) for request in requests]
         execution.output_start_ns = self._clock()
@@ -163,7 +174,7 @@ class ArrayInstance:
         wanted = self._wanted(requests)
         if not execution.input_end_ns:
             execution.input_end_ns = self._clock()
-        outputs = self._run(request.inputs, wanted)
+        outputs = (self._staying if request.stays else self._run)(request.inputs, wanted)
         execution.output_start_ns = self._clock()
         return scatter(outputs, requests, batches=self._batches)[0]
 

@@ -6,7 +6,7 @@ accelerators. What they find is data, which ``onnxruntime`` acts on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from remora.errors import ConfigError
@@ -60,6 +60,50 @@ class SessionPlan(NamedTuple):
     entries: Mapping[str, str]
     run_entries: Mapping[str, str]
     ignored: tuple[str, ...]
+
+
+class GraphPlan(NamedTuple):
+    """Which sets of inputs' shapes get a CUDA graph: those of ``graph_spec``, or else the first few that come.
+
+    ``specs`` give the full shapes of the inputs that they name.
+    """
+
+    specs: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+    most: int = 16
+
+    def wants(self, shapes: Sequence[tuple[str, tuple[int, ...]]], made: int) -> bool:
+        """Whether inputs of these shapes get a graph when there are ``made`` of them already."""
+        if not self.specs:
+            return made < self.most
+        given = dict(shapes)
+        return any(all(given.get(name) == shape for name, shape in spec.items()) for spec in self.specs)
+
+
+def plan_graphs(config: ModelConfig) -> GraphPlan | None:
+    """The graphs that ``optimization { cuda { graphs: true } }`` asks for (spec C17); None for none.
+
+    Raises:
+        ConfigError: a specification names an input that the model does not have, or asks for more than we do.
+    """
+    cuda = config.optimization.cuda
+    if not cuda.graphs:
+        return None
+    names = [row.name for row in config.input]
+    batch = (lambda spec: (spec.batch_size,)) if config.max_batch_size > 0 else (lambda spec: ())
+    specs: list[dict[str, tuple[int, ...]]] = []
+    for spec in cuda.graph_spec:
+        strange = sorted(set(spec.input) - set(names))
+        if strange:
+            raise ConfigError(f"model '{config.name}': cuda.graph_spec names '{strange[0]}', which is no input of it")
+        if spec.HasField("graph_lower_bound"):
+            raise ConfigError(
+                f"model '{config.name}': cuda.graph_spec.graph_lower_bound is not offered: list each batch size that "
+                "is to have a graph in a graph_spec of its own"
+            )
+        fixed = {row.name: tuple(row.dims) for row in config.input if -1 not in row.dims}
+        named = {name: tuple(shape.dim) for name, shape in spec.input.items()}
+        specs.append({name: batch(spec) + dims for name, dims in {**fixed, **named}.items()})
+    return GraphPlan(tuple(specs))
 
 
 class ProviderPlan(NamedTuple):
@@ -157,10 +201,11 @@ def _gpu_chain(config: ModelConfig, device: Device) -> list[tuple[str, dict[str,
             cuda.update(options)
         else:
             raise ConfigError(f"unknown Execution Accelerator '{accelerator.name}' is requested")
-    if (
-        config.optimization.cuda.graphs
-    ):  # CUDA's own provider takes graphs with fixed memory only: TensorRT replays them
-        chain = [(name, {"trt_cuda_graph_enable": "1", **given}) for name, given in chain]
+    if config.optimization.cuda.graphs:  # either captures all of the model, so only the first in the chain may
+        if chain:
+            chain = [(name, {"trt_cuda_graph_enable": "1", **given}) for name, given in chain]
+        else:
+            cuda = {"enable_cuda_graph": "1", **cuda}
     chain.append((CUDA_PROVIDER, {**cuda, "device_id": str(device.id)}))
     return chain
 

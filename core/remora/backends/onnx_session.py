@@ -9,18 +9,29 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from remora.backends.onnx_plan import SessionPlan
+from remora.backends.arrays import Run
+from remora.backends.onnx_binding import Binding, Transfer
+from remora.backends.onnx_plan import GraphPlan, SessionPlan
 from remora.backends.onnx_signature import read_signature
-from remora.errors import InternalError, InvalidArgumentError, UnsupportedError
+from remora.device_arrays import Memory
+from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _REASON = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+class Bound(NamedTuple):
+    """The functions of one instance: with outputs that come to the host, with outputs that may stay; and their end."""
+
+    run: Run
+    staying: Run
+    close: Callable[[], None]
 
 
 class OnnxSession:
@@ -37,6 +48,7 @@ class OnnxSession:
         self._inputs = self.signature.datatypes
         self._outputs = {name: info.datatype for name, info in self.signature.outputs.items()}
         self._texts = frozenset(name for name, datatype in self._inputs.items() if datatype == "BYTES")
+        self._entries = plan.run_entries
         self._options = None
         if plan.run_entries:
             self._options = runtime.RunOptions()
@@ -53,23 +65,27 @@ class OnnxSession:
         self._plain = not bfloat16 and "BYTES" not in (*self._inputs.values(), *self._outputs.values())
         self._bfloat16 = bfloat16
 
-    def run_for(self, config: ModelConfig) -> Callable[[dict[str, Array], tuple[str, ...]], list[Tensor]]:
-        """The function that an instance runs. A scalar output gets the dimensions of 1 that ``config`` gives it."""
+    def run_for(self, config: ModelConfig) -> Run:
+        """The function that an instance runs."""
+        return self._shaped(config, self.run)
+
+    def _shaped(self, config: ModelConfig, run: Run) -> Run:
+        """``run``, whose scalar outputs get the dimensions of 1 that ``config`` gives them."""
         scalars = {
             output.name: tuple(output.dims)
             for output in config.output
             if not config.max_batch_size and set(output.dims) == {1} and not self.signature.outputs[output.name].shape
         }
         if not scalars:
-            return self.run
+            return run
 
-        def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        def shaped(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
             return [
                 tensor if tensor.data.shape else tensor._replace(data=tensor.data.reshape(scalars.get(tensor.name, ())))
-                for tensor in self.run(inputs, wanted)
+                for tensor in run(inputs, wanted)
             ]
 
-        return run
+        return shaped
 
     def run(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         """The outputs ``wanted``, in that order.
@@ -92,6 +108,29 @@ class OnnxSession:
             Tensor(name, outputs[name], _encoded(value) if outputs[name] == "BYTES" else value)
             for name, value in zip(wanted, values, strict=True)
         ]
+
+    @property
+    def binds(self) -> bool:
+        """Whether all of its tensors can lie on a device; strings cannot."""
+        return "BYTES" not in (*self._inputs.values(), *self._outputs.values())
+
+    def bound(self, config: ModelConfig, memory: Memory, transfer: Transfer, graphs: GraphPlan | None) -> Bound:
+        """A way to run it for one instance, with tensors on its device; see `onnx_binding`."""
+        types = {**self._inputs, **self._outputs}
+        binding = Binding(self._runtime, self._inner, memory, transfer, types, self._entries, graphs)
+
+        def run(stays: bool) -> Run:
+            def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+                try:
+                    return binding.run(inputs, wanted, stays=stays)
+                except RemoraError:
+                    raise
+                except Exception as error:  # its classes have no common parent but Exception
+                    raise InternalError(reason_of(error), from_model=True) from error
+
+            return self._shaped(config, run)
+
+        return Bound(run(False), run(True), binding.close)
 
     def _run_arrays(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:
         return cast("list[Array]", self._call(wanted, inputs, self._options))

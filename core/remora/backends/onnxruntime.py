@@ -10,11 +10,12 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
+from remora.backends.onnx_binding import Transfer, cuda_transfer
 from remora.backends.onnx_plan import (
     CPU_PROVIDER,
     TENSORRT_PROVIDER,
@@ -23,13 +24,22 @@ from remora.backends.onnx_plan import (
     SessionPlan,
     first_device,
     insists_on_gpu,
+    plan_graphs,
     plan_providers,
     plan_session,
 )
 from remora.backends.onnx_session import OnnxSession, reason_of, session_options
-from remora.backends.opening import default_max_batch, existing, is_lfs_pointer, model_path, shown_path
+from remora.backends.opening import (
+    default_max_batch,
+    existing,
+    is_lfs_pointer,
+    model_path,
+    shown_path,
+    stands_for_a_device,
+)
 from remora.backends.ragged import array_instance
-from remora.errors import ConfigError, InternalError, RemoraError
+from remora.device_arrays import CUDA, HOST, DeviceId, Memory, memory_of
+from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.surroundings import keep_runtimes_quiet
@@ -88,6 +98,7 @@ class OnnxModel:
         self._source = source
         self._path = path
         self._sessions: dict[Device, OnnxSession] = {}
+        self._given_away: set[Device] = set()
         self._opening = threading.Lock()
         for key in plan_session(config, source.settings, source.cpus).ignored:
             _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
@@ -123,13 +134,45 @@ class OnnxModel:
         device = self._device
         if placement.kind != "MODEL":
             device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
-        session = self._session(config, device)
+        graphs = plan_graphs(config)
+        session = self._session(config, device) if graphs is None else self._own_session(config, device)
         quick = all(provider == CPU_PROVIDER for provider in session.providers)
-        return array_instance(placement.name, config, session.run_for(config), quick=quick)
+        memory = self._memory(session, device, on_cpu=quick)
+        if memory is None:
+            return array_instance(placement.name, config, session.run_for(config), quick=quick)
+        transfer = Transfer(memory) if quick else cuda_transfer(memory)
+        bound = session.bound(config, memory, transfer, graphs)
+        devices = frozenset({memory.device})
+        inner = array_instance(placement.name, config, bound.run, quick=quick, staying=bound.staying, devices=devices)
+        return _BoundInstance(inner, bound.close)
+
+    def _own_session(self, config: ModelConfig, device: Device) -> OnnxSession:
+        """A session for one instance alone, whose graphs replay its memory; the first that was opened serves first."""
+        session = self._session(config, device)
+        with self._opening:
+            if device not in self._given_away:
+                self._given_away.add(device)
+                return session
+        return self._open(config, device)
+
+    def _memory(self, session: OnnxSession, device: Device, *, on_cpu: bool) -> Memory | None:
+        """Where the session's tensors can lie; None when they go through the host."""
+        if not session.binds:
+            return None
+        if on_cpu:
+            return memory_of(HOST) if stands_for_a_device(self._source.settings) else None
+        if device.kind != "GPU":
+            return None
+        try:
+            return memory_of((CUDA, device.id))
+        except UnsupportedError as error:
+            _log.warning("model '%s': values travel through the host: %s", self._source.name, error)
+            return None
 
     def close(self) -> None:
         """Let the sessions go."""
         self._sessions.clear()
+        self._given_away.clear()
 
     def _inputs_for(self, given: set[str]) -> list[TensorInfo]:
         """The model's inputs; those that a request may leave out only as far as the configuration names them."""
@@ -232,6 +275,17 @@ class OnnxModel:
         if is_lfs_pointer(self._path):
             hints = ["the file is a Git LFS pointer: run git lfs pull"]
         return "; ".join([f"model '{self._source.name}': cannot load '{shown}': {reason}", *hints[:1]])
+
+
+class _BoundInstance:
+    """An instance whose tensors are bound to a device, and that gives back what it has taken there."""
+
+    def __init__(self, inner: Instance, close: Callable[[], None]) -> None:
+        self.name = inner.name
+        self.quick = inner.quick
+        self.execute = inner.execute
+        self.close = close
+        self.devices: frozenset[DeviceId] = getattr(inner, "devices", frozenset())
 
 
 def _find_model(source: Source, config: ModelConfig) -> Path:

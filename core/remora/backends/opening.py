@@ -85,6 +85,11 @@ def is_lfs_pointer(path: Path) -> bool:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
+def stands_for_a_device(settings: Mapping[str, str]) -> bool:
+    """Whether main memory is to be treated as a device's (``device-tensors=cpu``): what tests what needs a GPU."""
+    return settings.get("device-tensors") == "cpu"
+
+
 def default_max_batch(settings: Mapping[str, str]) -> int:
     """The batch size of a model that can batch and whose configuration does not say (spec C13). Raises ConfigError."""
     default = settings.get("default-max-batch-size", "") or _DEFAULT_MAX_BATCH

@@ -16,13 +16,14 @@ from typing import Any
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import input_types, output_types
 from remora.backends.onnx_plan import concurrent_instances
-from remora.backends.opening import default_max_batch, existing, load_failure, model_path
+from remora.backends.opening import default_max_batch, existing, load_failure, model_path, stands_for_a_device
 from remora.backends.pytorch_archive import SCRIPT
 from remora.backends.pytorch_plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
 from remora.backends.pytorch_program import Program, load_program, load_torch, share_parameters
 from remora.backends.pytorch_values import to_array, to_value
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
+from remora.device_arrays import CUDA, HOST, DeviceId
 from remora.errors import ConfigError, InternalError, RemoraError
 from remora.messages import Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -89,7 +90,20 @@ class PyTorchModel:
         device = self._device(placement)
         program = self._program(device, own=True)
         run = _Run(self._torch, program, self._plan, config, device, self._threads())
-        return array_instance(placement.name, config, run, quick=device is not None and device.type == "cpu")
+        return array_instance(
+            placement.name,
+            config,
+            run,
+            quick=device is not None and device.type == "cpu",
+            staying=run.staying,
+            devices=self._takes(device),
+        )
+
+    def _takes(self, device: Any) -> frozenset[DeviceId]:
+        """Where an instance's tensors may lie (decision 0030)."""
+        if device is not None and device.type == "cuda":
+            return frozenset({(CUDA, device.index)})
+        return frozenset({HOST}) if stands_for_a_device(self._source.settings) else frozenset()
 
     def close(self) -> None:
         """Let the programs go."""
@@ -176,11 +190,21 @@ class _Run:
         self._on_gpu = device is not None and device.type == "cuda"
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        return self._run(inputs, wanted, stays=False)
+
+    def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        """The same, with outputs that stay where they are."""
+        return self._run(inputs, wanted, stays=True)
+
+    def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
         torch, types = self._torch, self._types
         if getattr(self._thread, "count", 0) != self._threads:
             torch.set_num_threads(self._threads)  # holds for the calling thread, and those that begin after it
             self._thread.count = self._threads
-        values = {name: self._given(to_value(torch, name, types[name], array)) for name, array in inputs.items()}
+        values = {
+            name: self._given(to_value(torch, name, types[name], array), alone=not getattr(array, "shared", True))
+            for name, array in inputs.items()
+        }
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode() if self._plan.inference_mode else torch.no_grad())
             self._enter_modes(stack)
@@ -188,7 +212,10 @@ class _Run:
                 result = self._call(values)
             except Exception as error:
                 raise InternalError(f"PyTorch execute failure: {_reason(error)}", from_model=True) from error
-            answer = [self._answer(name, result) for name in wanted]
+            kept = self._program.kept | _storages(torch, values) if stays else self._program.kept
+            answer = [self._answer(name, result, kept, stays=stays) for name in wanted]
+        if self._on_gpu and stays:
+            torch.cuda.current_stream(self._device).synchronize()  # whoever gets the tensors has streams of its own
         if self._plan.clean_cache and self._on_gpu:
             torch.cuda.empty_cache()
         return answer
@@ -202,12 +229,13 @@ class _Run:
         if self._on_gpu and not self._plan.cudnn:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
 
-    def _given(self, value: Any) -> Any:
+    def _given(self, value: Any, *, alone: bool) -> Any:
+        """What the program gets. ``alone``: a tensor on a device that nobody else reads, and so may be written to."""
         if isinstance(value, list):
             return value
-        if self._on_gpu:
+        if self._on_gpu and value.device.type == "cpu":
             return value.to(self._device)
-        return value.clone() if self._program.writes else value
+        return value.clone() if self._program.writes and not alone else value
 
     def _call(self, values: Mapping[str, Any]) -> Any:
         bound = self._bound
@@ -216,13 +244,19 @@ class _Run:
         given = [values[name] for name in bound.places if name in values]
         return self._program.call(*given, **{word: values[name] for word, name in bound.keywords if name in values})
 
-    def _answer(self, name: str, result: Any) -> Tensor:
+    def _answer(self, name: str, result: Any, kept: frozenset[int], *, stays: bool) -> Tensor:
         datatype = self._outputs[name]
         value = _pick(name, self._places[name], result, text=datatype == "BYTES")
-        array = to_array(self._torch, name, datatype, value, self._program.kept, cast=self._plan.mixed_precision)
+        array = to_array(self._torch, name, datatype, value, kept, cast=self._plan.mixed_precision, stays=stays)
         if datatype == "BYTES" and self._batched and self._dims[name] == 1:
             array = array.reshape(-1, 1)  # lists have one dimension; a batch of them has two
         return Tensor(name, datatype, array)
+
+
+def _storages(torch: Any, values: Mapping[str, Any]) -> frozenset[int]:
+    """The addresses of the inputs' memory, which others may read as well."""
+    tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel()]
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
 
 def _pick(name: str, place: int | str, result: Any, *, text: bool) -> Any:

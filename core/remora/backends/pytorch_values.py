@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from remora.device_arrays import DeviceArray
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Array
 
@@ -50,6 +51,8 @@ def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:
                 f"input '{name}' takes UTF-8 text, but an element has the byte 0x{error.object[error.start]:02x} at "
                 f"{error.start}: {error.reason}; send binary values as text, in base64 for example"
             ) from error
+    if isinstance(array, DeviceArray):  # of its own: the law that nobody writes to it is the taker's to keep
+        return torch.from_dlpack(array)
     if not array.flags.c_contiguous or not array.size:  # without elements it may still have strange strides
         array = array.copy()
     if datatype == "BF16":
@@ -57,8 +60,10 @@ def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:
     return torch.from_numpy(array)
 
 
-def to_array(torch: Any, name: str, datatype: str, value: Any, kept: Collection[int], *, cast: bool) -> Array:
-    """The array of a result, of the type that the configuration gives it.
+def to_array(
+    torch: Any, name: str, datatype: str, value: Any, kept: Collection[int], *, cast: bool, stays: bool = False
+) -> Array:
+    """The array of a result, of the type that the configuration gives it; a `DeviceArray` where it ``stays``.
 
     Args:
         torch: the module.
@@ -85,11 +90,13 @@ def to_array(torch: Any, name: str, datatype: str, value: Any, kept: Collection[
             from_model=True,
         )
     value = value.detach()
-    if value.device.type != "cpu":
+    if value.device.type != "cpu" and not stays:
         value = value.cpu()
     elif kept and value.numel() and value.untyped_storage().data_ptr() in kept:
         value = value.clone()
     value = value.contiguous().resolve_neg()
+    if stays:
+        return DeviceArray.of(value).as_array()
     if datatype == "BF16":
         bits: Array = value.view(torch.int16).numpy().view(DTYPES["BF16"])
         return bits

@@ -17,6 +17,7 @@ import numpy as np
 from remora.backends import Execution, Instance
 from remora.backends.arrays import ArrayInstance, Run, gather, output_names, scatter
 from remora.config import dtype_name
+from remora.device_arrays import DeviceId
 from remora.errors import InternalError, RemoraError
 from remora.messages import DTYPES, Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import BatchInput, ModelConfig
@@ -169,11 +170,20 @@ def _shapes(requests: Sequence[Request], name: str) -> list[Shape]:
         ) from None
 
 
-def array_instance(name: str, config: ModelConfig, run: Run, *, quick: bool = False) -> Instance:
-    """The instance over ``run`` that a complete configuration asks for: with ragged batches or without."""
+def array_instance(
+    name: str,
+    config: ModelConfig,
+    run: Run,
+    *,
+    quick: bool = False,
+    staying: Run | None = None,
+    devices: frozenset[DeviceId] = frozenset(),
+) -> Instance:
+    """The instance over ``run`` that a complete configuration asks for: with ragged batches, which are put together in
+    main memory, or without."""
     plan = ragged_plan(config)
     if plan is None:
-        return ArrayInstance(name, config, run, quick=quick)
+        return ArrayInstance(name, config, run, quick=quick, staying=staying, devices=devices)
     return RaggedInstance(name, plan, run, quick=quick)
 
 

@@ -3,7 +3,8 @@
 It holds no thread: the step that finishes starts the next, in the thread that finished it. Laws:
 
 1. The request is answered once, or its stream ended once, whatever its steps do; what comes after is dropped.
-2. What a step gave is passed on as it is. An array that more than one will read is passed on read-only.
+2. What a step gave is passed on as it is. An array that more than one will read is passed on read-only. What lies on a
+   device is copied from there when the next model, or the client, does not take it there: once, whoever asks.
 3. The models that the steps run on stay loaded until the request has ended.
 """
 
@@ -12,14 +13,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from remora.device_arrays import DeviceArray, DeviceId, on_host
 from remora.errors import CancelledError, InvalidArgumentError, RemoraError, UnavailableError, error_of
 from remora.messages import Array, Data, InferForm, InputSpec, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.ensembles import EnsemblePlan, EnsembleRun, Progress, Start, Step
 from remora.signature import Signature
 
+_NO_STEPS: frozenset[int] = frozenset()
 _PATIENCE_S = 1.0
 """How long a response waits for room behind it at the most. Ensembles whose steps wait for each other in a circle would
 never make any; the limit then slows them down instead of stopping them."""
@@ -37,6 +40,10 @@ class StepModel(Protocol):
     @property
     def signature(self) -> Signature: ...
 
+    @property
+    def devices(self) -> frozenset[DeviceId]:
+        """Where it takes tensors and leaves its own; see ``ServedModel.devices``."""
+
     def submit(
         self,
         form: InferForm,
@@ -46,6 +53,7 @@ class StepModel(Protocol):
         mailbox: Mailbox | None = None,
         context: object = None,
         held: frozenset[object] = frozenset(),
+        stays: bool = False,
     ) -> Ticket:
         """Hand a step's request in; see ``ServedModel.submit``."""
 
@@ -121,6 +129,7 @@ class EnsembleRequest:
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock) if owner.plan.max_inflight else None
         self._models: dict[tuple[str, int], StepModel] = {}
+        self._stays: frozenset[int] = _NO_STEPS
         self._tickets: set[Ticket] = set()
         self._outbox: deque[Outcome] = deque()
         self._sending = False
@@ -241,6 +250,15 @@ class EnsembleRequest:
                 raise UnavailableError(
                     f"model '{step.model}' has just been replaced by one of another transaction policy: try again"
                 )
+        if any(model.devices for model in self._models.values()):
+            self._stays = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))
+
+    def _stays_on_device(self, step: Step) -> bool:
+        """Whether anyone who reads what the step gives takes it where the step's model leaves it."""
+        devices = self._models[step.model, step.version].devices
+        return bool(devices) and any(
+            devices & self._models[reader.model, reader.version].devices for reader in self._run.readers(step)
+        )
 
     def _go_on(self, progress: Progress[Value], error: RemoraError | None) -> None:
         """Do what was decided: count the end, send the answers, start the steps."""
@@ -267,7 +285,7 @@ class EnsembleRequest:
             if value.batched != batches:
                 shape = fit_batch(shape, _dims(model.signature, name), batches=batches)
             specs.append(InputSpec(name, value.datatype, shape))
-            data.append(_read_only(array) if self._run.is_shared(tensor) else array)
+            data.append(_passed(array, model.devices, shared=self._run.is_shared(tensor)))
         form = owner.form(self.ticket.request.form, step, tuple(specs))
         try:
             ticket = model.submit(
@@ -277,6 +295,7 @@ class EnsembleRequest:
                 mailbox=owner.mailbox_for(self.ticket.mailbox),
                 context=start,
                 held=self.ticket.request.held,
+                stays=step.number in self._stays,
             )
         except Exception as error:  # the step refused it, its queue is full, or something broke
             self.end(failure_of(error, model.name))
@@ -296,6 +315,7 @@ class EnsembleRequest:
         owner = self._owner
         outputs: list[Tensor] = []
         for name, (data, datatype, batched) in answer.items():
+            data = on_host(data)
             if batched != owner.batches:
                 data = data.reshape(fit_batch(data.shape, owner.outputs[name], batches=owner.batches))
             outputs.append(Tensor(name, datatype, data))
@@ -371,6 +391,15 @@ def _dims(signature: Signature, name: str) -> tuple[int, ...]:
     """The dims of a model's input, the batch dimension aside."""
     skip = 1 if signature.max_batch_size > 0 else 0
     return next((row.shape[skip:] for row in signature.inputs if row.name == name), ())
+
+
+def _passed(array: Any, devices: frozenset[DeviceId], *, shared: bool) -> Array:
+    """What a model gets of a step's array, when it takes tensors on ``devices``."""
+    if type(array) is not DeviceArray:
+        return _read_only(array) if shared else array
+    if array.device not in devices:
+        return array.host()
+    return (array.as_shared() if shared else array).as_array()
 
 
 def _read_only(array: Array) -> Array:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from fakes import FakeClock, FakeMailbox, Replies, config_of
+from fakes import FakeClock, FakeMailbox, Replies, UntouchableMemory, config_of
+from remora.device_arrays import DeviceArray
 from remora.errors import CancelledError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import (
     Array,
@@ -65,6 +66,7 @@ class FakeStep:
     refusal: RemoraError | None = None
     lent: int = 0
     taken: int = 0
+    devices: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self) -> None:
         self.signature = Signature(config_of(self.text), self.name)
@@ -78,11 +80,13 @@ class FakeStep:
         mailbox: Mailbox | None = None,
         context: object = None,
         held: frozenset[object] = frozenset(),
+        stays: bool = False,
     ) -> Ticket:
         if self.refusal is not None:
             raise self.refusal
         request = self.signature.request(form, data)
         request.held = held
+        request.stays = stays
         ticket = Ticket(request, reply, mailbox, context)
         self.tickets.append(ticket)
         return ticket
@@ -615,3 +619,59 @@ def test_a_sender_whose_instance_a_later_step_may_need_is_not_held_up() -> None:
     for value in (1, 2):
         sent(bench["first"].tickets[0], value)
     assert len(bench["second"].tickets) == 2
+
+
+# -- tensors that stay on a device ----------------------------------------------------------------------------------
+
+
+def on_gpu(readable: int = 0) -> DeviceArray:
+    return DeviceArray("INT32", (2,), UntouchableMemory(readable=readable), 4096, None)
+
+
+GPU = frozenset({(2, 0)})
+
+
+def test_between_models_that_take_it_there_a_tensor_never_leaves_its_device() -> None:
+    bench = Bench(models=[FakeStep("first", devices=GPU), FakeStep("second", devices=GPU)])
+    ticket = bench.ask()
+    assert bench["first"].tickets[0].request.stays
+    made = on_gpu()
+    bench["first"].answer(made.as_array())
+    passed: object = bench["second"].tickets[0].request.inputs["I"]
+    assert isinstance(passed, DeviceArray)
+    assert (passed.address, passed.shared) == (made.address, False)
+    assert not bench["second"].tickets[0].request.stays, "nobody after it takes a tensor there"
+    bench["second"].answer(numbers(3))
+    assert isinstance(bench.replies.only(ticket), Response)
+    assert made.memory.copied == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("other", [frozenset(), frozenset({(2, 1)})])
+def test_a_model_elsewhere_gets_one_copy(other: frozenset[tuple[int, int]]) -> None:
+    bench = Bench(models=[FakeStep("first", devices=GPU), FakeStep("second", devices=other)])
+    bench.ask()
+    assert not bench["first"].tickets[0].request.stays
+    made = on_gpu(readable=1)
+    bench["first"].answer(made.as_array())
+    assert bench["second"].tickets[0].request.inputs["I"].shape == (2,)
+    assert isinstance(bench["second"].tickets[0].request.inputs["I"], np.ndarray)
+
+
+def test_readers_here_and_there_cost_one_copy_and_the_one_there_may_not_write() -> None:
+    steps = steps_text(("first", "I=IN", "O=x"), ("second", "I=x", "O=OUT"), ("third", "I=x J=x", "O=OUT2"))
+    outputs = f'output {{ name: "OUT" {ROW} }} output {{ name: "x" {ROW} }} output {{ name: "OUT2" {ROW} }}'
+    bench = Bench(steps, models=[FakeStep("first", devices=GPU), FakeStep("second", devices=GPU)], outputs=outputs)
+    ticket = bench.ask()
+    assert bench["first"].tickets[0].request.stays
+    made = on_gpu(readable=1)
+    bench["first"].answer(made.as_array())
+    passed: object = bench["second"].tickets[0].request.inputs["I"]
+    assert isinstance(passed, DeviceArray)
+    assert passed.shared
+    third = bench["third"].tickets[0].request.inputs
+    assert np.shares_memory(third["I"], third["J"])
+    bench["second"].answer(numbers(1, 2)), bench["third"].answer(numbers(3, 4))
+    outcome = bench.replies.only(ticket)
+    assert isinstance(outcome, Response)
+    assert all(type(tensor.data) is np.ndarray for tensor in outcome.outputs)
+    assert len(made.memory.copied) == 1  # type: ignore[attr-defined]

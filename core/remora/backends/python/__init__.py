@@ -23,6 +23,7 @@ from remora.backends.python.host import Host, hosted
 from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_class
 from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, isolation
+from remora.device_arrays import CUDA, HOST, DeviceId
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -81,6 +82,14 @@ class PythonBackend:
         shared = source.settings.get(_CODE)
         file = Path(shared) if shared else existing(model_path(source, config, DEFAULT_FILENAME), source, "*.py")
         return PythonModel(source, file, self._to_json, shared=bool(shared))
+
+
+def _devices(config: ModelConfig, placement: Placement) -> frozenset[DeviceId]:
+    """Where the inputs of an instance may lie: in main memory, unless its author has said otherwise (spec Y15)."""
+    given = {key: value.string_value.lower() for key, value in config.parameters.items()}
+    if given.get("FORCE_CPU_ONLY_INPUT_TENSORS") != "no":
+        return frozenset()
+    return frozenset({HOST, (CUDA, placement.device_id)} if placement.kind == "GPU" else {HOST})
 
 
 class PythonModel:
@@ -146,6 +155,7 @@ class PythonModel:
             "model_name": self._source.name,
         }
         instance = PythonInstance(placement.name, loaded, self._folders, self._host(placement.name), config)
+        instance.devices = _devices(config, placement)
         try:
             instance.initialize(arguments)
         except BaseException:

@@ -1,7 +1,6 @@
-"""DLPack for what numpy cannot carry: bfloat16 in and out of 16-bit integers; the law: no bytes are copied.
+"""DLPack for Python models: numpy's tensors, and what numpy cannot carry; the law: no bytes are copied.
 
-A DLPack capsule names memory, its shape and its owner's destructor. The structures below are those of DLPack 0.x, the
-version every framework reads and writes when it is not asked for a newer one.
+bfloat16 travels as 16-bit integers. What lies on a device stays there, as a `DeviceArray`.
 """
 
 from __future__ import annotations
@@ -11,118 +10,40 @@ from typing import Any
 
 import numpy as np
 
+from remora import dlpack
+from remora.device_arrays import DeviceArray, memory_of
+from remora.dlpack import CPU, CUDA, CUDA_HOST, Capsule, DLPackError
 from remora.messages import Array
-
-CPU = (1, 0)
-"""DLPack's (device type, device id) of main memory."""
-
-_CUDA_HOST = 3
-_BFLOAT = 4
-_NAME = b"dltensor"
-_USED = b"used_dltensor"
-
-
-class DLPackError(ValueError):
-    """Memory that cannot be exchanged, and why."""
-
-
-class _Device(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
-
-
-class _DataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-# Deleters come and are called as plain addresses: the structure that holds one is not complete when it is declared.
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_CAPSULE_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-
-
-class _DLManagedTensor(ctypes.Structure):
-    _fields_ = (("tensor", _DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
-
-
-def _python_api(name: str, result: Any, *arguments: Any) -> Any:
-    """A private prototype: ``ctypes.pythonapi`` is shared with everybody else in the process."""
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
-
-
-_new_capsule = _python_api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_is_capsule = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-_rename = _python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-# A destructor sees an object that is dying already: touching its reference count would free it twice.
-_is_dying_capsule = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
-_dying_pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-
-_exported: dict[int, tuple[object, ...]] = {}
-"""What keeps exported memory alive, by the address of its managed tensor, until a consumer calls the deleter."""
-
-
-def _forget(address: int) -> None:
-    _exported.pop(address, None)
-
-
-def _destroy(capsule: int) -> None:
-    if _is_dying_capsule(capsule, _NAME):  # nobody took it: a taken capsule has another name
-        _exported.pop(_dying_pointer(capsule, _NAME), None)
-
-
-_forget_in_c = _DELETER(_forget)
-_destroy_in_c = _CAPSULE_DESTRUCTOR(_destroy)
 
 
 def export_bfloat16(bits: Array) -> object:
     """A capsule over the memory of C-ordered 16-bit integers that says it holds bfloat16."""
-    managed = _DLManagedTensor()
-    shape = (ctypes.c_int64 * max(bits.ndim, 1))(*bits.shape)
-    tensor = managed.tensor
-    tensor.data = bits.ctypes.data
-    tensor.device = _Device(*CPU)
-    tensor.ndim = bits.ndim
-    tensor.dtype = _DataType(_BFLOAT, 16, 1)
-    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = ctypes.cast(_forget_in_c, ctypes.c_void_p).value
-    address = ctypes.addressof(managed)
-    _exported[address] = (managed, shape, bits)
-    return _new_capsule(address, _NAME, ctypes.cast(_destroy_in_c, ctypes.c_void_p))
+    return dlpack.export(dlpack.Memory("BF16", bits.shape, CPU, bits.ctypes.data, bits))
 
 
-def import_tensor(source: object) -> tuple[str, Array]:
-    """A capsule, or an object with ``__dlpack__``, as ("BF16" or "", an array over the same memory).
+def import_tensor(source: object) -> tuple[str, Array | DeviceArray]:
+    """A capsule, or an object with ``__dlpack__``, as (datatype, an array over the same memory).
+
+    The datatype is "" where the array tells it.
 
     Raises:
-        DLPackError: not DLPack, taken already, not C-ordered, not in main memory, or a type numpy does not have.
+        DLPackError: not DLPack, taken already, not C-ordered, on a device that is not CUDA's, or a type that numpy or
+            the wire does not have.
     """
-    capsule = _capsule_of(source)
-    if not _is_capsule(capsule, _NAME):
-        raise DLPackError("this is no DLPack capsule, or one that somebody has taken already; a capsule serves once")
-    managed = _DLManagedTensor.from_address(_pointer(capsule, _NAME))
-    tensor = managed.tensor
-    if tensor.device.type not in (CPU[0], _CUDA_HOST):
-        raise DLPackError(f"the tensor lies on DLPack device type {tensor.device.type}: move it to the CPU first")
-    shape = tuple(tensor.shape[: tensor.ndim])
-    if tensor.strides and not _is_c_ordered(shape, tensor.strides[: tensor.ndim]):
-        raise DLPackError(
-            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+    found = Capsule(_capsule_of(source))
+    if found.device[0] == CUDA:
+        if not found.datatype:
+            raise DLPackError("the tensor on the GPU has a type that has no Triton datatype; convert it first")
+        memory = found.take()
+        return found.datatype, DeviceArray(
+            memory.datatype, memory.shape, memory_of(memory.device), memory.address, memory.owner
         )
-    if (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == (_BFLOAT, 16, 1):
-        return "BF16", _take_bits(capsule, managed, shape)
+    if found.device[0] not in (CPU[0], CUDA_HOST):
+        raise DLPackError(f"the tensor lies on DLPack device type {found.device[0]}: move it to the CPU first")
+    if found.datatype == "BF16":
+        return "BF16", _bits(found.take())
     try:
-        return "", np.from_dlpack(_Once(capsule))
+        return "", np.from_dlpack(_Once(found.capsule))
     except (BufferError, RuntimeError) as error:
         raise DLPackError(f"numpy cannot take the DLPack tensor: {error}") from error
 
@@ -133,23 +54,12 @@ def _capsule_of(source: object) -> object:
         return source
     device_of = getattr(source, "__dlpack_device__", None)
     device = device_of()[0] if device_of is not None else CPU[0]
-    if device in (CPU[0], _CUDA_HOST):
+    if device in (CPU[0], CUDA_HOST, CUDA):
         return export()
     try:
         return export(dl_device=CPU, copy=True)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise DLPackError(f"the tensor lies on DLPack device type {int(device)}: move it to the CPU first") from error
-
-
-def _is_c_ordered(shape: tuple[int, ...], strides: list[int]) -> bool:
-    if 0 in shape:
-        return True
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 class _Once:
@@ -165,25 +75,10 @@ class _Once:
         return CPU
 
 
-class _Loan:
-    """Foreign memory on loan; it goes back when the last array over it is gone."""
-
-    def __init__(self, managed: _DLManagedTensor) -> None:
-        self._address = ctypes.addressof(managed)
-        self._deleter = managed.deleter
-
-    def __del__(self) -> None:
-        if self._deleter:
-            _DELETER(self._deleter)(self._address)
-
-
-def _take_bits(capsule: object, managed: _DLManagedTensor, shape: tuple[int, ...]) -> Array:
-    tensor = managed.tensor
-    count = int(np.prod(shape, dtype=np.int64))
-    loan = _Loan(managed)
-    _rename(capsule, _USED)
+def _bits(memory: dlpack.Memory) -> Array:
+    count = int(np.prod(memory.shape, dtype=np.int64))
     if not count:
-        return np.empty(shape, np.uint16)
-    buffer: Any = (ctypes.c_uint16 * count).from_address(tensor.data + tensor.byte_offset)
-    buffer.loan = loan  # the array keeps the buffer, and so the loan
-    return np.frombuffer(buffer, np.uint16).reshape(shape)
+        return np.empty(memory.shape, np.uint16)
+    buffer: Any = (ctypes.c_uint16 * count).from_address(memory.address)
+    buffer.loan = memory.owner  # the array keeps the buffer, and so the loan
+    return np.frombuffer(buffer, np.uint16).reshape(memory.shape)

@@ -24,6 +24,7 @@ from remora.backends.python.requests import RELEASE_RESCHEDULE, ReceivedRequest
 from remora.backends.python.streams import StreamedReply, StreamedRequest
 from remora.backends.python.tensor import DATATYPES, Tensor
 from remora.custom_metrics import REGISTRY
+from remora.device_arrays import DeviceId
 from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
 from remora.proto.model_config_pb2 import ModelConfig
@@ -64,6 +65,7 @@ class PythonInstance:
         self._outputs = frozenset(output_names(config))
         self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
         self._datatypes |= {state.input_name: DATATYPES[state.data_type] for state in states}
+        self.devices: frozenset[DeviceId] = frozenset()
         self._runner: asyncio.Runner | None = None
         self._background: BackgroundLoop | None = None
         self._model: Any = None
@@ -274,7 +276,7 @@ class PythonInstance:
                 "through its response sender; return one InferenceResponse for each request",
                 from_model=True,
             )
-        return self._response(request.wanted(), answer, request.seen_inputs())
+        return self._response(request.wanted(), answer, request.seen_inputs(), stays=request.stays())
 
     def _no_rescheduling(self) -> UnsupportedError:
         return UnsupportedError(
@@ -284,7 +286,12 @@ class PythonInstance:
         )
 
     def _response(
-        self, requested: Sequence[str], answer: InferenceResponse, seen: Collection[Tensor] = ()
+        self,
+        requested: Sequence[str],
+        answer: InferenceResponse,
+        seen: Collection[Tensor] = (),
+        *,
+        stays: bool = False,
     ) -> Response | RemoraError:
         """A model's answer with the outputs that are declared and requested; the inputs it has ``seen`` may be among
         them."""
@@ -293,7 +300,7 @@ class PythonInstance:
             return error_of(error.code().name, error.message(), from_model=True, answered=True)
         return Response(
             [
-                tensor.message(seen)
+                tensor.message(seen, stays=stays)
                 for tensor in answer.output_tensors()
                 if tensor.name() in requested and tensor.name() in self._outputs
             ],

@@ -20,6 +20,7 @@ from remora.backends.python.messages import (
     parameters_text,
 )
 from remora.backends.python.tensor import Tensor, TritonModelException
+from remora.device_arrays import HOST, DeviceArray
 from remora.messages import InferForm, InputSpec, OutputSpec, Parameter, Request, datatype_of
 
 SEQUENCE_START = 1
@@ -253,6 +254,8 @@ class ReceivedRequest(InferenceRequest):
         tensor = self._tensors.get(name)
         if tensor is None:
             array = self._request.inputs[name]
+            if isinstance(array, DeviceArray) and array.device == HOST:
+                array = array.view()
             tensor = Tensor.received(name, self._received[0].get(name) or datatype_of(array), array)
         return tensor
 
@@ -263,6 +266,10 @@ class ReceivedRequest(InferenceRequest):
     def wanted(self) -> tuple[str, ...]:
         """The outputs to answer with."""
         return self._request.requested
+
+    def stays(self) -> bool:
+        """Whether outputs may stay on a device."""
+        return self._request.stays
 
     def requested_output_names(self) -> list[str]:
         return list(self._request.requested)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.python import dlpack
+from remora.device_arrays import DeviceArray
+from remora.dlpack import CPU, DLPackError
 from remora.messages import Array, datatype_of
 from remora.messages import Tensor as Message
 
@@ -83,8 +85,12 @@ class Tensor:
         """The values, writable. BYTES are an object array of ``bytes``.
 
         Raises:
-            TritonModelException: for BF16, which numpy does not have.
+            TritonModelException: for BF16, which numpy does not have, and for what lies on a GPU.
         """
+        if isinstance(self._array, DeviceArray):
+            raise TritonModelException(
+                "Tensor is stored in GPU and cannot be converted to NumPy. Use to_dlpack() and a framework on the GPU."
+            )
         if self._datatype == "BF16":
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
@@ -102,8 +108,8 @@ class Tensor:
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Do the values lie in main memory? Always, for now."""
-        return True
+        """Do the values lie in main memory? Those of inputs do unless FORCE_CPU_ONLY_INPUT_TENSORS is "no"."""
+        return not isinstance(self._array, DeviceArray)
 
     @staticmethod
     def from_dlpack(name: str, tensor: object) -> Tensor:
@@ -114,8 +120,10 @@ class Tensor:
         """
         try:
             datatype, array = dlpack.import_tensor(tensor)
-        except dlpack.DLPackError as error:
+        except DLPackError as error:
             raise TritonModelException(str(error)) from None
+        if isinstance(array, DeviceArray):
+            return Tensor.received(name, datatype, array.as_array())
         return Tensor.received(name, datatype, array) if datatype else Tensor(name, array)
 
     def to_dlpack(self) -> Any:
@@ -132,7 +140,10 @@ class Tensor:
     ) -> Any:
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
-        if dl_device is not None and tuple(dl_device) != dlpack.CPU:
+        if isinstance(self._array, DeviceArray):
+            self._array = self._array.apart().as_array()  # models may write to what they are given
+            return self._array.__dlpack__(stream=stream)
+        if dl_device is not None and tuple(dl_device) != CPU:
             raise BufferError(f"Tensor '{self._name}' lies in main memory and does not move to device {dl_device}")
         if copy or not self._array.flags.writeable:
             copied = self._array.copy()
@@ -143,22 +154,29 @@ class Tensor:
         return dlpack.export_bfloat16(copied) if self._datatype == "BF16" else copied.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CPU
+        return self._array.device if isinstance(self._array, DeviceArray) else CPU
 
     def holds(self, array: Array) -> bool:
         """Is this the very array that the tensor is made of?"""
         return self._array is array
 
-    def message(self, inputs: Collection[Tensor] = ()) -> Message:
-        """The tensor as the engine sends it. Arrays of ``inputs`` go back as they are; for others see ``detached``."""
+    def message(self, inputs: Collection[Tensor] = (), *, stays: bool = False) -> Message:
+        """The tensor as the engine sends it. Arrays of ``inputs`` go back as they are; for others see ``detached``.
+
+        What lies on a device stays there if it may: a model must not write to it any more.
+        """
         for tensor in inputs:
             if tensor.holds(self._array):
                 return Message(self._name, self._datatype, self._array)
+        if isinstance(self._array, DeviceArray):
+            return Message(self._name, self._datatype, self._array if stays else self._array.host())
         array = _bytes_elements(self._array) if self._datatype == "BYTES" else detached(self._array)
         return Message(self._name, self._datatype, array)
 
     def lent(self) -> Message:
         """The tensor as another model may see it: the same memory, read-only. BYTES elements become ``bytes``."""
+        if isinstance(self._array, DeviceArray):
+            return Message(self._name, self._datatype, self._array.host())
         if self._datatype == "BYTES":
             return Message(self._name, self._datatype, _bytes_elements(self._array))
         view = self._array.view()

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import UntouchableMemory
 from remora.backends import triton_python_backend_utils as pb_utils
 from remora.backends.python.dlpack import DLPackError, export_bfloat16, import_tensor
 from remora.backends.python.tensor import DATATYPES
+from remora.device_arrays import DeviceArray
 from remora.messages import DTYPES
 
 NUMERIC = [name for name in DTYPES if name not in ("BYTES", "BF16")]
@@ -139,7 +141,7 @@ def test_a_capsule_serves_once() -> None:
 def test_a_tensor_of_another_device_is_brought_over_or_refused() -> None:
     class Elsewhere:
         def __dlpack_device__(self) -> tuple[int, int]:
-            return 2, 0
+            return 10, 0
 
         def __dlpack__(self, **wanted: Any) -> Any:
             if wanted != {"dl_device": (1, 0), "copy": True}:
@@ -151,10 +153,23 @@ def test_a_tensor_of_another_device_is_brought_over_or_refused() -> None:
             raise BufferError
 
     assert pb_utils.Tensor.from_dlpack("x", Elsewhere()).as_numpy().tolist() == [0, 1]
-    with pytest.raises(pb_utils.TritonModelException, match="device type 2: move it to the CPU"):
+    with pytest.raises(pb_utils.TritonModelException, match="device type 10: move it to the CPU"):
         pb_utils.Tensor.from_dlpack("x", Stuck())
     with pytest.raises(BufferError):
         bfloat16([1]).__dlpack__(dl_device=(2, 0))
+
+
+def test_a_tensor_on_a_gpu_stays_there_and_says_so() -> None:
+    memory = UntouchableMemory()
+    pointer = DeviceArray("FP32", (2, 3), memory, 4096, None)
+    tensor = pb_utils.Tensor.from_dlpack("x", pointer)
+    assert (tensor.is_cpu(), tensor.shape(), tensor.__dlpack_device__()) == (False, [2, 3], (2, 0))
+    assert tensor.triton_dtype() == 11  # TYPE_FP32
+    with pytest.raises(pb_utils.TritonModelException, match="stored in GPU and cannot be converted to NumPy"):
+        tensor.as_numpy()
+    again = pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack()).message(stays=True).data
+    assert isinstance(again, DeviceArray)
+    assert again.address == 4096
 
 
 @has_torch

@@ -1,0 +1,144 @@
+"""Tensors that stay on a device: what is copied, how often, and who keeps the memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_stand_in import DEVICE, StandIn
+from fakes import UntouchableMemory
+from remora.device_arrays import (
+    CudaMemory,
+    DeviceArray,
+    HostMemory,
+    concatenated,
+    joined,
+    memory_of,
+    on_host,
+)
+from remora.dlpack import TYPES, DLPackError
+from remora.messages import DTYPES, Array
+
+
+def on_device(array: Array, datatype: str = "FP32") -> DeviceArray:
+    """An array as a tensor on a device that main memory stands for."""
+    return DeviceArray(datatype, array.shape, HostMemory(), array.ctypes.data, array)
+
+
+def untouchable(*shape: int, **settings: Any) -> DeviceArray:
+    return DeviceArray("FP32", shape, UntouchableMemory(**settings), 4096, None)
+
+
+def test_shapes_rows_and_hands_never_touch_the_bytes() -> None:
+    tensor = untouchable(4, 6)
+    rows = tensor.reshape(4, 2, 3).rows(1, 3)
+    assert (rows.shape, rows.address, rows.nbytes, rows.size, rows.ndim) == ((2, 2, 3), 4096 + 24, 48, 12, 3)
+    assert tensor.reshape((-1,)).shape == (24,)
+    assert (tensor.as_shared().shared, tensor.shared) == (True, False)
+    assert DeviceArray.of(_There(tensor)).address == 4096
+    with pytest.raises(ValueError, match="cannot reshape a tensor of shape"):
+        tensor.reshape(5, -1)
+    with pytest.raises(AssertionError, match="the bytes of a device were read"):
+        tensor.host()
+
+
+class _There:
+    """A tensor whose memory is looked up in the fake, not in CUDA."""
+
+    def __init__(self, tensor: DeviceArray) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self) -> Any:
+        return DeviceArray("FP32", self._tensor.shape, HostMemory(), self._tensor.address, self._tensor).__dlpack__()
+
+
+def test_the_host_gets_one_copy_however_many_ask() -> None:
+    tensor = untouchable(2, 2, readable=1)
+    found: list[Array] = []
+    threads = [threading.Thread(target=lambda: found.append(tensor.host())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(array) for array in found}) == 1
+    assert not found[0].flags.writeable
+    assert len(tensor.memory.copied) == 1  # type: ignore[attr-defined]
+
+
+def test_what_lies_in_main_memory_is_not_copied_at_all() -> None:
+    array = np.arange(6, dtype="f4").reshape(2, 3)
+    tensor = on_device(array)
+    assert np.shares_memory(tensor.host(), array)
+    assert np.shares_memory(tensor.rows(1, 2).view(), array)
+    assert not tensor.as_shared().view().flags.writeable
+
+
+def test_a_tensor_is_itself_for_numpy_through_dlpack() -> None:
+    array = np.arange(6, dtype="f4").reshape(2, 3)
+    taken = np.from_dlpack(on_device(array))
+    assert np.shares_memory(taken, array)
+    back = DeviceArray.of(array)
+    assert (back.address, back.shape, back.datatype) == (array.ctypes.data, (2, 3), "FP32")
+
+
+@pytest.mark.parametrize("datatype", sorted(TYPES))
+def test_every_datatype_travels(datatype: str) -> None:
+    array = np.zeros((2, 3), DTYPES[datatype])
+    back = DeviceArray.of(on_device(array, datatype))
+    assert (back.datatype, back.dtype, back.nbytes) == (datatype, array.dtype, array.nbytes)
+
+
+def test_the_memory_lives_as_long_as_anyone_reads_it() -> None:
+    array = np.arange(4, dtype="f4")
+    gone = weakref.ref(array)
+    view: Any = on_device(array).rows(2, 4).host()
+    del array
+    gc.collect()
+    assert view.tolist() == [2, 3]
+    assert gone() is not None
+    del view
+    gc.collect()
+    assert gone() is None
+
+
+def test_only_types_of_the_wire_are_taken() -> None:
+    with pytest.raises(DLPackError, match="no Triton datatype"):
+        DeviceArray.of(np.zeros(2, "c8"))
+
+
+def test_rows_join_on_their_device_and_meet_on_the_host_elsewhere() -> None:
+    one, other = untouchable(2, 3), untouchable(1, 3)
+    other.memory = one.memory
+    whole = joined([one, other])
+    assert (whole.shape, whole.device) == ((3, 3), (2, 0))
+    assert one.memory.copied == [(1 << 20, 4096, 24), ((1 << 20) + 24, 4096, 12)]  # type: ignore[attr-defined]
+    near = np.ones((1, 3), "f4")
+    mixed = concatenated([on_device(near), near])
+    np.testing.assert_array_equal(mixed, np.ones((2, 3)))
+    assert isinstance(concatenated([on_device(near), on_device(near)]), DeviceArray)
+    assert on_host(near) is near
+
+
+def test_a_gpus_memory_is_taken_copied_and_given_back(stand_in: StandIn) -> None:
+    before = stand_in.held(DEVICE)
+    memory = CudaMemory(stand_in.runtime, 0)
+    rows = np.arange(6, dtype="f4").reshape(2, 3)
+    block = memory.take(rows.nbytes)
+    memory.copy(block.address, rows.ctypes.data, rows.nbytes)
+    tensor = DeviceArray("FP32", rows.shape, memory, block.address, block.owner)
+    both = joined([tensor, tensor.rows(0, 1)])
+    np.testing.assert_array_equal(both.host(), rows[[0, 1, 0]])
+    np.testing.assert_array_equal(tensor.as_shared().apart().host(), rows)
+    assert tensor.apart() is tensor
+    del block, tensor, both
+    gc.collect()
+    assert stand_in.held(DEVICE) == before
+
+
+def test_main_memory_is_a_device_of_its_own() -> None:
+    assert memory_of((1, 0)) is memory_of((3, 0))
