@@ -26,6 +26,10 @@ _GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
 _ARCHIVES = (".tar.gz", ".tgz")
 _DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 _CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
+_OUT_S = 60
+"""How long scaling waits after instances have come."""
+_POLICY = "ARN-OF-THE-POLICY-BEFORE"
+"""Stands for what the call before answers, which no plan knows."""
 _SERVERLESS_MB = range(1024, 6145, 1024)
 
 
@@ -132,8 +136,8 @@ def scaling_of(plan: Plan) -> list[Call]:
                 "Statistic": "Average",
             }
         }
-    policy = {"TargetValue": plan.target, "ScaleInCooldown": 300, "ScaleOutCooldown": 60, **metric}
-    return [
+    policy = {"TargetValue": plan.target, "ScaleInCooldown": 300, "ScaleOutCooldown": _OUT_S, **metric}
+    calls = [
         Call(
             "application-autoscaling",
             "register_scalable_target",
@@ -147,6 +151,43 @@ def scaling_of(plan: Plan) -> list[Call]:
                 "PolicyName": f"{plan.name}-requests",
                 "PolicyType": "TargetTrackingScaling",
                 "TargetTrackingScalingPolicyConfiguration": policy,
+            },
+        ),
+    ]
+    return calls if plan.least else [*calls, *_waking(plan, where)]
+
+
+def _waking(plan: Plan, where: dict[str, str]) -> list[Call]:
+    """A backlog for each of no instances has no value: the first instance comes by an alarm of its own."""
+    step = {"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}
+    policy = {
+        "AdjustmentType": "ChangeInCapacity",
+        "MetricAggregationType": "Maximum",
+        "Cooldown": _OUT_S,
+        "StepAdjustments": [step],
+    }
+    name = f"{plan.name}-wake"
+    return [
+        Call(
+            "application-autoscaling",
+            "put_scaling_policy",
+            {**where, "PolicyName": name, "PolicyType": "StepScaling", "StepScalingPolicyConfiguration": policy},
+        ),
+        Call(
+            "cloudwatch",
+            "put_metric_alarm",
+            {
+                "AlarmName": name,
+                "Namespace": "AWS/SageMaker",
+                "MetricName": "HasBacklogWithoutCapacity",
+                "Dimensions": [{"Name": "EndpointName", "Value": plan.name}],
+                "Statistic": "Average",
+                "Period": 60,
+                "EvaluationPeriods": 1,
+                "ComparisonOperator": "GreaterThanOrEqualToThreshold",
+                "Threshold": 1.0,
+                "TreatMissingData": "missing",
+                "AlarmActions": [_POLICY],
             },
         ),
     ]
@@ -220,12 +261,25 @@ def deploy(plan: Plan, clients: Any, *, wait: bool = True) -> Iterator[str]:
         return
     sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=plan.name)
     yield f"{plan.name} is in service"
+    policy = ""
     for call in scaling_of(plan):
-        yield _done(clients(call.service), call)
+        if "AlarmActions" in call.arguments:
+            call = call._replace(arguments={**call.arguments, "AlarmActions": [policy]})
+        policy = _make(clients(call.service), call).get("PolicyARN", "")
+        yield _said(call)
+
+
+def _make(client: Any, call: Call) -> dict[str, Any]:
+    answer: dict[str, Any] = getattr(client, call.operation)(**call.arguments)
+    return answer
 
 
 def _done(client: Any, call: Call) -> str:
-    getattr(client, call.operation)(**call.arguments)
+    _make(client, call)
+    return _said(call)
+
+
+def _said(call: Call) -> str:
     named = next((value for key, value in call.arguments.items() if key.endswith("Name")), "")
     return f"{call.operation} {named}".rstrip()
 

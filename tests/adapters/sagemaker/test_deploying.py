@@ -186,6 +186,28 @@ def test_scaling_follows_once_the_endpoint_serves(sagemaker: Any) -> None:
     assert len(lines) == 3
 
 
+def test_an_endpoint_without_instances_is_woken_by_an_alarm_on_what_waits(sagemaker: Any) -> None:
+    plan = PLANS["async"]
+    scaling, alarms = clients("application-autoscaling"), clients("cloudwatch")
+    sagemaker.stub.add_response("describe_endpoint", described(plan))
+    sagemaker.stub.add_response("describe_model", {"ModelName": "m", "CreationTime": 0, "ModelArn": "a" * 20})
+    config = {"EndpointConfigName": "c", "EndpointConfigArn": "a" * 20, "CreationTime": 0}
+    config["ProductionVariants"] = [{"VariantName": "v"}]
+    sagemaker.stub.add_response("describe_endpoint_config", config)
+    sagemaker.stub.add_response("describe_endpoint", described(plan))
+    target, backlog, wake, alarm = scaling_of(plan)
+    with Stubber(scaling) as policies, Stubber(alarms) as watch:
+        policies.add_response("register_scalable_target", {}, target.arguments)
+        policies.add_response("put_scaling_policy", {"PolicyARN": "backlog"}, backlog.arguments)
+        policies.add_response("put_scaling_policy", {"PolicyARN": "wake"}, wake.arguments)
+        watch.add_response("put_metric_alarm", {}, {**alarm.arguments, "AlarmActions": ["wake"]})
+        all_of = {"sagemaker": sagemaker, "application-autoscaling": scaling, "cloudwatch": alarms}
+        assert list(deploy(plan, all_of.__getitem__))[-1] == "put_metric_alarm digits-wake"
+        watch.assert_no_pending_responses()
+    scaling.close()
+    alarms.close()
+
+
 def test_a_refusal_that_is_not_absence_is_not_swallowed(sagemaker: Any) -> None:
     sagemaker.stub.add_client_error("describe_endpoint", "AccessDeniedException", "not you")
     with pytest.raises(sagemaker.exceptions.ClientError, match="not you"):
