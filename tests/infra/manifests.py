@@ -144,9 +144,7 @@ def misfits(manifest: Manifest, crds: dict[tuple[str, str], Manifest]) -> Iterat
 
 def containers(manifest: Manifest) -> list[Manifest]:
     """The containers that an object describes, wherever its kind has them."""
-    spec = manifest.get("spec", {})
-    pod = spec.get("template", {}).get("spec", spec)
-    return list(pod.get("containers", ()))
+    return list(pod_of(manifest).get("containers", ()))
 
 
 def pod_of(manifest: Manifest) -> Manifest:

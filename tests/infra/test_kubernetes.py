@@ -266,16 +266,6 @@ def test_what_a_gpu_service_needs_is_allowed(calls: list[list[str]]) -> None:
     assert all(features[needed[field]] == "enabled" for field in needed if field in pod)
 
 
-PAGES = sorted((ROOT / "docs" / "deploy").glob("*.md"))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_the_manifests_on_a_page_fit_their_schemas(page: Path, crds: dict[tuple[str, str], Manifest]) -> None:
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    found = [each for block in blocks for each in yaml.safe_load_all(block) if each and "apiVersion" in each]
-    assert not [(each["kind"], problem) for each in found for problem in manifests.misfits(each, crds)]
-
-
 def test_every_yaml_file_is_part_of_a_set() -> None:
     listed = set()
     for path in KUBERNETES.rglob("kustomization.yaml"):
