@@ -17,7 +17,6 @@ from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Outcome, Streamed, Ticket
 from remora.model import ServedModel
 from remora.scheduling.batching import BatchQueue, Plan
-from remora.scheduling.costs import CostModel
 from remora.scheduling.scheduler import Scheduler
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
@@ -100,10 +99,8 @@ def _run(model: ServedModel, instance: Instance, sample: Sample, clock: Clock) -
         raise InternalError(f"failed to run warmup sample '{sample.name}': {error}") from error
     finally:
         scheduler.stop(_STOP_LIMIT_S)
-    costs = getattr(model.scheduler, "costs", None)
-    if isinstance(costs, CostModel):
-        for rows, ns in scheduler.costs.curve().items():
-            costs.learn(rows, round(ns))
+    for rows, ns in scheduler.costs.curve().items():
+        model.scheduler.costs.learn(rows, round(ns))
 
 
 def _run_round(

@@ -19,6 +19,9 @@ Fingerprint = Mapping[str, Hashable]
 """A model's files as paths relative to its folder (``config.pbtxt``, ``1/model.onnx``), each with a stamp that is
 another one when the file's content may be another one."""
 
+BARE_SUFFIXES = (".onnx",)
+"""Of files that are a model by themselves, called as the file is."""
+
 _NOT_LISTED: Mapping[int, tuple[str, ...]] = {}
 
 

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError
-from remora.repository import Fingerprint, ModelFolder
-
-_BARE_SUFFIXES = (".onnx",)
+from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
 
 
 class LocalRepository:
@@ -95,8 +93,8 @@ def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
 
 def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
     if path.is_file():
-        if path.suffix not in _BARE_SUFFIXES:
-            raise NotFoundError(f"'{path}' is not a model file: expected {' or '.join(_BARE_SUFFIXES)}, or a directory")
+        if path.suffix not in BARE_SUFFIXES:
+            raise NotFoundError(f"'{path}' is not a model file: expected {' or '.join(BARE_SUFFIXES)}, or a directory")
         name = bare_name or (path.stem if path.name not in MODEL_FILENAMES else path.resolve().parent.name)
         return {name: [ModelFolder(name, path.parent, path.parent, {1: path})]}
     if not path.is_dir():
@@ -105,7 +103,7 @@ def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
         name = bare_name or path.resolve().name
         return {name: [model_folder(path, name)]}
     found = scan_repository(path)
-    files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and entry.suffix in _BARE_SUFFIXES]
+    files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and entry.suffix in BARE_SUFFIXES]
     for entry in files:
         name = bare_name if bare_name and len(files) == 1 else entry.stem
         found.setdefault(name, []).append(ModelFolder(name, path, path, {1: entry}))

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError, UnavailableError
-from remora.repository import Fingerprint, ModelFolder
+from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
 from remora.startup import Ledger
 from remora.storage import ChangedError, Storage, StoredObject
 from remora.storage.cache import Fetched, Layout, ModelCache
 
 _log = logging.getLogger("remora.models")
 
-_BARE_SUFFIXES = (".onnx",)
 _AT_ONCE_BYTES = 4 << 20
 """Models up to this size come whole with the first request: another round trip costs more than their bytes."""
 _TRIALS = 4
@@ -143,7 +142,7 @@ def group(objects: Iterable[StoredObject], single: str) -> dict[str, Files]:
         name, slash, inner = path.partition("/")
         if slash:
             found.setdefault(name, {})[inner] = item
-        elif single and name.endswith(_BARE_SUFFIXES):
+        elif single and name.endswith(BARE_SUFFIXES):
             found.setdefault(name.rpartition(".")[0], {})[name] = item
     return dict(sorted(found.items()))
 
@@ -159,7 +158,7 @@ def versions_of(files: Files) -> dict[int, str]:
     if not versions:
         if any(path in MODEL_FILENAMES for path in files):
             return {1: "."}
-        bare = [path for path in files if path.endswith(_BARE_SUFFIXES) and "/" not in path]
+        bare = [path for path in files if path.endswith(BARE_SUFFIXES) and "/" not in path]
         if len(bare) == len(files) == 1:
             return {1: bare[0]}
     return versions
