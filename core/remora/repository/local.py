@@ -129,8 +129,12 @@ def _is_model_of_repository(directory: Path) -> bool:
 
 
 def model_folder(directory: Path, name: str) -> ModelFolder:
-    """The model that a directory holds, whatever the directory is called."""
-    entries = sorted(directory.iterdir())
+    """The model that a directory holds, whatever the directory is called. One that may not be read (lost+found of a
+    volume) has no versions: it hides no other model, and whoever loads it is told why."""
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        entries = []
     versions: dict[int, Path] = {}
     for entry in entries:
         number = parse_version(entry.name) if entry.is_dir() else None

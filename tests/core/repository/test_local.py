@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,19 @@ def test_models_with_folders_keep_their_names(tmp_path: Path) -> None:
     (tmp_path / "a" / "1").mkdir(parents=True)
     (tmp_path / "b" / "1").mkdir(parents=True)
     assert set(LocalRepository(tmp_path, any_layout=True, bare_name="digits").models()) == {"a", "b"}
+
+
+def test_a_folder_that_may_not_be_read_hides_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, "m")
+    (tmp_path / "lost+found").mkdir()
+    entries = Path.iterdir
+
+    def guarded(path: Path) -> Iterator[Path]:  # modes do not keep root out, as which tests may run
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return entries(path)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+    repository = LocalRepository(tmp_path)
+    assert list(only(repository.models(), "m").versions) == [1]
+    assert not only(repository.models(), "lost+found").versions
