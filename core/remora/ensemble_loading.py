@@ -13,17 +13,14 @@ from typing import NamedTuple, Protocol
 
 from remora.backends.calling import current_origin
 from remora.composing import circle, compose, freed_by, no_version, not_there, not_valid, step_models
-from remora.errors import ConfigError, InternalError, RemoraError
+from remora.errors import ConfigError, RemoraError
 from remora.loading import LoadPlan
 from remora.model import ServedModel, Steps
 from remora.model_loads import LoadFailedError
+from remora.planning import PollFailedError
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger("remora.models")
-
-
-class PollFailedError(InternalError):
-    """A model that no repository has, or two, or not in a form that can be planned."""
 
 
 class Table(Protocol):

@@ -1,7 +1,7 @@
 """Which models are wished to serve: by the start, by a client's load or unload, by a look at the repositories.
 
-A wish is a plan made of what the repository or the request has now; `model_loads` makes it so and `model_table` holds
-what came of it. Wishes for several models are followed side by side on a bounded pool.
+A wish is a plan that `planning` makes of what the repository or the request has now; `model_loads` makes it so and
+`model_table` holds what came of it. Wishes for several models are followed side by side on a bounded pool.
 
 An ensemble is loaded after the models that it is composed of, and serves as long as they do: see `ensemble_loading`.
 """
@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, NoReturn
 
 from remora.composing import step_models
-from remora.ensemble_loading import EnsembleLoader, PollFailedError
-from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
-from remora.loading import LoadPlan, ModelLoader, PollError
+from remora.ensemble_loading import EnsembleLoader
+from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.loading import LoadPlan, ModelLoader
 from remora.memory_gate import MemoryGate
 from remora.messages import IndexEntry
 from remora.model import ServedModel, Steps
@@ -26,11 +26,10 @@ from remora.model_loads import ModelLoads
 from remora.model_table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
 from remora.on_demand import OnDemand
 from remora.options import EngineOptions
+from remora.planning import Planner, brings_files, open_repositories
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository import CacheSettings, Repository, open_repository
 from remora.repository.offers import Offers, name_of
 from remora.residency import Resident, Space
-from remora.startup import Ledger
 from remora.system.clock import Clock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 
@@ -65,9 +64,9 @@ class Lifecycle:
 
     def __init__(self, options: EngineOptions, loader: ModelLoader, clock: Clock) -> None:
         self._options = options
-        self._loader = loader
         self._clock = clock
         self._offers = Offers(open_repositories(options, loader.ledger), namespacing=options.model_namespacing)
+        self._planner = Planner(self._offers, loader)
         self.table = ModelTable(namespacing=options.model_namespacing)
         self._on_demand = OnDemand(self._load_one, clock) if options.model_control_mode == "ondemand" else None
         gate = MemoryGate(
@@ -195,22 +194,22 @@ class Lifecycle:
             raise InvalidArgumentError("--load-model=* stands for all models: give it alone, or only names")
         if self._options.model_control_mode in ("none", "poll") or "*" in named:
             twice = [key for key in self._offers.all_keys() if self._offers.is_ambiguous(key)]
-            return self._offers.models(), {key: self._unpolled(key) for key in twice}
+            return self._offers.models(), {key: self._planner.unpolled(key) for key in twice}
         nowhere = [name for name in named if not self._offers.keys_of(name)]
         keys = [key for name in named for key in self._offers.keys_of(name)]
-        return keys, {name: self._unpolled(name) for name in nowhere}
+        return keys, {name: self._planner.unpolled(name) for name in nowhere}
 
     def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
         """Load or reload a model and wait until it is done (spec M09). Raises RemoraError with Triton's texts."""
         if self._options.model_control_mode not in ("explicit", "ondemand"):
             raise UnavailableError(_NOT_ALLOWED)
-        if _brings_files(parameters):
+        if brings_files(parameters):
             keys = [name]
         else:
             self._offers.look(name, forgiving=True)
             keys = self._offers.keys_of(name)
         if not keys:
-            raise self._unpolled(name)
+            raise self._planner.unpolled(name)
         for key in keys:
             plan = self._load_plain(key, parameters)
             if plan is not None:
@@ -332,46 +331,13 @@ class Lifecycle:
             served = self._loads.plan_of(key)
             if for_others and served is not None and served.sent:
                 return None
-            plan = self._plan(key, parameters)
+            plan = self._planner.plan(key, parameters)
             if step_models(plan.config):
                 return plan
             self._loads.obey(key, plan, None)
             self._ensembles.drop(key)  # which it may have been before
         self._ensembles.settle()
         return None
-
-    def _plan(self, key: str, parameters: Mapping[str, str | bytes]) -> LoadPlan:
-        """What the repository or the request has of a model now. Raises PollFailedError."""
-        try:
-            repository = self._source(key, parameters)
-            folder = repository.fetch(name_of(key), ())
-            return self._loader.plan(folder, parameters, repository, repository.fingerprint(folder.name))
-        except (PollError, RemoraError, OSError) as error:
-            raise self._unpolled(key, error) from error
-
-    def _source(self, key: str, parameters: Mapping[str, str | bytes]) -> Repository:
-        """Where a model's files are. Raises RemoraError."""
-        if not _brings_files(parameters):
-            return self._offers.only(key).repository
-        from remora.repository.sent import SentModel, sent_files  # few requests bring files
-
-        files = sent_files(parameters)
-        if "config" not in parameters:
-            raise InvalidArgumentError("files were sent without a 'config' to serve them with")
-        return SentModel(name_of(key), files)
-
-    def _unpolled(self, key: str, cause: Exception | None = None) -> PollFailedError:
-        """The one text for what cannot be planned (spec M09); the cause, by default why there is no one place for it,
-        goes to the log and along with the error."""
-        if cause is None:
-            try:
-                self._offers.only(key)
-            except NotFoundError as error:
-                cause = error
-        _log.error("cannot load '%s': %s", key, cause)
-        failure = PollFailedError(f"failed to load '{key}', failed to poll from model repository")
-        failure.__cause__ = cause
-        return failure
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
         """Let the versions of a plan serve. Raises RemoraError; then what served before goes on."""
@@ -412,22 +378,6 @@ class Lifecycle:
             left_s = max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)
             done = model.close(left_s) and done
         return self._loads.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)) and done
-
-
-def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository]:
-    """Every place that the options name. Raises NotFoundError for a URL that nothing understands."""
-    cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
-    return [
-        *(
-            open_repository(place, any_layout=True, bare_name=options.model_name, cache=cache, ledger=ledger)
-            for place in options.paths
-        ),
-        *(open_repository(place, cache=cache, ledger=ledger) for place in options.model_repository),
-    ]
-
-
-def _brings_files(parameters: Mapping[str, str | bytes]) -> bool:
-    return any(parameter.startswith("file:") for parameter in parameters)
 
 
 def _machine_memory() -> Space:
