@@ -115,6 +115,16 @@ class CancelledError(RemoraError):
     code = "CANCELLED"
 
 
+def about(request_id: str, text: str) -> str:
+    """A text about one request, as Triton begins those: with the id that the client gave."""
+    return f"[request id: {request_id or '<id_unknown>'}] {text}"
+
+
+def given_twice(request_id: str, name: str) -> InvalidArgumentError:
+    """The error for an input that a request has more than once (spec H19)."""
+    return InvalidArgumentError(about(request_id, f"input '{name}' already exists in request"))
+
+
 BY_CODE: dict[str, type[RemoraError]] = {
     kind.code: kind
     for kind in (

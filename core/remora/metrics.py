@@ -155,7 +155,8 @@ def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
 
 
 def _stats(model: ServedModel) -> ModelStats:
-    return model.statistics.snapshot(model.name, model.version_text)
+    # Without those of single responses: a stream has a row for each of its answers, and no metric reads them.
+    return model.statistics.snapshot(model.name, model.version_text, responses=False)
 
 
 def _cache_samples(model: ServedModel, since_ns: int, *, hit: bool) -> list[CacheSample]:

@@ -3,6 +3,9 @@
 A signature is made once from a complete configuration. `check` turns a form into a `Layout` (what each input must be,
 how many rows, which outputs); `bind` turns a layout and the request's bytes into a Request whose arrays are views over
 those bytes. A form that comes again, the same object, gets its layout from a bounded memo.
+
+Of two faulty inputs Triton names the one that came last, of two unknown outputs the first by name: its containers'
+orders. Clients compare texts, so the checks here go the same ways.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 
 from remora.config import dtype_name
 from remora.device_arrays import DeviceArray
-from remora.errors import InvalidArgumentError
+from remora.errors import InvalidArgumentError, about, given_twice
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
 
@@ -67,9 +70,11 @@ class Signature:
     def __init__(self, config: ModelConfig, name: str) -> None:
         self.name = name
         self.max_batch_size = config.max_batch_size
-        self._is_ensemble = config.HasField("ensemble_scheduling")
         self._inputs = {row.name: _input(row) for row in config.input}
-        self._required = sum(not row.optional for row in config.input)
+        self._required = frozenset(row.name for row in config.input if not row.optional)
+        # Triton counts the inputs and leaves it to the model which of them are there. A Python model may look, and the
+        # steps of an ensemble may do without; other frameworks would fail with texts of their own.
+        self._counts_only = config.backend == "python" or config.HasField("ensemble_scheduling")
         self._outputs = tuple(row.name for row in config.output)
         self._reshaped = {row.name: row for row in config.output if row.HasField("reshape")}
         self.reshapes = bool(self._reshaped)
@@ -96,6 +101,9 @@ class Signature:
                 self._memo[form] = layout
         try:
             return self._bind(form, layout, data)
+        except InvalidArgumentError:
+            self._bind(form, layout._replace(parts=layout.parts[::-1]), data[::-1])  # raises what is to be named
+            raise
         except (ValueError, OverflowError) as error:  # dims of nothing that numpy cannot count, such as [2**62,0]
             raise self._refusal(form, f"the inputs for '{self.name}' cannot become arrays: {error}") from error
 
@@ -104,47 +112,43 @@ class Signature:
     def check(self, form: InferForm) -> Layout:
         """The layout of a form, tensor bytes aside. Raises InvalidArgumentError."""
         self._check_names(form)
-        rows = self._check_batch(form)
-        parts = tuple(self._check_input(form, *spec, rows) for spec in form.inputs)
+        rows, empty = self._check_batch(form)
+        parts = tuple([self._check_input(form, *spec, rows) for spec in reversed(form.inputs)][::-1])
         ragged = {name for name, row in self._inputs.items() if row.ragged}
         skip = 1 if self.max_batch_size > 0 else 0
         key = tuple(sorted((part.name, None if part.name in ragged else part.shape[skip:]) for part in parts))
         requested = tuple(output.name for output in form.outputs) or self._outputs
-        return Layout(parts, requested, rows, key)
+        return Layout(parts, requested, 0 if empty else rows, key)
 
     def _check_names(self, form: InferForm) -> None:
         seen: set[str] = set()
         for spec in form.inputs:
             if spec.name in seen:
-                raise self._refusal(form, f"input '{spec.name}' already exists in request")
+                raise given_twice(form.id, spec.name)
             seen.add(spec.name)
         wanted: set[str] = set()
         for output in form.outputs:
             if output.name in wanted:
                 raise self._refusal(form, f"output '{output.name}' already exists in request")
             wanted.add(output.name)
-        for output in form.outputs:
-            if output.name not in self._outputs:
-                raise InvalidArgumentError(f"unexpected inference output '{output.name}' for model '{self.name}'")
-        if not self._required <= len(seen) <= len(self._inputs):
+        if unknown := wanted.difference(self._outputs):
+            raise InvalidArgumentError(f"unexpected inference output '{min(unknown)}' for model '{self.name}'")
+        if not len(self._required) <= len(seen) <= len(self._inputs):
             raise self._refusal(form, self._wrong_count(form, seen))
-        for spec in form.inputs:
+        for spec in reversed(form.inputs):
             if spec.name not in self._inputs:
                 raise InvalidArgumentError(f"unexpected inference input '{spec.name}' for model '{self.name}'")
-        missing = [row.name for row in self._inputs.values() if not row.optional and row.name not in seen]
-        if missing and not self._is_ensemble:  # whose steps may do without it, or not
+        if not self._counts_only and not self._required <= seen:
             raise self._refusal(form, self._wrong_count(form, seen))
 
     def _wrong_count(self, form: InferForm, seen: set[str]) -> str:
-        missing = ",".join(
-            f"'{row.name}'" for row in self._inputs.values() if not row.optional and row.name not in seen
-        )
-        got = ",".join(f"'{spec.name}'" for spec in form.inputs)
-        total = len(self._inputs)
+        missing = ",".join(f"'{name}'" for name in self._inputs if name in self._required and name not in seen)
+        got = ",".join(f"'{spec.name}'" for spec in reversed(form.inputs))
+        total, required = len(self._inputs), len(self._required)
         expected = (
             f"expected {total} inputs"
-            if self._required == total
-            else (f"expected number of inputs between {self._required} and {total}")
+            if required == total
+            else f"expected number of inputs between {required} and {total}"
         )
         # The bracket that never opens when nothing is missing is Triton's (spec H19).
         tail = f"[{missing}]" if missing else "]"
@@ -153,29 +157,28 @@ class Signature:
             f"but missing required input(s) {tail}. Please provide all required input(s)."
         )
 
-    def _check_batch(self, form: InferForm) -> int:
-        """Rows of the request; 0 for a declared batch of none, which is refused once its bytes were looked at."""
+    def _check_batch(self, form: InferForm) -> tuple[int, bool]:
+        """Rows of the request, one at least, and whether an input has none, which is refused once its bytes were
+        looked at."""
         if self.max_batch_size <= 0:
-            return 1
-        rows: int | None = None
-        for spec in form.inputs:
+            return 1, False
+        rows = 0
+        for spec in reversed(form.inputs):
             if not spec.shape:
                 raise self._refusal(
                     form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'"
                 )
-            if rows is None:
+            if not rows:  # none yet; a batch of none is taken for that too
                 rows = spec.shape[0]
             elif rows != spec.shape[0]:
                 raise self._refusal(
                     form, f"input '{spec.name}' batch size does not match other inputs for '{self.name}'"
                 )
-        if rows is None:
-            return 1
         if rows > self.max_batch_size:
             raise self._refusal(
                 form, f"inference request batch-size must be <= {self.max_batch_size} for '{self.name}'"
             )
-        return max(rows, 0)
+        return max(rows, 1), any(spec.shape[0] == 0 for spec in form.inputs)
 
     def _check_input(self, form: InferForm, name: str, datatype: str, shape: tuple[int, ...], rows: int) -> _Part:
         expected = self._inputs[name]
@@ -187,8 +190,7 @@ class Signature:
             )
         batch = shape[:1] if self.max_batch_size > 0 else ()
         own = shape[len(batch) :]
-        fits = len(own) == len(expected.dims) and all(d in (-1, s) for d, s in zip(expected.dims, own, strict=True))
-        if not fits or any(size < 0 for size in shape):
+        if not self._fits(form, name, expected.dims, own, shape) or any(size < 0 for size in shape):
             wire = (-1,) * len(batch) + expected.dims
             note = _BATCH_NOTE if batch else ""
             raise self._refusal(
@@ -196,7 +198,7 @@ class Signature:
                 f"unexpected shape for input '{name}' for model '{self.name}'. Expected {_dims(wire)}, "
                 f"got {_dims(shape)}. {note}",
             )
-        elements = math.prod(own) * max(rows, 1)
+        elements = math.prod(own) * rows
         if elements > _ELEMENT_LIMIT:
             raise self._refusal(
                 form, f"input '{name}' has a shape {_dims(shape)} of more elements than a signed 64-bit count can hold"
@@ -204,6 +206,23 @@ class Signature:
         nbytes = -1 if datatype == "BYTES" else elements * DTYPES[datatype].itemsize
         model_shape = shape if expected.reshape is None else batch + _reshape(own, expected.dims, expected.reshape)
         return _Part(name, DTYPES[datatype], model_shape, nbytes)
+
+    def _fits(
+        self, form: InferForm, name: str, dims: tuple[int, ...], own: tuple[int, ...], shape: tuple[int, ...]
+    ) -> bool:
+        """Whether a shape, its batch aside, is of these dims. Raises for a size left open before one that differs."""
+        if len(own) != len(dims):
+            return False
+        for dim, size in zip(dims, own, strict=True):
+            if size == -1:
+                raise self._refusal(
+                    form,
+                    f"All input dimensions should be specified for input '{name}' for model '{self.name}', got "
+                    f"{_dims(shape)}",
+                )
+            if dim not in (-1, size):
+                return False
+        return True
 
     # -- the bytes --------------------------------------------------------------------------------------------------
 
@@ -243,15 +262,11 @@ class Signature:
         else:
             elements = self._split_bytes(form, name, source or b"", count)
         if len(elements) < count:
-            raise self._refusal(
-                form,
-                f"expected {count} string elements for inference input '{name}' for model '{self.name}', "
-                f"got {len(elements)}",
-            )
+            raise self._too_few(form, name, count, len(elements))
         if len(elements) > count:
             raise self._refusal(
                 form,
-                f"unexpected number of string elements {len(elements)} for inference input '{name}' for model "
+                f"unexpected number of string elements {count + 1} for inference input '{name}' for model "
                 f"'{self.name}', expecting {count}",
             )
         array = np.empty(count, object)
@@ -273,7 +288,11 @@ class Signature:
                 )
             length = int.from_bytes(view[at : at + 4], "little")
             at += 4
+            if len(elements) == count:
+                return [*elements, b""]
             if length > end - at:
+                if len(elements) + 1 < count:
+                    raise self._too_few(form, name, count, len(elements) + 1)
                 raise InvalidArgumentError(
                     f"incomplete string data for inference input '{name}', expecting string of length {length} but "
                     f"only {end - at} bytes available",
@@ -281,9 +300,12 @@ class Signature:
                 )
             elements.append(bytes(view[at : at + length]))
             at += length
-            if len(elements) > count:
-                break
         return elements
+
+    def _too_few(self, form: InferForm, name: str, expected: int, got: int) -> InvalidArgumentError:
+        return self._refusal(
+            form, f"expected {expected} string elements for inference input '{name}' for model '{self.name}', got {got}"
+        )
 
     def _raw_request(self, form: InferForm, data: Sequence[Data]) -> Request:
         """A request that is nothing but the bytes of the one input (spec B03)."""
@@ -309,21 +331,16 @@ class Signature:
         guess = len(body) // fixed if fixed else 0
         own = tuple(guess if dim == -1 else dim for dim in row.dims)
         if math.prod(own) * DTYPES[row.datatype].itemsize != len(body):
-            raise self._size_mismatch(form, "raw_input", max(guess, 1 if not variable else guess) * fixed, len(body))
+            raise self._size_mismatch(form, "raw_input", guess * fixed if variable else fixed, len(body))
         part = self._check_input(form, row.name, row.datatype, batch + own, 1)
         layout = Layout((part,), self._outputs, 1, ((row.name, None if row.ragged else part.shape[len(batch) :]),))
         return self._bind(form, layout, [body])
 
     def _raw_bytes_request(self, form: InferForm, row: _Input, batch: tuple[int, ...], body: memoryview) -> Request:
         """The whole body is one element, so the input must be able to hold exactly one."""
-        if any(dim not in (1, -1) for dim in row.dims):
-            raise self._refusal(
-                form,
-                f"For BYTE datatype raw input '{row.name}', the model must have input shape [1], "
-                f"but the model expects {_dims(row.dims)}",
-            )
-        own = (1,) * len(row.dims)
-        part = self._check_input(form, row.name, row.datatype, batch + own, 1)
+        if row.dims != (1,):
+            raise self._refusal(form, f"For BYTE datatype raw input '{row.name}', the model must have input shape [1]")
+        part = self._check_input(form, row.name, row.datatype, batch + row.dims, 1)
         layout = Layout((part,), self._outputs, 1, ((row.name, None if row.ragged else part.shape[len(batch) :]),))
         return self._bind(form, layout, [[bytes(body)]])
 
@@ -351,7 +368,7 @@ class Signature:
         )
 
     def _refusal(self, form: InferForm, text: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"[request id: {form.id or '<id_unknown>'}] {text}")
+        return InvalidArgumentError(about(form.id, text))
 
 
 def _input(row: ModelInput) -> _Input:

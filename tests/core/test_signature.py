@@ -131,6 +131,11 @@ def test_optional_inputs_may_be_left_out_and_change_who_shares_a_batch() -> None
     assert alone.shape_key != both.shape_key
 
 
+def test_a_python_model_is_left_to_see_which_inputs_it_was_given() -> None:
+    asked = ask('backend: "python"\n' + OPTIONAL, form(spec("EXTRA", 1, 1, datatype="INT32")))
+    assert set(asked.inputs) == {"EXTRA"}
+
+
 def test_requests_share_a_batch_by_names_and_shapes_without_the_rows() -> None:
     text = 'max_batch_size: 8 input { name: "IN" data_type: TYPE_FP32 dims: -1 }' + OUTPUT
     keys = [ask(text, form(spec("IN", *shape))).shape_key for shape in ((1, 4), (2, 4), (1, 5))]
@@ -180,7 +185,7 @@ SHAPE = "unexpected shape for input 'INPUT0' for model 'm'. "
             ADDSUB,
             form(*FIT, spec("X", 1, 4)),
             ANON
-            + "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['INPUT0','INPUT1','X'], but missing "
+            + "expected 2 inputs but got 3 inputs for model 'm'. Got input(s) ['X','INPUT1','INPUT0'], but missing "
             "required input(s) ]. Please provide all required input(s).",
             id="H19-extra",
         ),
@@ -205,6 +210,24 @@ SHAPE = "unexpected shape for input 'INPUT0' for model 'm'. "
         ),
         pytest.param(
             ADDSUB,
+            form(spec("X", 1, 4), spec("Y", 1, 4)),
+            "unexpected inference input 'Y' for model 'm'",
+            id="H19-two-unknown",
+        ),
+        pytest.param(
+            ADDSUB,
+            form(spec("INPUT0", 1, 4, datatype="INT32"), spec("INPUT1", 1, 5)),
+            ANON + SHAPE.replace("INPUT0", "INPUT1") + "Expected [-1,4], got [1,5]. " + NOTE,
+            id="the-last-faulty-input-is-named",
+        ),
+        pytest.param(
+            ADDSUB,
+            form(*FIT),
+            ANON + "input byte size mismatch for input 'INPUT1' for model 'm'. Expected 16, got 0",
+            id="the-last-input-of-a-wrong-size-is-named",
+        ),
+        pytest.param(
+            ADDSUB,
             form(FIT[0], FIT[0], id="r1"),
             "[request id: r1] input 'INPUT0' already exists in request",
             id="H19-twice",
@@ -224,7 +247,7 @@ SHAPE = "unexpected shape for input 'INPUT0' for model 'm'. "
         pytest.param(
             ADDSUB,
             form(spec("INPUT0", -5, 4), spec("INPUT1", -5, 4)),
-            ANON + SHAPE + "Expected [-1,4], got [-5,4]. " + NOTE,
+            ANON + SHAPE.replace("INPUT0", "INPUT1") + "Expected [-1,4], got [-5,4]. " + NOTE,
             id="H20-negative-rows",
         ),
         pytest.param(
@@ -236,8 +259,20 @@ SHAPE = "unexpected shape for input 'INPUT0' for model 'm'. "
         pytest.param(
             BYTES,
             form(spec("INPUT0", -1, datatype="BYTES")),
-            ANON + SHAPE + "Expected [-1], got [-1]. ",
+            ANON + "All input dimensions should be specified for input 'INPUT0' for model 'm', got [-1]",
             id="H20-minus-one",
+        ),
+        pytest.param(
+            FIXED,
+            form(spec("INPUT0", -1, 4, datatype="INT16")),
+            ANON + "All input dimensions should be specified for input 'INPUT0' for model 'm', got [-1,4]",
+            id="H20-minus-one-before-a-size-that-differs",
+        ),
+        pytest.param(
+            FIXED,
+            form(spec("INPUT0", 4, -1, datatype="INT16")),
+            ANON + SHAPE + "Expected [2,3], got [4,-1]. ",
+            id="H20-minus-one-after-a-size-that-differs",
         ),
         pytest.param(
             ADDSUB,
@@ -248,13 +283,25 @@ SHAPE = "unexpected shape for input 'INPUT0' for model 'm'. "
         pytest.param(
             ADDSUB,
             form(spec("INPUT0", 2, 4), FIT[1]),
-            ANON + "input 'INPUT1' batch size does not match other inputs for 'm'",
+            ANON + "input 'INPUT0' batch size does not match other inputs for 'm'",
             id="H20-batch-differs",
         ),
         pytest.param(
             ADDSUB,
+            form(FIT[0], spec("INPUT1", 0, 4)),
+            ANON + "input byte size mismatch for input 'INPUT1' for model 'm'. Expected 16, got 0",
+            id="H20-batch-of-none-last",
+        ),
+        pytest.param(
+            ADDSUB,
+            form(spec("INPUT0", 0, 4), FIT[1]),
+            ANON + "input 'INPUT0' batch size does not match other inputs for 'm'",
+            id="H20-batch-of-none-first",
+        ),
+        pytest.param(
+            ADDSUB,
             form(spec("INPUT0", -1, 4), FIT[1]),
-            ANON + "input 'INPUT1' batch size does not match other inputs for 'm'",
+            ANON + "input 'INPUT0' batch size does not match other inputs for 'm'",
             id="H20-batch-differs-from-a-negative-one",
         ),
         pytest.param(
@@ -268,6 +315,12 @@ SHAPE = "unexpected shape for input 'INPUT0' for model 'm'. "
             form(*FIT, outputs=("OUTPUT0", "NOPE"), id="x"),
             "unexpected inference output 'NOPE' for model 'm'",
             id="H22",
+        ),
+        pytest.param(
+            ADDSUB,
+            form(*FIT, outputs=("Z", "A")),
+            "unexpected inference output 'A' for model 'm'",
+            id="H22-two-unknown",
         ),
         pytest.param(
             ADDSUB,
@@ -323,6 +376,7 @@ MANY = ANON + "unexpected number of string elements 3 for inference input 'INPUT
         ([b"a"], FEW),
         (packed(b"a"), FEW),
         ([b"a", b"b", b"c"], MANY),
+        ([b"a", b"b", b"c", b"d"], MANY),
         (packed(b"a", b"b", b"c", b"d"), MANY),
         (
             packed(b"a") + b"\x01\x00",
@@ -330,13 +384,15 @@ MANY = ANON + "unexpected number of string elements 3 for inference input 'INPUT
             + "incomplete string length indicator for inference input 'INPUT0' for model 'm', expecting 4 bytes but "
             "only 2 bytes available. Please make sure the string length indicator is in one buffer.",
         ),
+        (struct.pack("<I", 10) + b"ab", FEW),
+        (packed(b"a", b"b") + struct.pack("<I", 10), MANY),
         (
-            struct.pack("<I", 10) + b"ab",
+            packed(b"a") + struct.pack("<I", 10) + b"ab",
             "incomplete string data for inference input 'INPUT0', expecting string of length 10 but only "
             "2 bytes available",
         ),
         (
-            b"\xff\xff\xff\xffabc",
+            packed(b"a") + b"\xff\xff\xff\xffabc",
             "incomplete string data for inference input 'INPUT0', expecting string of length 4294967295 but only "
             "3 bytes available",
         ),
@@ -400,8 +456,22 @@ def test_a_raw_request_is_one_string() -> None:
             "input { name: 'X' data_type: TYPE_STRING dims: 2 }",
             "For BYTE datatype raw input 'X', the model must have input shape [1]",
         ),
-        ("input { name: 'X' data_type: TYPE_FP32 dims: 4 }", "input byte size mismatch"),
-        ("input { name: 'X' data_type: TYPE_FP32 dims: [-1, 2] }", "input byte size mismatch"),
+        (
+            "input { name: 'X' data_type: TYPE_STRING dims: -1 }",
+            "For BYTE datatype raw input 'X', the model must have input shape [1]",
+        ),
+        (
+            "input { name: 'X' data_type: TYPE_FP32 dims: 4 }",
+            "input byte size mismatch for input 'raw_input' for model 'm'. Expected 16, got 5",
+        ),
+        (
+            "input { name: 'X' data_type: TYPE_UINT8 dims: 2 }",
+            "input byte size mismatch for input 'raw_input' for model 'm'. Expected 2, got 5",
+        ),
+        (
+            "input { name: 'X' data_type: TYPE_FP32 dims: [-1, 2] }",
+            "input byte size mismatch for input 'raw_input' for model 'm'. Expected 0, got 5",
+        ),
     ],
 )
 def test_a_raw_request_that_cannot_be_deduced_is_refused(text: str, expected: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from remora.protocols.json_print import number
+from remora.json_floats import number
 
 REQUEST_HEADER = b"endpoint-load-metrics-format"
 RESPONSE_HEADER = b"endpoint-load-metrics"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from remora.errors import InvalidArgumentError, MalformedError, RemoraError
+from remora.errors import InvalidArgumentError, MalformedError, RemoraError, given_twice
 from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Response, Tensor, TensorInfo
 from remora.protocols import json_access as access
 from remora.protocols import json_print, json_tensors
@@ -111,9 +111,7 @@ class _Reading:
             return
         data, shape = _tensor(row, value if isinstance(value, list) else [value], self._limits)
         if any(spec.name == key for spec in self.specs):
-            raise InvalidArgumentError(
-                f"[request id: {self.id or '<id_unknown>'}] input '{key}' already exists in request"
-            )
+            raise given_twice(self.id, key)
         self.specs.append(InputSpec(key, row.datatype, shape))
         self.data.append(data)
 

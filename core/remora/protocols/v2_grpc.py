@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from remora.errors import InternalError, InvalidArgumentError
+from remora.errors import InternalError, InvalidArgumentError, given_twice
 from remora.messages import Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc_calls import RPCS, Rpc
@@ -120,6 +120,11 @@ class InferMessage:
 
     def _gather(self, regions: Regions) -> list[Data]:
         """The inputs' values in order, each from where it says (spec R05)."""
+        names: set[str] = set()
+        for spec in self._head.form.inputs:  # found before any data is, and by the engine when none is missing
+            if spec.name in names:
+                raise given_twice(self.id, spec.name)
+            names.add(spec.name)
         data: list[Data] = []
         raw = iter(self._raw)
         for spec, source in zip(self._head.form.inputs, self._head.sources, strict=True):

@@ -73,7 +73,7 @@ class InferCodec:
         The short way for clients that send the same again and again. Nothing is forwarded on it.
         """
         known = self._known.get(body[:header_length])
-        if known is None or known.body_length != len(body):
+        if known is None or not header_length <= known.body_length == len(body):
             return None
         view = memoryview(body)
         return known.form, [view[place] for place in known.slices], known.reply

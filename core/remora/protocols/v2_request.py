@@ -1,7 +1,7 @@
 """Reading one V2 inference request; the law: errors have the order, the texts and the kinds of Triton's (spec H13).
 
 That order is id, parameters, each input with its bytes, surplus bytes, outputs. What needs the model to be judged
-(names, datatypes, shapes, sizes, duplicates) passes through untouched.
+(names, datatypes, shapes, sizes) passes through untouched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from remora.errors import InvalidArgumentError, MalformedError
+from remora.errors import InvalidArgumentError, MalformedError, given_twice
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.protocols import json_access as access
 from remora.protocols import json_tensors
@@ -73,7 +73,7 @@ def read_request(
     if has_id:
         access.as_text(request_id, "id")
     parameters = _parameters(request)
-    inputs = _Inputs(body, header_length, model, limits, regions)
+    inputs = _Inputs(body, header_length, model, request_id or "", limits, regions)
     for item in access.array_member(request, "inputs"):
         inputs.read(item)
     if inputs.at != len(body):
@@ -155,11 +155,15 @@ def as_parameter(key: str, value: Any) -> Parameter:
 class _Inputs:
     """Reads the inputs one after the other and hands out the body's raw bytes to those that ask for them."""
 
-    __slots__ = ("_body", "_limits", "_model", "_regions", "at", "data", "slices", "specs")
+    __slots__ = ("_body", "_id", "_limits", "_model", "_names", "_regions", "at", "data", "slices", "specs")
 
-    def __init__(self, body: memoryview, at: int, model: str, limits: Limits, regions: Regions) -> None:
+    def __init__(
+        self, body: memoryview, at: int, model: str, request_id: str, limits: Limits, regions: Regions
+    ) -> None:
         self._body = body
         self._model = model
+        self._id = request_id
+        self._names: set[str] = set()
         self._limits = limits
         self._regions = regions
         self.at = at
@@ -174,6 +178,9 @@ class _Inputs:
         name = access.text_member(item, "name")
         datatype = access.text_member(item, "datatype")
         shape = _shape(item, name)
+        if name in self._names:
+            raise given_twice(self._id, name)
+        self._names.add(name)
         self.specs.append(InputSpec(name, datatype if datatype in DTYPES else "<invalid>", shape))
         sized, size = access.find(parameters, "binary_data_size")
         if sized:
@@ -181,7 +188,8 @@ class _Inputs:
         elif place := _place(parameters):
             self.data.append(self._regions.view(place).toreadonly())
         else:
-            self.data.append(self._values(item, name, datatype, prod(shape)))
+            # Triton counts no element in a tensor without dims, where numpy counts one.
+            self.data.append(self._values(item, name, datatype, prod(shape) if shape else 0))
 
     def _take(self, name: str, size: int) -> None:
         """The next ``size`` bytes of the body (spec B01, B05)."""

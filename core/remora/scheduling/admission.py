@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from remora.config import BatchPolicy
-from remora.errors import QueueFullError
+from remora.errors import QueueFullError, about
 from remora.messages import Ticket
 from remora.scheduling.batching import Plan, Queue
 from remora.scheduling.costs import CostModel
@@ -128,8 +128,10 @@ class AdmittingQueue:
         if late_ns <= 0:
             return
         raise QueueFullError(
-            f"[request id: {ticket.request.form.id or '<id_unknown>'}] refused on arrival: it would be answered in "
-            f"{takes_ns / 1e6:.0f} ms, which is {late_ns / 1e6:.0f} ms too late; {len(self)} "
-            "requests wait",
+            about(
+                ticket.request.form.id,
+                f"refused on arrival: it would be answered in {takes_ns / 1e6:.0f} ms, which is "
+                f"{late_ns / 1e6:.0f} ms too late; {len(self)} requests wait",
+            ),
             retry_after_s=max(math.ceil(late_ns / 1e9), 1),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from remora.config import BatchPolicy
-from remora.errors import CancelledError, RemoraError, UnavailableError
+from remora.errors import CancelledError, RemoraError, UnavailableError, about
 from remora.messages import Ticket
 from remora.scheduling.queues import Line, waiting_for
 
@@ -206,9 +206,7 @@ class BatchQueue:
 
 def cancelled_in_queue(ticket: Ticket) -> CancelledError:
     """The answer of a request whose caller went away while it waited (spec D13)."""
-    return CancelledError(
-        f"[request id: {ticket.request.form.id or '<id_unknown>'}] request was cancelled before it ran"
-    )
+    return CancelledError(about(ticket.request.form.id, "request was cancelled before it ran"))
 
 
 class ExpiredError(UnavailableError):
@@ -219,4 +217,4 @@ class ExpiredError(UnavailableError):
 
 def expired_error(ticket: Ticket) -> ExpiredError:
     """The answer of a request whose own deadline passed before there was another."""
-    return ExpiredError(f"[request id: {ticket.request.form.id or '<id_unknown>'}] Request timeout expired")
+    return ExpiredError(about(ticket.request.form.id, _TIMED_OUT))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from remora.device_arrays import DeviceArray, DeviceId, on_host
-from remora.errors import CancelledError, InvalidArgumentError, RemoraError, UnavailableError, error_of
+from remora.errors import CancelledError, InvalidArgumentError, RemoraError, UnavailableError, about, error_of
 from remora.messages import Array, Data, InferForm, InputSpec, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.ensembles import EnsemblePlan, EnsembleRun, Progress, Start, Step
@@ -185,7 +185,7 @@ class EnsembleRequest:
 
     def cancel(self) -> None:
         """End with CancelledError, unless it has ended. Any thread may call."""
-        self.end(CancelledError(f"{self._prefix()}request was cancelled"))
+        self.end(CancelledError(about(self.ticket.request.form.id, "request was cancelled")))
 
     def end(self, error: RemoraError) -> None:
         """End with an error, unless it has ended. Any thread may call."""
@@ -203,8 +203,10 @@ class EnsembleRequest:
         if progress.stuck:
             return self._fail(
                 InvalidArgumentError(
-                    f"{self._prefix()}unexpected deadlock, at least one output is not set while no more ensemble steps "
-                    "can be made"
+                    about(
+                        self.ticket.request.form.id,
+                        "unexpected deadlock, at least one output is not set while no more ensemble steps can be made",
+                    )
                 )
             )
         try:
@@ -363,9 +365,6 @@ class EnsembleRequest:
                 lambda: self._over or all(self._run.open(reader) < plan.max_inflight for reader in readers),
                 _PATIENCE_S,
             )
-
-    def _prefix(self) -> str:
-        return f"[request id: {self.ticket.request.form.id or '<id_unknown>'}] "
 
 
 def fit_batch(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Protocol
 
 from remora.config import BatchPolicy, QueuePolicy
-from remora.errors import QueueFullError
+from remora.errors import QueueFullError, about
 from remora.messages import Ticket
 
 _NS_PER_US = 1000
@@ -226,4 +226,4 @@ def timeout_of(policy: QueuePolicy, ticket: Ticket) -> int:
 
 def queue_full(ticket: Ticket) -> QueueFullError:
     """The answer of a request that found no room (spec D12)."""
-    return QueueFullError(f"[request id: {ticket.request.form.id or '<id_unknown>'}] Exceeds maximum queue size")
+    return QueueFullError(about(ticket.request.form.id, "Exceeds maximum queue size"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from remora.config import SequenceControl
-from remora.errors import InvalidArgumentError
+from remora.errors import InvalidArgumentError, about
 from remora.messages import DTYPES, Array, Request, Ticket
 
 
@@ -40,8 +40,11 @@ class Controls:
             if isinstance(sequence_id, str) != (control.datatype == "BYTES"):
                 given = "BYTES" if isinstance(sequence_id, str) else "UINT64"
                 raise InvalidArgumentError(
-                    f"[request id: {request.form.id or '<id_unknown>'}] sequence batching control '{control.name}' "
-                    f"data-type is '{given}', but model '{self._model}' expects '{control.datatype}'"
+                    about(
+                        request.form.id,
+                        f"sequence batching control '{control.name}' data-type is '{given}', but model "
+                        f"'{self._model}' expects '{control.datatype}'",
+                    )
                 )
 
     def add(self, request: Request, *, start: bool, end: bool, ready: bool = True) -> None:

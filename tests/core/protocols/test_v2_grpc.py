@@ -172,6 +172,10 @@ UNEXPECTED = "unexpected explicit tensor data for input tensor 'A' for model 'm'
         ),
         (request(fp32()), "unable to find data for input tensor 'A' for model 'm' in request."),
         (
+            request(fp32(), fp32("B"), fp32("B"), raw=(b"12345678",)),
+            "[request id: <id_unknown>] input 'B' already exists in request",
+        ),
+        (
             request(fp32(), fp32("B"), raw=(b"12345678",)),
             "unable to find data for input tensor 'B' for model 'm' in request.",
         ),

@@ -308,9 +308,26 @@ def test_errors_come_in_tritons_order() -> None:
     assert "request params" in refusal(b'{"parameters":[1]}').message
 
 
-def test_parameters_nobody_knows_and_repeated_names_pass() -> None:
+def test_parameters_nobody_knows_and_repeated_outputs_pass() -> None:
     codec = InferCodec()
     for parameters in ([1], {"foo": 1}, None, 7):
         codec.decode(body_of({**JSON_INPUT, "parameters": parameters}), None)
-    form, data, _ = codec.decode(body_of(JSON_INPUT, JSON_INPUT, outputs=[{"name": "O"}, {"name": "O"}]), None)
-    assert len(form.inputs) == len(form.outputs) == len(data) == 2
+    form, _, _ = codec.decode(body_of(JSON_INPUT, outputs=[{"name": "O"}, {"name": "O"}]), None)
+    assert len(form.outputs) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"data": ["x"]}, {"datatype": "WAT"}, {"data": None, "parameters": {"binary_data_size": 8}}, {"shape": []}],
+)
+def test_a_second_input_of_a_name_is_refused_before_its_data_are_looked_at(change: dict[str, Any]) -> None:
+    second = {key: value for key, value in {**JSON_INPUT, **change}.items() if value is not None}
+    with pytest.raises(InvalidArgumentError, match=r"^\[request id: r\] input 'IN' already exists in request$"):
+        InferCodec().decode(body_of(JSON_INPUT, second, id="r"), None)
+
+
+def test_the_data_of_an_input_without_dims_are_not_looked_at() -> None:
+    for data in ([], ["x"], "x"):
+        form, (found,), _ = InferCodec().decode(body_of({**JSON_INPUT, "shape": [], "data": data}), None)
+        assert form.inputs[0].shape == ()
+        assert found == b""

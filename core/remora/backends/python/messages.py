@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from remora.backends.python.tensor import Tensor, TritonModelException
+from remora.json_floats import number
 from remora.messages import Parameter
 
 COMPLETE_FINAL = 1
@@ -144,7 +145,12 @@ class InferenceResponse:
 
 def parameters_text(parameters: Mapping[str, Parameter]) -> str:
     """Parameters as the compact JSON text that Triton gives to models, ``{}`` for none."""
-    return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False) if parameters else "{}"
+    members = [f"{json.dumps(key, ensure_ascii=False)}:{_text(value)}" for key, value in parameters.items()]
+    return f"{{{','.join(members)}}}"
+
+
+def _text(value: Parameter) -> str:
+    return number(value).decode() if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def checked_parameters(where: str, parameters: Mapping[str, Any] | None) -> dict[str, Parameter]:

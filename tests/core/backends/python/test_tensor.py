@@ -244,6 +244,11 @@ def test_configurations_are_looked_up_by_name() -> None:
     assert pb_utils.using_decoupled_model_transaction_policy({"model_transaction_policy": {"decoupled": True}})
 
 
+def test_parameters_are_the_text_that_triton_gives_to_models() -> None:
+    asked = pb_utils.InferenceRequest(parameters={"a": 1e40, "b": 2.0**63, "c": "é", "d": 1.5, "e": 3, "f": False})
+    assert asked.parameters() == '{"a":1e40,"b":9223372036854776000.0,"c":"é","d":1.5,"e":3,"f":false}'
+
+
 def test_responses_and_requests_are_made_of_what_they_take() -> None:
     tensor = pb_utils.Tensor("x", np.zeros(1))
     response = pb_utils.InferenceResponse([tensor], None, {"a": True})
