@@ -92,6 +92,17 @@ def test_a_remembered_header_does_not_hide_a_body_of_another_length() -> None:
             codec.decode(header + tail, length, model="m")
 
 
+def test_a_remembered_header_is_recalled_by_its_own_length_alone() -> None:
+    codec = InferCodec()
+    header, length = binary(0)
+    form, _, _ = codec.decode(header, length)
+    found = codec.recall(header, len(header))
+    assert found is not None
+    assert found[0] is form
+    assert codec.recall(header, len(header) + 1) is None, "which decode refuses"
+    assert codec.recall(header + b"x", len(header)) is None
+
+
 def test_the_memo_is_bounded() -> None:
     codec = InferCodec()
     for index in range(3000):
