@@ -122,6 +122,8 @@ def _has_instances(body: Buffer) -> bool:
     octets = bytes(body)
     if b'"instances"' not in octets:
         return False
+    if b'"inputs"' not in octets:
+        return True  # without them it is no V2 request, and predict reads it once more
     try:
         message = orjson.loads(octets)
     except orjson.JSONDecodeError:
