@@ -89,8 +89,11 @@ def _guarded(page: Callable[[Request], Response], restrictions: Restrictions) ->
     """A page for those who bring its group's secret; any ASGI host may carry the app, so nothing else has asked."""
 
     def answer(request: Request) -> Response:
-        headers = request.headers
-        key = restrictions.missing(GROUP_OF_ACTION["pages"], lambda name: headers.get(name, "").encode("latin-1"))
+        def value_of(name: str) -> bytes | None:
+            value = request.headers.get(name)
+            return None if value is None else value.encode("latin-1")
+
+        key = restrictions.missing(GROUP_OF_ACTION["pages"], value_of)
         if key is None:
             return page(request)
         refusal = want_of(key)
@@ -225,7 +228,7 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
     if metrics:
         paths[METRICS_PATH] = {"get": _read("Metrics for Prometheus", "server", "text/plain")}
     paths["/v2/repository/index"] = {"post": _read("All models of the repositories, loaded or not", "repository")}
-    if engine.options.model_control_mode == "explicit":
+    if engine.options.model_control_mode in ("explicit", "ondemand"):
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         for verb, summary in (("load", "Load or reload a model"), ("unload", "Take a model out of service")):
             operation = _read(summary, "repository") | {"parameters": [name]}

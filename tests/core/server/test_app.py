@@ -295,8 +295,9 @@ def test_openapi_has_a_path_for_each_model_version_and_operation(engine: Engine)
             assert operation["responses"]["200"]["description"]
 
 
-def test_openapi_offers_loading_where_it_is_allowed(repository: Path) -> None:
-    options = EngineOptions(model_repository=(repository,), model_control_mode="explicit")
+@pytest.mark.parametrize("mode", ["explicit", "ondemand"])
+def test_openapi_offers_loading_where_it_is_allowed(repository: Path, mode: str) -> None:
+    options = EngineOptions(model_repository=(repository,), model_control_mode=mode)
     with Engine(options=options) as running:
         document = openapi(running, metrics=False)
     (parameter,) = document["paths"]["/v2/repository/models/{model}/load"]["post"]["parameters"]
@@ -553,3 +554,9 @@ def test_restrictions_hold_in_any_asgi_host_for_v2_and_pages(engine: Engine) -> 
     with_secret = [ask._replace(headers=(("api-key", "secret"),)) for ask in asks]
     assert [got.status for got in through_app(engine, *with_secret, options=locked)] == [200, 200, 200]
     assert through_app(engine, Ask("GET", "/v2/health/live"), options=locked)[0].status == 200
+
+
+def test_a_header_that_is_not_sent_is_no_empty_secret(engine: Engine) -> None:
+    locked = ServerOptions(http_restricted_api=("metadata:api-key=",))
+    found = through_app(engine, Ask("GET", "/v2"), Ask("GET", "/v2/docs"), options=locked)
+    assert [got.status for got in found] == [403, 403]
