@@ -13,6 +13,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 PLAIN: tuple[bytes, bytes] = (b"Content-Type", b"text/plain")
 JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
 
+INTERNAL = "internal error: see the server's log"
+"""What a client is told of a failure of our own: nothing of it."""
 STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
 """Codes that are not listed are 400."""
 

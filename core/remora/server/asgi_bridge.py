@@ -18,7 +18,7 @@ from remora.engine import Engine
 from remora.messages import Buffer
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head, too_large
-from remora.protocols.http_answer import Headers, HttpAnswer, failure
+from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
 from remora.server.exchange import STREAM_BACKLOG, Exchange
@@ -39,7 +39,6 @@ PAGES = frozenset(("/v2/docs", "/v2/openapi.json", "/v2/status"))
 _PATH_SAFE = "/:@!$&'()*+,;=~-._%"
 _CLOSE: Headers = ((b"Connection", b"close"),)
 _NO_LENGTH = "the Content-Length is not a number of at most 19 digits"
-_INTERNAL = "internal error: see the server's log"
 
 
 def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
@@ -50,7 +49,7 @@ def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
             error = done.exception()
             if error is not None:  # unanswered, the client would wait for ever
                 _log.error("a request failed", exc_info=error)
-                exchange.respond(failure(500, _INTERNAL, plain=True))
+                exchange.respond(failure(500, INTERNAL, plain=True))
             else:
                 exchange.respond(done.result())
 
@@ -116,7 +115,7 @@ class V2App:
             ticket = self._service(loop).handle(head, body, exchange)
         except Exception:
             _log.exception("%s %s", head.method, head.path)
-            return failure(500, _INTERNAL, plain=True, headers=_CLOSE)
+            return failure(500, INTERNAL, plain=True, headers=_CLOSE)
         try:
             answer = await exchange.outcome(receive)
             if answer is None or not exchange.streaming:
@@ -297,7 +296,7 @@ class AsgiPages:
             answer = await ask(await self._opened(), head, body)
         except Exception:
             _log.exception("%s %s", head.method, head.path)
-            answer = failure(500, _INTERNAL, plain=True)
+            answer = failure(500, INTERNAL, plain=True)
         exchange.respond(answer)
 
     async def _opened(self) -> AsgiApp:

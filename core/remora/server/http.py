@@ -30,7 +30,7 @@ from remora.protocols.http1 import (
     stream_head,
     too_large,
 )
-from remora.protocols.http_answer import Headers, HttpAnswer, Wire, failure
+from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, Wire, failure
 from remora.server.exchange import STREAM_BACKLOG, Exchange
 
 _log = logging.getLogger("remora.http")
@@ -277,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._streaming:
                 self.abort()  # the client must not take what it has for the whole
                 return
-            self._respond_error(500, "internal error: see the server's log")
+            self._respond_error(500, INTERNAL)
             return
         if self._busy:
             self._ticket = ticket

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from remora.errors import RemoraError, UnavailableError
 from remora.model_table import LoadingError
-from remora.protocols.http_answer import encode_error
+from remora.protocols.http_answer import INTERNAL, encode_error, failure
 from remora.server.exchange import Exchange
+
+_log = logging.getLogger("remora.http")
 
 
 class WaitingRoom:
@@ -56,12 +59,16 @@ class WaitingRoom:
         def arrived(ready: Future[None]) -> None:
             if not leave():
                 return
-            failure = ready.exception()
-            if failure is None:
-                go_on(int((loop.time() - begin) * 1e9))
-            else:
-                known = failure if isinstance(failure, RemoraError) else UnavailableError(loading.message)
+            fault = ready.exception()
+            if fault is not None:
+                known = fault if isinstance(fault, RemoraError) else UnavailableError(loading.message)
                 exchange.respond(encode_error(known, plain=True))
+                return
+            try:
+                go_on(int((loop.time() - begin) * 1e9))
+            except Exception:  # nobody else is there to answer
+                _log.exception("a request that had waited failed")
+                exchange.respond(failure(500, INTERNAL, plain=True))
 
         timer = loop.call_later(limit_s, give_up)
         loading.ready.add_done_callback(lambda ready: _tell(loop, arrived, ready))

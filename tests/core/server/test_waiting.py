@@ -53,6 +53,23 @@ def test_who_waited_too_long_is_answered_and_not_run_afterwards() -> None:
         assert (answer.status, b"waited for 0.001 s" in b"".join(map(bytes, answer.body))) == (503, True)
 
 
+def test_what_fails_after_the_wait_is_answered_without_its_text() -> None:
+    exchange, ready = FakeExchange(), Future[None]()
+
+    def fail(_waited_ns: int) -> None:
+        raise KeyError("a fault of ours")
+
+    async def play() -> None:
+        WaitingRoom(1, 60.0).take(LoadingError("m is being loaded", ready), exchange, 0, fail)
+        ready.set_result(None)
+        while not exchange.answers:
+            await asyncio.sleep(0)
+
+    asyncio.run(play())
+    (answer,) = exchange.answers
+    assert (answer.status, b"fault" in b"".join(map(bytes, answer.body))) == (500, False)
+
+
 def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_afterwards() -> None:
     refused, third = FakeExchange(), FakeExchange()
     rooms: list[WaitingRoom] = []
