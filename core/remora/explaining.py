@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, quantiles
 from typing import Any, NamedTuple
 
-from remora.config import BatchPolicy, batch_policy
+from remora.config import BatchPolicy, QueuePolicy, batch_policy
 from remora.messages import ModelStats
 from remora.model import ServedModel
 from remora.scheduling.batching import BatchQueue
@@ -223,7 +223,7 @@ def alternatives(setup: Setup, curve: Curve) -> list[tuple[str, BatchPolicy, int
     """(the change in the configuration's words, the policy, the instances), what there is first."""
     policy, instances = setup.policy, setup.instances
     # A queue policy refuses and reorders; what is asked here is what batching itself does.
-    policy = policy._replace(queues=(type(policy.queues[0])(),), priority_levels=0, default_level=1)
+    policy = policy._replace(queues=(QueuePolicy(),), priority_levels=0, default_level=1)
     limit = policy.max_batch_size
     found = [("as it is", policy, instances)]
     batching = policy

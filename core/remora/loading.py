@@ -11,6 +11,7 @@ from remora.backends import Backend, BackendModel, Instance, Source
 from remora.backends.registry import backend_in, find_backend
 from remora.config import (
     Placement,
+    check_names,
     find_config,
     infer_backend,
     normalise,
@@ -122,12 +123,8 @@ class ModelLoader:
         begin_ns = self.ledger.now_ns()
         try:
             config = self._written_config(folder, parameters)
-            if config.name and config.name != folder.name:
-                raise ConfigError(
-                    f"unexpected directory name '{folder.name}' for model '{config.name}', "
-                    "directory name must equal model name"
-                )
-            config.name = folder.name
+            config.name = config.name or folder.name
+            check_names(config, folder.name)
             versions = select_versions(config.version_policy, sorted(folder.versions))
             if versions:
                 infer_backend(config, folder.name, folder.filenames(versions[-1]))

@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("simulate(BatchQueue(policy), flood, curve, instances)", "simulate(BatchQueue(policy), flood, curve, 1)"),
         ("if other.p99_wait_us is not None and not other.waits_extrapolated]", "if other.p99_wait_us is not None]"),
         ("pressed = measured.arrivals_per_s > now.throughput_per_s / 2", "pressed = True"),
-        ("policy = policy._replace(queues=(type(policy.queues[0])(),), priority_levels=0, default_level=1)", "pass"),
+        ("policy = policy._replace(queues=(QueuePolicy(),), priority_levels=0, default_level=1)", "pass"),
         ('found.append(("max_queue_delay_microseconds: 0", policy._replace(max_delay_ns=0), instances))', "pass"),
         ("quantiles(waits, n=100)[98]", "quantiles(waits, n=100)[0]"),
         ("rows = max(round(measured.rows_per_request), 1)", "rows = 1"),

@@ -6,7 +6,7 @@ Each is built by one function from a configuration that is complete and valid (s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from remora.config.datatypes import dtype_name
@@ -179,29 +179,30 @@ def placements(config: ModelConfig) -> tuple[Placement, ...]:
     Instance ``i`` of a group is called ``<group>_<i>``. A group on GPUs has ``count`` instances on each of them.
     """
     found: list[Placement] = []
-    for group in config.instance_group:
-        if group.passive:
-            continue
+    for group, devices in _groups(config):
         kind = ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
-        devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
-        places = [device for _ in range(group.count) for device in devices]
         policy = group.host_policy
-        found += [Placement(f"{group.name}_{index}", kind, device, policy) for index, device in enumerate(places)]
+        found += [Placement(f"{group.name}_{index}", kind, device, policy) for index, device in enumerate(devices)]
     return tuple(found)
 
 
 def rate_policies(config: ModelConfig) -> tuple[RatePolicy, ...]:
     """What each of the `placements` of a configuration needs, in their order."""
     found: list[RatePolicy] = []
-    for group in config.instance_group:
-        if group.passive:
-            continue
+    for group, devices in _groups(config):
         limits = group.rate_limiter
-        devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
-        for device in [device for _ in range(group.count) for device in devices]:
+        for device in devices:
             needs = {(row.name, None if getattr(row, "global") else device): row.count for row in limits.resources}
             found.append(RatePolicy(tuple(needs.items()), limits.priority))
     return tuple(found)
+
+
+def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]]]:
+    """The groups whose instances serve, each with the device of every instance."""
+    for group in config.instance_group:
+        if not group.passive:
+            devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
+            yield group, [device for _ in range(group.count) for device in devices]
 
 
 def parse_version(dirname: str) -> int | None:
