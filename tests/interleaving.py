@@ -126,7 +126,7 @@ class _Condition(_Lock):
         self.release()
         self._stage.pause(lambda: told[0], timeout)
         if not told[0]:
-            self._waiting.remove(told)
+            self._waiting = [other for other in self._waiting if other is not told]  # equal ones are of others
         self.acquire()
         return told[0]
 
@@ -250,6 +250,7 @@ class Loop:
     def __init__(self, stage: Interleaving) -> None:
         self._stage = stage
         self.events: list[Callable[[], None]] = []
+        self._inside = False
 
     @property
     def watcher(self) -> Loop:
@@ -272,10 +273,17 @@ class Loop:
             self.events.append(deliver)
 
     def defer(self, work: Callable[[], None]) -> bool:
-        if self.is_current():
+        if not self.is_current():
+            return False
+        if self._inside or self._stage.random.random() < 0.5:
             self.events.append(work)
             return True
-        return False
+        self._inside = True  # at once, as a loop does in whose turn nothing more can arrive
+        try:
+            work()
+        finally:
+            self._inside = False
+        return True
 
     def turn(self) -> None:
         """Do what has come up since the last turn."""
