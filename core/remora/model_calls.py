@@ -3,7 +3,6 @@ request runs through, and never waits for those who wait for it."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
 from remora.backends.calling import ModelCall, Origin, calling_from
@@ -11,8 +10,7 @@ from remora.errors import InternalError, NotFoundError, RemoraError, Unavailable
 from remora.lifecycle import Lifecycle
 from remora.messages import Outcome, Streamed, Ticket
 from remora.model import ServedModel
-
-_log = logging.getLogger("remora.models")
+from remora.scheduling.delivery import run_replies
 
 
 class ModelCalls:
@@ -120,11 +118,7 @@ class _Caller:
             self._work = None
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        for ticket, outcome in deliveries:
-            try:
-                ticket.reply(ticket, outcome)
-            except Exception:  # one that cannot be answered must not take its neighbours and the instance along
-                _log.exception("an answer to a model's call could not be delivered")
+        run_replies(deliveries)
 
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
         if not isinstance(outcome, Streamed) or outcome.final:

@@ -62,7 +62,12 @@ class OrderedDelivery:
 def _post(mailbox: Mailbox | None, deliveries: list[tuple[Ticket, Outcome]]) -> None:
     if mailbox is not None:
         mailbox.post(deliveries)
-        return
+    else:
+        run_replies(deliveries)
+
+
+def run_replies(deliveries: list[tuple[Ticket, Outcome]]) -> None:
+    """Answer tickets in the calling thread. Never raises."""
     for ticket, outcome in deliveries:
         try:
             ticket.reply(ticket, outcome)

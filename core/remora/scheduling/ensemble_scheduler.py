@@ -9,7 +9,6 @@ that is an event loop, quick steps run in the loop as if the client had asked fo
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -18,13 +17,11 @@ from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Mailbox, Outcome, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.costs import CostModel
-from remora.scheduling.delivery import deliver, stopping
+from remora.scheduling.delivery import deliver, run_replies, stopping
 from remora.scheduling.ensemble_requests import EnsembleRequest, StepModels
 from remora.scheduling.ensembles import EnsemblePlan, Step
 from remora.signature import Signature
 from remora.system.clock import Clock
-
-_log = logging.getLogger("remora.scheduling")
 
 _FORMS_KEPT = 256
 
@@ -144,11 +141,7 @@ class EnsembleScheduler:
         gathered: list[tuple[Ticket, Outcome]] = []
         self._gathering.deliveries = gathered
         try:
-            for ticket, outcome in deliveries:
-                try:
-                    ticket.reply(ticket, outcome)
-                except Exception:  # one that cannot go on must not take its neighbours and the instance along
-                    _log.exception("an ensemble could not take a step's answer")
+            run_replies(deliveries)
         finally:
             self._gathering.deliveries = outer
         deliver(gathered)

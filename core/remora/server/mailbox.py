@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from remora.messages import Outcome, Ticket
+from remora.scheduling.delivery import run_replies
 
 _log = logging.getLogger("remora.server")
 
@@ -74,12 +75,3 @@ class LoopMailbox:
         finally:
             self._inside = False
         return True
-
-
-def run_replies(deliveries: list[tuple[Ticket, Outcome]]) -> None:
-    """Answer each ticket; one that cannot be answered must not keep its neighbours waiting."""
-    for ticket, outcome in deliveries:
-        try:
-            ticket.reply(ticket, outcome)
-        except Exception:
-            _log.exception("an answer could not be delivered")

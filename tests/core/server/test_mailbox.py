@@ -12,7 +12,8 @@ import pytest
 from fakes import ticket_of
 from remora.errors import CancelledError
 from remora.messages import Outcome, Ticket
-from remora.server.mailbox import LoopMailbox, run_replies
+from remora.scheduling.delivery import run_replies
+from remora.server.mailbox import LoopMailbox
 
 OUTCOME = CancelledError("done")
 PATIENCE_S = 30.0
