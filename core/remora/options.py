@@ -314,8 +314,8 @@ class ServerOptions:
     grpc_address: str = option("Address for gRPC; the HTTP address when empty.", default="", metavar="ADDR")
     grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
     grpc_on_http_port: bool = option(
-        "Answer gRPC on the HTTP port too, without TLS. --http-restricted-api then holds for gRPC, unless "
-        "--grpc-restricted-protocol is given.",
+        "Answer gRPC on the HTTP port too, without TLS. --http-max-input-size then holds for gRPC, and so does "
+        "--http-restricted-api unless --grpc-restricted-protocol is given.",
         default=False,
     )
     grpc_header_forward_pattern: str = option(

@@ -6,9 +6,11 @@ tested here holds for all of them; what is a platform's own is in its own tests.
 
 from __future__ import annotations
 
+import gzip
 import json
+import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +20,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hosting import Got, ask, running, write_scale
+from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.messages import Array
 from remora.options import ServerOptions
 from remora.server.doors import Host, find_adapter
+from remora.server.main import Ports
 from remora_adapters.aws_lambda import Function, Settings
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
 pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
 grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: pip install 'remora[dev]'")
+grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'remora[grpc]'")
+service_pb2 = grpc.service_pb2
 
 Rows = list[list[float]]
 Send = Callable[[bytes, Mapping[str, str]], Got]
@@ -50,6 +55,20 @@ def predictions(body: bytes) -> Array:
     return np.array(json.loads(body)["predictions"], np.float32)
 
 
+def message(rows: Rows) -> bytes:
+    """The request of gRPC."""
+    tensor = grpc.InferInput("x", [len(rows), 4], "FP32")
+    tensor.set_data_from_numpy(np.array(rows, np.float32))
+    request = service_pb2.ModelInferRequest(
+        model_name="scale", inputs=[tensor._get_tensor()], raw_input_contents=[tensor._get_content()]
+    )
+    return bytes(request.SerializeToString())
+
+
+def tensors(body: bytes) -> Array:
+    return np.array(grpc.InferResult(service_pb2.ModelInferResponse.FromString(body)).as_numpy("y"))
+
+
 class Door(NamedTuple):
     """A platform, the path that its clients post to, and how requests and answers look there."""
 
@@ -59,11 +78,15 @@ class Door(NamedTuple):
     read: Callable[[bytes], Array] = outputs
 
 
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 DOORS = {
     "container": Door("container", "/v2/models/scale/infer"),
     "knative": Door("knative", "/v2/models/scale/infer"),
     "cloud_run": Door("cloud_run", "/v2/models/scale/infer"),
+    "knative grpc": Door("knative", INFER, message, tensors),
+    "kserve grpc": Door("kserve", INFER, message, tensors),
     "sagemaker": Door("sagemaker", "/invocations"),
+    "sagemaker of many": Door("sagemaker-mme", "/models/one/invoke"),
     "azureml": Door("azureml", "/score"),
     "azureml v2": Door("azureml", "/v2/models/scale/infer"),
     "kserve v1": Door("kserve", "/v1/models/scale:predict", instances, predictions),
@@ -86,6 +109,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Lies as each platform mounts it: SageMaker's base directory, and Azure's NAME/VERSION."""
     folder = tmp_path_factory.mktemp("mounts") / "model"
     write_scale(folder / "scale")
+    write_scale(folder.parent / "models" / "one" / "model" / "scale")  # as unpacked for a multi-model endpoint
     return folder
 
 
@@ -97,8 +121,39 @@ def host_of(platform: str, repository: Path, more: Mapping[str, str] | None = No
         "AZUREML_MODEL_DIR": str(repository),
         "SAGEMAKER_BASE_DIR": str(repository.parent),
     }
-    host = find_adapter(platform).host(variables)
+    if platform == "sagemaker-mme":
+        variables["SAGEMAKER_MULTI_MODEL"] = "true"
+    host = find_adapter(platform.removesuffix("-mme")).host(variables)
     return replace(host, server=replace(host.server, allow_grpc=platform == "container", **limits))
+
+
+@contextmanager
+def opened(platform: str, repository: Path, **limits: Any) -> Iterator[Ports]:
+    """A platform's server, with its model loaded."""
+    with running(host_of(platform, repository, **limits)) as ports:
+        if platform == "sagemaker-mme":
+            place = {"model_name": "one", "url": str(repository.parent / "models" / "one" / "model")}
+            assert ask(ports.http, "POST", "/models", place).status == 200
+        yield ports
+
+
+STATUSES = {"INVALID_ARGUMENT": 400, "UNAVAILABLE": 403, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 413}
+"""What stands for gRPC's codes in the rules that hold for all; a missing secret is UNAVAILABLE there, as in Triton."""
+
+
+def by_grpc(port: int, body: bytes, headers: Mapping[str, str]) -> Got:
+    """A message on the one port. HTTP's headers mean nothing there; a secret has its own name."""
+    metadata = [(f"triton-grpc-protocol-{name}", text) for name, text in headers.items() if name == "api-key"]
+    with grpcio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            return Got(200, {}, channel.unary_unary(INFER)(body, timeout=PATIENCE_S, metadata=metadata))
+        except grpcio.RpcError as error:
+            return Got(STATUSES.get(error.code().name, 500), {}, json.dumps({"error": error.details()}).encode())
+
+
+def sent(door: Door, port: int, body: bytes, headers: Mapping[str, str]) -> Got:
+    """A request through a door of the server at a port."""
+    return by_grpc(port, body, headers) if door.path == INFER else ask(port, "POST", door.path, body, headers)
 
 
 def event(path: str, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -134,14 +189,14 @@ def function_of(repository: Path, **limits: Any) -> Function:
 def open_doors(stack: ExitStack, repository: Path, **limits: Any) -> dict[str, Send]:
     """Every door, with those of one platform on one server."""
     ports = {
-        platform: stack.enter_context(running(host_of(platform, repository, **limits)))
+        platform: stack.enter_context(opened(platform, repository, **limits))
         for platform in sorted({door.platform for door in DOORS.values()})
     }
     function = function_of(repository, **limits)
     stack.callback(function.close)
 
     def over(door: Door) -> Send:
-        return lambda body, headers: ask(ports[door.platform].http, "POST", door.path, body, headers)
+        return lambda body, headers: sent(door, ports[door.platform].http, body, headers)
 
     return {**{name: over(door) for name, door in DOORS.items()}, "lambda url": through(function)}
 
@@ -191,9 +246,14 @@ def test_grpc_and_direct_invocations_give_them_as_well(repository: Path) -> None
 # -- the same rules ---------------------------------------------------------------------------------------------------
 
 
+LIES = {"Inference-Header-Content-Length", "Content-Encoding"}
+"""Headers that gRPC does not read."""
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        b"\x00" * 64,
         b"",
         b"{",
         b"[]",
@@ -229,6 +289,8 @@ def test_a_malformed_body_is_an_error_with_a_reason_and_nothing_more(sends: dict
 )
 def test_headers_that_lie_about_the_body_harm_no_door(sends: dict[str, Send], headers: dict[str, str]) -> None:
     for name, send in sends.items():
+        if door_of(name).path == INFER and LIES & headers.keys():
+            continue
         got = send(b'{"inputs": []}', {**JSON, **headers})
         assert 400 <= got.status <= 501, (name, got)  # 501 is Triton's for an unknown encoding
         assert send(door_of(name).write([[1, 2, 3, 4]]), JSON).status == 200, name
@@ -241,6 +303,16 @@ def test_the_limit_of_a_body_holds_at_every_door(repository: Path) -> None:
             assert send(door_of(name).write(rows), JSON).status == 200, name
             got = send(door_of(name).write(rows * 1000), JSON)
             assert got.status in (400, 413), (name, got)
+
+
+def test_what_inflates_beyond_the_limit_is_refused_at_every_door(repository: Path) -> None:
+    bomb = gzip.compress(bytes(64 << 20))
+    assert len(bomb) < 1 << 20
+    with ExitStack() as stack:
+        for name, send in open_doors(stack, repository, http_max_input_size=1 << 20).items():
+            got = send(bomb, {**JSON, "Content-Encoding": "gzip"})
+            assert 400 <= got.status <= 500, (name, got)
+            assert send(door_of(name).write([[1.0, 2.0, 3.0, 4.0]]), JSON).status == 200, name
 
 
 def test_a_restriction_holds_at_every_door_and_its_secret_opens_each(repository: Path) -> None:
@@ -256,10 +328,42 @@ def test_a_restriction_holds_at_every_door_and_its_secret_opens_each(repository:
 
 PLATFORMS = sorted({door.platform for door in DOORS.values()})
 
+HEADS = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "two lengths": b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "length and chunks": b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+    "a length below zero": b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    "a length beyond memory": b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
+    "a chunk beyond memory": b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffff\r\n",
+    "another transfer encoding": b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a name with a line in it": b"POST %b HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n",
+    "a head without end": b"POST %b HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100_000,
+    "a later version": b"POST %b HTTP/3.0\r\nHost: x\r\n\r\n",
+    "half a preface": b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
+    "a preface and no frames": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64,
+}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_malformed_head_is_refused_and_the_connection_ends(platform: str, repository: Path) -> None:
+    door = next(door for door in DOORS.values() if door.platform == platform and door.path != INFER)
+    with opened(platform, repository) as ports:
+        for what, head in HEADS.items():
+            sent = head.replace(b"%b", door.path.encode())
+            with socket.create_connection(("127.0.0.1", ports.http), timeout=PATIENCE_S) as client:
+                client.sendall(sent)
+                said = b""
+                with suppress(ConnectionResetError):  # it need not read all that is sent
+                    said = b"".join(iter(lambda client=client: client.recv(65_536), b""))
+            preface = sent.startswith(b"PRI")
+            assert preface or said[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 5"), (what, said)
+            assert b"Traceback" not in said
+            assert ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), JSON).status == 200, what
+
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_a_name_is_never_a_path(platform: str, repository: Path) -> None:
-    with running(host_of(platform, repository)) as ports:
+    with opened(platform, repository) as ports:
         for model in (
             "..",
             "%2e%2e",
@@ -274,16 +378,20 @@ def test_a_name_is_never_a_path(platform: str, repository: Path) -> None:
                 assert 400 <= got.status < 600, (path, got)
                 assert got.status != 200
                 assert b"root:" not in got.body
+            if any(door.path == INFER and door.platform == platform for door in DOORS.values()):
+                named = service_pb2.ModelInferRequest.FromString(message([[1, 2, 3, 4]]))
+                named.model_name = model
+                assert by_grpc(ports.http, named.SerializeToString(), {}).status == 404, model
         assert ask(ports.http, "GET", "/../../../../etc/passwd").status != 200
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_no_platform_lets_clients_change_models_unless_it_is_told_to(platform: str, repository: Path) -> None:
-    with running(host_of(platform, repository)) as ports:
+    with opened(platform, repository) as ports:
         for verb in ("unload", "load"):
             got = ask(ports.http, "POST", f"/v2/repository/models/scale/{verb}", b"{}", JSON)
             assert got.status >= 400, (verb, got)
-        door = next(door for door in DOORS.values() if door.platform == platform)
+        door = next(door for door in DOORS.values() if door.platform == platform and door.path != INFER)
         assert ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), JSON).status == 200
 
 
@@ -292,13 +400,13 @@ CSV = Door(
 )
 
 
-@pytest.mark.parametrize("name", [*DOORS, "sagemaker csv"])
+@pytest.mark.parametrize("name", [*(name for name in DOORS if name != "sagemaker of many"), "sagemaker csv"])
 def test_the_first_request_for_a_model_on_demand_waits_for_it(name: str, repository: Path) -> None:
     door = CSV if name == "sagemaker csv" else DOORS[name]
     host = host_of(door.platform, repository, {"REMORA_DEFAULT_MODEL": "scale"})
     on_demand = replace(host.engine, model_control_mode="ondemand", load_model=())
     with running(replace(host, engine=on_demand)) as ports:
         kind = {"Content-Type": "text/csv"} if door is CSV else JSON
-        got = ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), kind)
+        got = sent(door, ports.http, door.write([[1, 2, 3, 4]]), kind)
         assert got.status == 200, got
         assert door.read(got.body).ravel().tolist() == [2, 4, 6, 8]

@@ -18,10 +18,10 @@ ORDER = (
     "worker",
     "busy_model",
     "scheduling",
+    "adapters",
     "admission",
     "neighbour",
     "storage",
-    "sagemaker",
 )
 
 

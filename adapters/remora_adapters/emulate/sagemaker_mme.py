@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
@@ -50,6 +54,48 @@ def _unpack(archive: Path, place: Path) -> None:
             shutil.copy2(source, target)
 
     shutil.copytree(archive, place, copy_function=link_or_copy)
+
+
+def api(stage: Stage, port: int) -> AbstractContextManager[object]:
+    """The SageMaker Runtime API; a TargetModel is an archive or a folder below ``--with archives=DIR``.
+
+    Raises ValueError without that folder.
+    """
+    from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+
+    if not Path(stage.settings.given.get("archives", "")).is_dir() or "archives" not in stage.settings.given:
+        raise ValueError("where are the archives that a TargetModel names? --with archives=DIR")
+    archives, taken = Path(stage.settings.given["archives"]).resolve(), Lock()
+
+    def unpack(target: str) -> tuple[str, str]:
+        """Bring a target as the platform does: under an opaque name, once. Raises OSError or ValueError."""
+        source = (archives / target.lstrip("/")).resolve()
+        if not source.is_relative_to(archives) or source == archives or not source.exists():
+            raise FileNotFoundError(f"there is no {target[:200]} among the archives")
+        name = sha256(os.fsencode(source)).hexdigest()[:32]
+        place = stage.mounts / "models" / name / "model"
+        with taken:
+            if not place.exists():
+                _bring(source, place)
+        return name, str(place)
+
+    objects = Path(stage.settings.given.get("objects", stage.mounts / "objects"))
+    return runtime_api(Endpoint(stage.address, objects, unpack), port)
+
+
+def _bring(source: Path, place: Path) -> None:
+    """An archive's or a folder's files in their place, all of them or none."""
+    part = place.with_name("unpacking")
+    shutil.rmtree(part, ignore_errors=True)
+    if source.is_dir():
+        _unpack(source, part)
+    else:
+        try:
+            with tarfile.open(source) as archive:
+                archive.extractall(part, filter="data")
+        except tarfile.TarError as error:
+            raise ValueError(f"{source.name} cannot be unpacked: {error}") from error
+    part.rename(place)
 
 
 def _url(stage: Stage, name: str) -> str:
@@ -295,4 +341,5 @@ PLATFORM = Platform(
     probe=Probe("/ping", PING_S, 5.0, 240.0),
     grace_s=GRACE_S,
     checks=(*START, *LISTENERS, *MODELS, *(check for check in END if check.id == "sigterm-exit")),
+    api=api,
 )

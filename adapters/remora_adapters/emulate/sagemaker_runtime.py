@@ -144,7 +144,10 @@ class _Requests(BaseHTTPRequestHandler):
         """The opaque name of a target model, loaded if it was not; 507 has another one unloaded and is tried again."""
         if self.endpoint.unpack is None:
             raise _RefusedError(400, "ValidationError", "this endpoint has one model and takes no TargetModel")
-        name, url = self.endpoint.unpack(target)
+        try:
+            name, url = self.endpoint.unpack(target)
+        except (OSError, ValueError) as error:
+            raise _RefusedError(400, "ValidationError", f"the model {target[:200]} cannot be had: {error}") from error
         body = json.dumps({"model_name": name, "url": url}).encode()
         headers = {f"{_X}Target-Model": target, "Content-Type": "application/json"}
         while True:

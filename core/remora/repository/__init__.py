@@ -109,7 +109,7 @@ def open_repository(
     Args:
         location: a local path, or a URL whose scheme says which cloud holds it.
         any_layout: the place may also be one model's directory or a model file (spec M01 knows repositories alone).
-        bare_name: what a model is called then; its directory's or file's name when empty. For local paths.
+        bare_name: what a model is called then; its directory's or file's name when empty.
         cache: for models of clouds and archives.
         ledger: told how long listings and downloads take.
 
@@ -124,7 +124,7 @@ def open_repository(
     if colon or is_archive(text):
         from remora.repository.clouds import open_elsewhere  # storage: where models are not simply on disk
 
-        return open_elsewhere(text, any_layout=any_layout, cache=cache, ledger=ledger)
+        return open_elsewhere(text, any_layout=any_layout, bare_name=bare_name, cache=cache, ledger=ledger)
     from remora.repository.local import LocalRepository  # it needs the protocol's types
 
     return LocalRepository(Path(text), any_layout=any_layout, bare_name=bare_name)

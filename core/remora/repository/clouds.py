@@ -25,17 +25,19 @@ _TRITONS_DIRECTORIES = {
 }
 
 
-def open_elsewhere(place: str, *, any_layout: bool, cache: CacheSettings, ledger: Ledger | None = None) -> Repository:
+def open_elsewhere(
+    place: str, *, any_layout: bool, bare_name: str = "", cache: CacheSettings, ledger: Ledger | None = None
+) -> Repository:
     """The repository at a URL, or in a local archive. Arguments and errors are those of `open_repository`."""
     cloud = parse_location(place).cloud if is_url(place) else ""
     models = open_cache(cache, cloud)
     ledger = ledger or Ledger(SystemClock.monotonic_ns)
     if "://" not in place:
-        return PackedRepository(LocalFile(Path(place)), models, ledger)
+        return PackedRepository(LocalFile(Path(place)), models, ledger, bare_name=bare_name)
     storage, location = open_storage(place)
     if is_archive(location.path):
-        return PackedRepository(storage, models, ledger)
-    return RemoteRepository(storage, _model_name(location), models, ledger, any_layout=any_layout)
+        return PackedRepository(storage, models, ledger, bare_name=bare_name)
+    return RemoteRepository(storage, _model_name(location), models, ledger, any_layout=any_layout, bare_name=bare_name)
 
 
 def open_storage(url: str) -> tuple[ObjectStorage, Location]:

@@ -23,10 +23,12 @@ class PackedRepository:
         storage: has the archive as its only object.
         cache: where it is unpacked.
         ledger: told of the download.
+        bare_name: what the model is called when the archive holds one; as the archive's folder or the archive if empty.
     """
 
-    def __init__(self, storage: Storage, cache: ModelCache, ledger: Ledger) -> None:
+    def __init__(self, storage: Storage, cache: ModelCache, ledger: Ledger, *, bare_name: str = "") -> None:
         self._storage = storage
+        self._bare_name = bare_name
         self._ledger = ledger
         self._cache = cache
         self._lock = threading.Lock()
@@ -48,8 +50,11 @@ class PackedRepository:
                 packed, begin_ns = items[0].path, self._ledger.now_ns()
                 fetched = self._cache.fetch(self._storage, _stem(packed), {packed: items[0]}, Layout(unpack=True))
                 self._ledger.add("", "download" if fetched.fetched_bytes else "cache", begin_ns, fetched.fetched_bytes)
-                self._inside, self._etag = LocalRepository(_root(fetched.path), any_layout=True), items[0].etag
+                self._inside, self._etag = self._opened(fetched.path), items[0].etag
             return self._inside.models(name)
+
+    def _opened(self, place: Path) -> LocalRepository:
+        return LocalRepository(_root(place), any_layout=True, bare_name=self._bare_name)
 
     def fingerprint(self, name: str) -> Fingerprint:
         """See `Repository.fingerprint`; of the files as the archive had them."""

@@ -33,12 +33,21 @@ class RemoteRepository:
         cache: where models are brought.
         ledger: told of listings and downloads.
         any_layout: the place may also be one model's folder or a model file.
+        bare_name: what the user calls that model.
     """
 
     def __init__(
-        self, storage: Storage, name: str, cache: ModelCache, ledger: Ledger, *, any_layout: bool = False
+        self,
+        storage: Storage,
+        name: str,
+        cache: ModelCache,
+        ledger: Ledger,
+        *,
+        any_layout: bool = False,
+        bare_name: str = "",
     ) -> None:
         self._storage = storage
+        self._bare_name = bare_name
         self._name = name
         self._cache = cache
         self._ledger = ledger
@@ -74,7 +83,7 @@ class RemoteRepository:
                 f"failed to open model repository '{self.location}': there are no files below it. "
                 "Check the path, and that the credentials may list it"
             )
-        return group(objects, self._name if self._any_layout else "")
+        return group(objects, self._name if self._any_layout else "", self._bare_name)
 
     def _folder(self, name: str, files: Files, path: Path | None = None) -> ModelFolder:
         """Where a model is, or will be: a path below the cache that is there only when the model is."""
@@ -126,17 +135,18 @@ class RemoteRepository:
 # -- what paths mean, without a storage -------------------------------------------------------------------------------
 
 
-def group(objects: Iterable[StoredObject], single: str) -> dict[str, Files]:
+def group(objects: Iterable[StoredObject], single: str, bare_name: str = "") -> dict[str, Files]:
     """The models that a listing shows.
 
     Args:
         objects: with paths below the repository.
         single: what to call the model when the place turns out to be one model's folder, or a model file; "" when it
             can only be a repository.
+        bare_name: what the user calls it then.
     """
     tree = {item.path: item for item in objects if not _is_passing(item.path)}
-    if single and _is_model(tree):
-        return {single: tree}
+    if single and (_is_model(tree) or (bare_name and _is_file(tree))):
+        return {bare_name or single: tree}
     found: dict[str, dict[str, StoredObject]] = {}
     for path, item in tree.items():
         name, slash, inner = path.partition("/")
@@ -145,6 +155,10 @@ def group(objects: Iterable[StoredObject], single: str) -> dict[str, Files]:
         elif single and name.endswith(BARE_SUFFIXES):
             found.setdefault(name.rpartition(".")[0], {})[name] = item
     return dict(sorted(found.items()))
+
+
+def _is_file(tree: Files) -> bool:
+    return len(tree) == 1 and all("/" not in path and path.endswith(BARE_SUFFIXES) for path in tree)
 
 
 def versions_of(files: Files) -> dict[int, str]:

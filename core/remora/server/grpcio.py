@@ -106,6 +106,7 @@ class GrpcOptions:
         restricted: groups of RPCs that need a secret, as ``Restrictions`` takes them (``--grpc-restricted-protocol``).
         streams: how many ModelStreamInfer calls may be open at once; further ones are refused.
         max_message_bytes: the longest message in either direction.
+        max_request_bytes: the longest message from a client, where that is less.
         forward_pattern: metadata whose keys match it become request parameters; "" for none
             (``--grpc-header-forward-pattern``, spec R16).
         use_ssl: serve TLS with ``server_cert`` and ``server_key`` (spec R17).
@@ -131,6 +132,7 @@ class GrpcOptions:
     streams: int = 256
     restricted: tuple[str, ...] = ()
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_request_bytes: int = MAX_MESSAGE_BYTES
     forward_pattern: str = ""
     use_ssl: bool = False
     use_ssl_mutual: bool = False
@@ -394,7 +396,7 @@ def _abort(context: Context, error: RemoraError) -> NoReturn:
 
 def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
     chosen = {
-        "grpc.max_receive_message_length": options.max_message_bytes,
+        "grpc.max_receive_message_length": min(options.max_message_bytes, options.max_request_bytes),
         "grpc.max_send_message_length": options.max_message_bytes,
         "grpc.so_reuseport": int(options.reuse_port),
         "grpc.keepalive_time_ms": options.keepalive_time_ms,

@@ -204,6 +204,7 @@ class Server:
 
     def _start_grpc(self) -> int:
         try:
+            from remora.protocols.v2_grpc import MAX_MESSAGE_BYTES
             from remora.server.grpcio import GrpcOptions, GrpcServer
         except ImportError as error:
             _log.warning("gRPC is off: %s. Install it with: pip install 'remora[grpc]'", error)
@@ -216,6 +217,7 @@ class Server:
             reuse_port=options.reuse_grpc_port,
             workers=options.grpc_infer_thread_count,
             restricted=_grpc_restrictions(options),
+            max_request_bytes=options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES,
             forward_pattern=options.grpc_header_forward_pattern,
             use_ssl=options.grpc_use_ssl,
             use_ssl_mutual=options.grpc_use_ssl_mutual,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conftest import free_ports
+from hosting import write_scale
+from remora.cli import main
 from remora_adapters.emulate import Settings
 from remora_adapters.emulate.running import FAILED, SKIPPED, play
 from remora_adapters.emulate.sagemaker_mme import MODELS, PLATFORM
 
+V2 = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]})
 SERVER = Path(__file__).parent / "faulty_sagemaker_mme.py"
 FAULTS = {
     "": set(),
@@ -61,3 +70,53 @@ def test_without_a_folder_or_a_body_the_checks_that_need_one_are_skipped_with_th
     rows = {row.id: row for row in play(PLATFORM, settings, ["load", "unknown", "memory"])}
     assert (rows["load"].outcome, rows["unknown"].outcome) == (SKIPPED, "passed")
     assert "--model DIR" in rows["load"].found
+
+
+def test_real_clients_reach_the_models_of_archives_by_their_targets(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[dev]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+    archives = tmp_path / "archives"
+    write_scale(archives / "folder" / "scale")
+    (archives / "team").mkdir()
+    with tarfile.open(archives / "team" / "one.tar.gz", "w:gz") as packed:
+        packed.add(archives / "folder", ".")
+    (archives / "broken.tar.gz").write_bytes(b"no archive")
+    (port,) = free_ports(1)
+    words = [sys.executable, "-m", "remora", "emulate", "sagemaker-mme", "--api", str(port)]
+    words += ["--with", f"archives={archives}", "--", sys.executable, "-m", "remora_adapters.sagemaker"]
+    with subprocess.Popen(words, env=child_environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert f"http://127.0.0.1:{port}" in process.stdout.readline()
+            client = boto3.client(
+                "sagemaker-runtime",
+                endpoint_url=f"http://127.0.0.1:{port}",
+                region_name="us-east-1",
+                aws_access_key_id="x",
+                aws_secret_access_key="y",
+                config=boto3.session.Config(retries={"total_max_attempts": 1}),
+            )
+
+            def invoke(target: str) -> Any:
+                answer = client.invoke_endpoint(
+                    EndpointName="e", Body=V2, ContentType="application/json", TargetModel=target
+                )
+                return json.loads(answer["Body"].read())
+
+            for target in ("team/one.tar.gz", "folder", "team/one.tar.gz"):
+                assert invoke(target)["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
+            for target in ("none.tar.gz", "../archives", "team/../../secret", "broken.tar.gz", "."):
+                with pytest.raises(client.exceptions.ClientError, match="cannot be had"):
+                    invoke(target)
+            client.close()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(40) == 0
+
+
+def test_the_api_asks_for_the_folder_of_archives(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["emulate", "sagemaker-mme", "--api", "1", "--", sys.executable, str(SERVER)]
+    assert main(command) == 2
+    assert "--with archives=DIR" in capsys.readouterr().err

@@ -235,6 +235,27 @@ def test_an_archive_is_a_repository(
         assert repository.fingerprint(name)
 
 
+@pytest.mark.parametrize("names", [["config.pbtxt", "1/model.onnx"], ["model.onnx"], ["digits.onnx"]])
+def test_a_model_at_the_place_itself_is_called_what_the_user_says(
+    clouds: ObjectStore, opened: Opened, tmp_path: Path, names: list[str]
+) -> None:
+    put(clouds, *(f"one/place/{name}" for name in names))
+    clouds.put("bucket", "a/packed.tar.gz", packed(*names))
+    for name in names:
+        (tmp_path / "local" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "local" / name).write_bytes(b"x")
+    places = ("s3://bucket/one/place", "s3://bucket/a/packed.tar.gz", str(tmp_path / "local"))
+    for place in places:
+        repository = opened(place, any_layout=True, bare_name="named")
+        assert set(repository.models()) == {"named"}, place
+        assert repository.fetch("named").filenames(1)
+
+
+def test_the_users_name_is_not_for_the_models_of_a_repository(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "repo/m/1/model.onnx", "repo/n/1/model.onnx")
+    assert set(opened("s3://bucket/repo", any_layout=True, bare_name="named").models()) == {"m", "n"}
+
+
 def test_an_archive_is_brought_again_only_when_it_changed(clouds: ObjectStore, opened: Opened) -> None:
     clouds.put("bucket", "a.tgz", packed("m/1/model.onnx"))
     repository = opened("s3://bucket/a.tgz")
