@@ -7,24 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from remora.errors import UnsupportedError
-from remora.messages import TensorInfo
+from remora.messages import DATATYPE_BY_NAME, TensorInfo
 
-_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float": "FP32",
-    "double": "FP64",
-    "bfloat16": "BF16",
-    "string": "BYTES",
-}
+_DATATYPES = DATATYPE_BY_NAME | {"float": "FP32", "double": "FP64", "string": "BYTES"}
 _TENSOR = re.compile(r"tensor\((\w+)\)")
 _OPTIONAL = re.compile(r"optional\((.+)\)")
 _WITHOUT_ZIPMAP = "; export it without ZipMap: convert_sklearn(..., options={'zipmap': False})"

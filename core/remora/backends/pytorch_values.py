@@ -12,29 +12,12 @@ import numpy as np
 
 from remora.device_arrays import DeviceArray
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import DTYPES, Array
-
-DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "bfloat16": "BF16",
-}
-"""The wire's names of PyTorch's types."""
+from remora.messages import DATATYPE_BY_NAME, DTYPES, Array
 
 
 def datatype_name(dtype: object) -> str:
     """The wire's name of a ``torch.dtype``, "" when it has none."""
-    return DATATYPES.get(str(dtype).removeprefix("torch."), "")
+    return DATATYPE_BY_NAME.get(str(dtype).removeprefix("torch."), "")
 
 
 def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:

@@ -25,27 +25,12 @@ from remora.backends.opening import (
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.messages import DTYPES, Array, Tensor, TensorInfo
+from remora.messages import DATATYPE_BY_NAME, DTYPES, Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger(__name__)
 
-_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "bfloat16": "BF16",
-    "string": "BYTES",
-}
+_DATATYPES = DATATYPE_BY_NAME | {"string": "BYTES"}
 _DEFAULT_SIGNATURE = "serving_default"
 _DEFAULT_TAG = "serve"
 _KNOWN = frozenset(
