@@ -7,13 +7,16 @@ line that installs it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Set
 from pathlib import Path, PurePath
 from typing import Any
 
 from remora.backends import Source
 from remora.errors import ConfigError, InternalError, NotFoundError
 from remora.proto.model_config_pb2 import ModelConfig
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT_MAX_BATCH = "4"  # spec C13
 _LFS_POINTER = b"version https://git-lfs"
@@ -103,6 +106,12 @@ def said(config: ModelConfig, settings: Mapping[str, str], key: str) -> str:
     if key in config.parameters:
         return config.parameters[key].string_value.strip()
     return settings.get(key, "").strip()
+
+
+def warn_of_unused(config: ModelConfig, used: Set[str], backend: str) -> None:
+    """Say in the log which parameters of the model change nothing: a misspelt one would go unnoticed."""
+    for key in sorted(set(config.parameters) - used):
+        _log.warning("model '%s': the %s backend makes no use of the parameter '%s'", config.name, backend, key)
 
 
 def truth(config: ModelConfig, settings: Mapping[str, str], key: str, *, default: bool) -> bool:

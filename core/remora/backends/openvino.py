@@ -6,7 +6,6 @@ opened.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,13 @@ from remora.backends.opening import (
     model_path,
     said,
     truth,
+    warn_of_unused,
 )
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError, UnsupportedError
 from remora.messages import Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
-
-_log = logging.getLogger(__name__)
 
 _DATATYPES = {
     "boolean": "BOOL",
@@ -85,8 +83,7 @@ class OpenVinoModel:
 
     def __init__(self, openvino: Any, source: Source, path: Path, config: ModelConfig) -> None:
         self._source = source
-        for key in sorted(set(config.parameters) - _KNOWN):
-            _log.warning("model '%s': the openvino backend makes no use of the parameter '%s'", source.name, key)
+        warn_of_unused(config, _KNOWN, "openvino")
         core = openvino.Core()
         model = core.read_model(path)
         if config.max_batch_size and not truth(config, source.settings, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False):

@@ -7,18 +7,17 @@ the shapes of the source inputs; a ``batch_output`` is cut by them (spec K07).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from remora.backends import Execution, Instance
-from remora.backends.arrays import ArrayInstance, Run, gather, output_names, scatter
+from remora.backends.arrays import ArrayInstance, Run, gather, scatter
 from remora.config import dtype_name
 from remora.device_arrays import DeviceId
-from remora.errors import InternalError, RemoraError
+from remora.errors import InternalError
 from remora.messages import DTYPES, Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import BatchInput, ModelConfig
 
@@ -48,7 +47,6 @@ class RaggedPlan(NamedTuple):
     ragged: tuple[str, ...]
     made: tuple[MadeInput, ...]
     cut: Mapping[str, CutOutput]
-    outputs: tuple[str, ...]
     batches: bool
 
 
@@ -70,8 +68,7 @@ def ragged_plan(config: ModelConfig) -> RaggedPlan | None:
     plain = [row.name for row in config.input if not row.allow_ragged_batch]
     plain += [row.name for row in config.sequence_batching.control_input]
     plain += [row.input_name for row in config.sequence_batching.state]
-    outputs = output_names(config)
-    return RaggedPlan(tuple(dict.fromkeys(plain)), ragged, made, cut, outputs, config.max_batch_size > 0)
+    return RaggedPlan(tuple(dict.fromkeys(plain)), ragged, made, cut, config.max_batch_size > 0)
 
 
 def batch_tensor(kind: int, shapes: Sequence[Shape], dtype: np.dtype[Any], *, batches: bool) -> Array:
@@ -184,38 +181,25 @@ def array_instance(
     plan = ragged_plan(config)
     if plan is None:
         return ArrayInstance(name, config, run, quick=quick, staying=staying, devices=devices)
-    return RaggedInstance(name, plan, run, quick=quick)
+    return RaggedInstance(name, config, plan, run, quick=quick)
 
 
-class RaggedInstance:
+class RaggedInstance(ArrayInstance):
     """An ``Instance`` over a function from arrays to arrays, for models with ragged inputs or batch tensors.
 
-    As `ArrayInstance`: when a batch fails, its requests run again one by one, each failing alone.
-
     Args:
-        name: the instance's name (spec I03).
+        name: as for `ArrayInstance`; so are the others.
+        config: complete.
         plan: from `ragged_plan`.
-        run: see ``arrays.Run``; any exception is a failure of the model.
+        run: see ``arrays.Run``.
         quick: see ``Instance``.
-        clock: the engine's monotonic clock, in nanoseconds.
     """
 
-    __slots__ = ("_clock", "_plan", "_run", "name", "quick")
+    __slots__ = ("_plan",)
 
-    def __init__(
-        self,
-        name: str,
-        plan: RaggedPlan,
-        run: Run,
-        *,
-        quick: bool = False,
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self.name = name
-        self.quick = quick
+    def __init__(self, name: str, config: ModelConfig, plan: RaggedPlan, run: Run, *, quick: bool = False) -> None:
+        super().__init__(name, config, run, quick=quick)
         self._plan = plan
-        self._run = run
-        self._clock = clock
 
     def execute(self, execution: Execution) -> list[Outcome]:
         """Run the requests; see ``Instance.execute``."""
@@ -229,23 +213,12 @@ class RaggedInstance:
                 raise
         return [self._alone(execution, request) for request in requests]
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def _answer(self, execution: Execution, request: Request) -> Response:
+        return self._answers(execution, (request,))[0]
 
     def _answers(self, execution: Execution, requests: Sequence[Request]) -> list[Response]:
         inputs = gather_ragged(self._plan, requests)
-        asked = {name for request in requests for name in request.requested}
         execution.input_end_ns = execution.input_end_ns or self._clock()
-        outputs = self._run(inputs, tuple(name for name in self._plan.outputs if name in asked))
+        outputs = self._run(inputs, self._wanted(requests))
         execution.output_start_ns = self._clock()
         return scatter_ragged(self._plan, outputs, requests)
-
-    def _alone(self, execution: Execution, request: Request) -> Outcome:
-        try:
-            return self._answers(execution, (request,))[0]
-        except RemoraError as error:
-            return error
-        except Exception as error:
-            failure = InternalError(f"{type(error).__name__}: {error}", from_model=True)
-            failure.__cause__ = error
-            return failure

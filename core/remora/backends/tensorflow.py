@@ -21,6 +21,7 @@ from remora.backends.opening import (
     load_failure,
     model_path,
     said,
+    warn_of_unused,
 )
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
@@ -85,8 +86,7 @@ class TensorFlowModel:
     def __init__(self, tensorflow: Any, source: Source, path: Path, config: ModelConfig) -> None:
         self._tensorflow = tensorflow
         self._source = source
-        for key in sorted(set(config.parameters) - _KNOWN):
-            _log.warning("model '%s': the tensorflow backend makes no use of the parameter '%s'", source.name, key)
+        warn_of_unused(config, _KNOWN, "tensorflow")
         check_operations(source.name, _operations(path / "saved_model.pb"))
         self._set_threads(config)
         self._loaded: Any = tensorflow.saved_model.load(

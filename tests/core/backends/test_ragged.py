@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fakes import config_of
 from remora.backends import Execution, Placement, Source
 from remora.backends.ragged import (
-    RaggedInstance,
     RaggedPlan,
+    array_instance,
     batch_tensor,
     gather_ragged,
     ragged_plan,
@@ -117,7 +117,7 @@ def test_a_request_that_the_model_refuses_fails_alone() -> None:
             raise ValueError("unlucky")
         return [Tensor(name, "FP32", inputs["R"]) for name in wanted]
 
-    instance = RaggedInstance("m_0", plan_of(), run)
+    instance = array_instance("m_0", config_of(CONFIG), run)
     requests = [request(1, 2, ("CUT",)), request(1, 1, ("CUT",), start=13), request(2, 3, ("CUT",))]
     good, bad, last = instance.execute(Execution(requests))
     assert isinstance(good, Response)

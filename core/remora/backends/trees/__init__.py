@@ -6,7 +6,6 @@ values, class numbers or probabilities, in FP32.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,15 +14,13 @@ import numpy as np
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.onnx_plan import concurrent_instances
-from remora.backends.opening import default_max_batch, existing, load_failure, model_path, said, truth
+from remora.backends.opening import default_max_batch, existing, load_failure, model_path, said, truth, warn_of_unused
 from remora.backends.ragged import array_instance
 from remora.backends.trees.forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError
 from remora.messages import Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
-
-_log = logging.getLogger(__name__)
 
 _INPUT, _OUTPUT = "input__0", "output__0"
 _TYPES: Mapping[str, tuple[str, Callable[[str, Path, int], Forest]]] = {
@@ -71,8 +68,7 @@ class TreesBackend:
         except Exception as error:  # each library has classes of its own
             raise load_failure(source, path, str(error).strip().partition("\nStack trace")[0]) from error
         plan = plan_trees(config, source.settings, kind, forest.classes)
-        for key in sorted(set(config.parameters) - _USED - _WITHOUT_EFFECT):
-            _log.warning("model '%s': the fil backend does not know the parameter '%s'", source.name, key)
+        warn_of_unused(config, _USED | _WITHOUT_EFFECT, "fil")
         return TreesModel(source, forest, plan)
 
 
