@@ -13,7 +13,6 @@ import logging
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from remora.archive import unpack
 from remora.backends import Source
 from remora.backends.python.environment_cache import EnvironmentCache
 from remora.backends.python.requirements import read_requirements, unmet
+from remora.backends.worker.process import server_paths
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -117,7 +117,7 @@ def interpreter_for(source: Source, config: ModelConfig) -> Path:
             )
             return _checked(_interpreter_in(made, source.name), path, source.name)
         case Virtual(file, text):
-            key = _hash_of(text.encode(), sys.version.encode(), sys.executable.encode(), str(_own_paths()).encode())
+            key = _hash_of(text.encode(), sys.version.encode(), sys.executable.encode(), str(server_paths()).encode())
             made = _cache_of(source).folder_for(key, lambda folder: _install(file, folder, source.name))
             return _interpreter_in(made, source.name)
 
@@ -224,13 +224,7 @@ def _install(requirements: Path, folder: Path, model: str) -> None:
     # Only now, so that the installer neither counts on the server's packages nor touches them. They come last on the
     # path: what the requirements name wins.
     for site in folder.glob("lib/python*/site-packages"):
-        (site / "remora_server.pth").write_text("\n".join(_own_paths()) + "\n", encoding="utf-8")
-
-
-def _own_paths() -> list[str]:
-    """Where the server finds itself and its dependencies."""
-    here = str(Path(__file__).resolve().parents[3])
-    return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
+        (site / "remora_server.pth").write_text("\n".join(server_paths()) + "\n", encoding="utf-8")
 
 
 def _run(command: Iterable[str], what: str) -> None:

@@ -39,7 +39,7 @@ class WorkerProcess:
 
     def __init__(self, options: dict[str, object], pass_fds: Sequence[int], label: str, python: Path) -> None:
         own = str(python) == sys.executable
-        first, last = (sys.path, []) if own else ([], _servers_packages())
+        first, last = (sys.path, []) if own else ([], server_paths())
         arguments = [json.dumps(options), json.dumps(first), json.dumps(last), label]
         self._popen = subprocess.Popen(
             [str(python), "-X", "faulthandler", "-c", _BOOT, *arguments],
@@ -97,7 +97,8 @@ class WorkerProcess:
             self.exit_fd = -1
 
 
-def _servers_packages() -> list[str]:
+def server_paths() -> list[str]:
+    """Where the server finds itself and its dependencies, for an interpreter that is not its own."""
     here = str(Path(__file__).resolve().parents[3])
     return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 
