@@ -112,6 +112,7 @@ WHEELS_openvino := openvino==2026.4.1
 TESTS_openvino := tests/core/backends/test_openvino.py
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
 TESTS_tensorflow := tests/core/backends/test_tensorflow.py
+TESTS_trees := tests/core/backends/trees tests/core/backends/test_trees.py
 # xgboost itself brings GPU libraries along.
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 

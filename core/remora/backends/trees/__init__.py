@@ -77,18 +77,18 @@ class TreesModel:
 
     def __init__(self, source: Source, forest: Forest, plan: TreePlan) -> None:
         self._source = source
-        self._forest = forest
+        self.forest = forest
         self._plan = plan
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in what ``config`` leaves out, and check the rest. Raises ConfigError."""
         given = next((list(row.dims) for row in config.output if row.name == _OUTPUT), [])
-        width = output_width(self._plan, self._forest)
-        if self._plan.probabilities and self._forest.classes == 2 and given == [1]:
+        width = output_width(self._plan, self.forest)
+        if self._plan.probabilities and self.forest.classes == 2 and given == [1]:
             width = 1
         complete_from_tensors(
             config,
-            [TensorInfo(_INPUT, "FP32", (-1, self._forest.features))],
+            [TensorInfo(_INPUT, "FP32", (-1, self.forest.features))],
             [TensorInfo(_OUTPUT, "FP32", (-1, width))],
             default_max_batch=default_max_batch(self._source.settings),
         )
@@ -100,7 +100,7 @@ class TreesModel:
                 f"model '{config.name}' asks for a GPU, but forests run on the CPU here: set the instance group's kind "
                 "to KIND_CPU, or KIND_AUTO"
             )
-        forest, plan = self._forest, self._plan
+        forest, plan = self.forest, self._plan
         width = int(config.output[0].dims[0]) if config.output and config.output[0].dims else 1
 
         def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:

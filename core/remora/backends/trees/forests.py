@@ -5,7 +5,6 @@ A forest gives one row of values for each row of features: regression values, or
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.opening import import_framework
-from remora.backends.trees.checks import check_lightgbm, check_xgboost
-from remora.errors import InternalError
+from remora.backends.trees.lightgbm_text import checked_text
+from remora.backends.trees.treelite_checkpoint import check_checkpoint
+from remora.backends.trees.xgboost_document import read_xgboost
 from remora.messages import Array
 
 _EXTRA = "'remora[trees]'"
@@ -40,32 +40,23 @@ class Forest(NamedTuple):
 def xgboost_forest(model: str, path: Path, threads: int) -> Forest:
     """A model that XGBoost saved as JSON or UBJSON. Raises ConfigError without XGBoost, and its own errors."""
     xgboost = import_framework("xgboost", model, "XGBoost", _EXTRA)
+    data = path.read_bytes()
+    told = read_xgboost(data)
     booster = xgboost.Booster({"nthread": threads})
-    booster.load_model(path)
-    learner = json.loads(booster.save_config())["learner"]
-    objective = str(learner["objective"]["name"])
-    if objective == "multi:softmax":  # the same trees; only the last step would throw the probabilities away
+    booster.load_model(bytearray(data))
+    if told.objective == "multi:softmax":  # the same trees; only the last step would throw the probabilities away
         booster.set_param({"objective": "multi:softprob"})
-    declared = int(learner["learner_model_param"].get("num_class", "0"))
-    classes = declared if declared > 1 else 2 if objective.startswith("binary:") else 0
-    targets = int(learner["learner_model_param"].get("num_target", "1"))
+    classes = told.classes or (2 if told.objective.startswith("binary:") else 0)
 
     def predict(rows: Array) -> Array:
         return _table(booster.inplace_predict(rows, validate_features=False), len(rows))
 
-    width = classes if classes > 2 else max(targets, 1)
-    told = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
-    check_xgboost(told, int(booster.num_features()), width)
-    return Forest(int(booster.num_features()), classes, width, predict)
+    return Forest(told.features, classes, classes if classes > 2 else max(told.targets, 1), predict)
 
 
 def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
     """A model in LightGBM's text format. Raises ConfigError without LightGBM, and its own errors."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if not text.startswith("tree\n") or "\nend of trees" not in text:
-        # Its reader takes the process down on some texts that are cut short.
-        raise InternalError("it is not a whole model in LightGBM's text format: 'end of trees' is not in it")
-    check_lightgbm(text)
+    text = checked_text(path.read_text(encoding="utf-8", errors="replace"))
     lightgbm = import_framework("lightgbm", model, "LightGBM", _EXTRA)
     booster = lightgbm.Booster(model_str=text)
     head = dict(line.split("=", 1) for line in text.partition("\nTree=")[0].splitlines() if "=" in line)
@@ -82,7 +73,9 @@ def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
 def treelite_forest(model: str, path: Path, threads: int) -> Forest:
     """A checkpoint of Treelite: how forests of scikit-learn come here. Raises ConfigError without Treelite."""
     treelite = import_framework("treelite", model, "Treelite", _EXTRA)
-    inner = treelite.Model.deserialize(str(path))
+    data = path.read_bytes()
+    check_checkpoint(data)
+    inner = treelite.Model.deserialize_bytes(data)
     header = inner.get_header_accessor()
     task = int(np.asarray(header.get_field("task_type")).ravel()[0])
     most = int(np.max(header.get_field("num_class")))

@@ -1,0 +1,159 @@
+"""Is a model of XGBoost a forest? Pure; the law: its JSON or UBJSON is looked at before the library reads it.
+
+XGBoost trusts the numbers of nodes, categories and classes in a file, and ends the process over some that are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.backends.trees.checks import check_tree
+from remora.backends.trees.ubjson import read_ubjson
+from remora.errors import InternalError
+from remora.messages import Array
+
+_PER_NODE = ("right_children", "split_indices", "split_conditions", "parents", "default_left", "split_type",
+             "loss_changes", "sum_hessian")  # fmt: skip
+_MOST_CATEGORY_BYTES = 256 << 20
+"""A set of categories is as long as its highest one asks for, one bit each."""
+_MOST_INTEGER = 2**32 - 1
+
+
+class XGBoostModel(NamedTuple):
+    """What a model says of itself. ``classes`` is 0 where there are none."""
+
+    objective: str
+    features: int
+    classes: int
+    targets: int
+
+
+def read_xgboost(data: bytes) -> XGBoostModel:
+    """What a model says of itself, when all in it fits. Raises InternalError."""
+    if not data.startswith(b"{"):
+        raise InternalError("it is neither JSON nor UBJSON")
+    if data[1:2] in (b'"', b" ", b"\n", b"\r", b"\t"):  # as XGBoost tells them apart
+        document = json.loads(data, object_pairs_hook=_once)
+    else:
+        document = read_ubjson(data)
+    try:
+        return _check_learner(document["learner"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InternalError(f"the forest lacks something, or has it in another form: {error!r:.100}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InternalError("the document says something twice")
+    return found
+
+
+def _check_learner(learner: Mapping[str, Any]) -> XGBoostModel:
+    said = learner["learner_model_param"]
+    features, classes, targets = int(said["num_feature"]), int(said.get("num_class", 0)), int(said.get("num_target", 1))
+    groups = max(classes, targets, 1)
+    if min(features, classes, targets) < 0 or max(features, groups) > _MOST_INTEGER // 2:
+        raise InternalError("the forest has fewer features or classes than none")
+    objective = learner["objective"]
+    for settings in objective.values():  # so many values are written to where there is room for the model's classes
+        if isinstance(settings, dict) and int(settings.get("num_class", classes)) != classes:
+            raise InternalError(f"the forest's objective is not for the {classes} classes that the forest has")
+    booster = learner["gradient_booster"]
+    model = booster["gbtree"]["model"] if "gbtree" in booster else booster["model"]
+    if "trees" not in model:
+        raise InternalError(f"'{str(booster.get('name'))[:20]}' grows no forest: use the booster gbtree or dart")
+    _check_forest(model, features, groups)
+    if len(booster.get("weight_drop", model["trees"])) != len(model["trees"]):
+        raise InternalError("the forest has trees without a weight")
+    return XGBoostModel(str(objective["name"]), features, classes if classes > 1 else 0, targets)
+
+
+def _check_forest(model: Mapping[str, Any], features: int, groups: int) -> None:
+    trees, told = model["trees"], _integers(model["tree_info"])
+    if len(told) != len(trees) or int(model["gbtree_model_param"]["num_trees"]) != len(trees):
+        raise InternalError(f"the forest has {len(trees)} trees and says that it has others")
+    if told.size and (told.min() < 0 or told.max() >= groups):
+        raise InternalError("a tree of the forest belongs to a class that is not there")
+    rounds = _integers(model.get("iteration_indptr", [0, len(trees)]))
+    if not rounds.size or rounds[0] != 0 or rounds[-1] != len(trees) or (np.diff(rounds) < 0).any():
+        raise InternalError("the forest's rounds are not those of its trees")
+    wide = max((int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees), default=1)
+    if groups > max(len(trees), wide, 1):  # limits first: a row of the output has so many values
+        raise InternalError(f"the forest gives {groups} values and has {len(trees)} trees")
+    room = _MOST_CATEGORY_BYTES
+    for tree in trees:
+        room -= _check_tree(tree, features, groups)
+        if room < 0:
+            raise InternalError("the forest's categories have numbers too high to be kept as sets")
+
+
+def _check_tree(tree: Mapping[str, Any], features: int, groups: int) -> int:
+    """How many bytes its sets of categories take."""
+    param, left = tree["tree_param"], _integers(tree["left_children"])
+    nodes, vector = len(left), int(param.get("size_leaf_vector", 1))
+    lengths = {len(tree[key]) for key in _PER_NODE if key in tree}
+    if not nodes or nodes != int(param["num_nodes"]) or lengths != {nodes}:
+        raise InternalError("a tree of the forest has nodes without children's numbers, or other things they need")
+    if not 0 <= vector <= groups or int(param.get("num_feature", features)) > features:
+        raise InternalError("a tree of the forest is for other rows, or other values")
+    right, split = _integers(tree["right_children"]), _integers(tree["split_indices"])
+    inner = left != -1
+    check_tree(left, right, split, inner, features)
+    if vector > 1:
+        _check_vectors(tree, right[~inner], nodes, vector)
+    elif (right[~inner] != -1).any() or len(tree.get("base_weights", left)) != nodes:
+        raise InternalError("a tree of the forest has a child that is not there")
+    at = np.arange(nodes)[inner]
+    parents = _integers(tree["parents"])
+    if (parents[left[inner]] != at).any() or (parents[right[inner]] != at).any():
+        raise InternalError("a tree of the forest has a node with two parents")
+    kinds = _integers(tree.get("split_type", np.zeros(nodes, np.int64)))
+    if not np.isin(kinds, (0, 1)).all() or not np.isin(_integers(tree["default_left"]), (0, 1)).all():
+        raise InternalError("a tree of the forest has a decision of a kind that is not there")
+    return _check_categories(tree, np.flatnonzero(inner & (kinds == 1)))
+
+
+def _check_vectors(tree: Mapping[str, Any], places: Array, nodes: int, vector: int) -> None:
+    """Leaves with a value for each target say which of the tree's vectors is theirs."""
+    if not tree.keys() >= set(_PER_NODE):
+        raise InternalError("a tree of the forest has nodes without the things they need")
+    if "leaf_weights" not in tree:
+        if len(tree["base_weights"]) != nodes * vector:
+            raise InternalError("a tree of the forest has leaves without values")
+        return
+    if len(tree["leaf_weights"]) % vector or len(tree["base_weights"]) % vector:
+        raise InternalError("a tree of the forest has leaves without values")
+    if places.size and (places.min() < 0 or places.max() >= len(tree["leaf_weights"]) // vector):
+        raise InternalError("a tree of the forest has leaves without values")
+
+
+def _check_categories(tree: Mapping[str, Any], asking: Array) -> int:
+    begins, sizes, nodes, values = (
+        _integers(tree.get(key, ()))
+        for key in ("categories_segments", "categories_sizes", "categories_nodes", "categories")
+    )
+    if not len(begins) == len(sizes) == len(nodes):
+        raise InternalError("a tree of the forest has categories without their sizes")
+    if not np.array_equal(nodes, asking) or (values.size and values.min() < 0):
+        raise InternalError("a tree of the forest has categories that are not there")
+    taken = 0
+    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        if begin < 0 or size < 1 or begin + size > len(values):
+            raise InternalError("a tree of the forest has categories that are not there")
+        taken += int(values[begin : begin + size].max()) // 8 + 8
+    return taken
+
+
+def _integers(values: Any) -> Array:
+    found = np.asarray(values)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iub"):
+        raise InternalError("a tree of the forest has something else for whole numbers")
+    whole = found.astype(np.int64)
+    if whole.size and (whole.min() < -1 or whole.max() > _MOST_INTEGER):
+        raise InternalError("a tree of the forest has a number that is too high")
+    return whole
