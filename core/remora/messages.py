@@ -43,11 +43,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """The wire's datatypes and the numpy dtype each travels in. BF16 travels as the 16 raw bits in a uint16, BYTES as
 an object array of ``bytes``: numpy has neither type."""
 
-DATATYPE_BY_NAME: dict[str, str] = {
-    "bfloat16" if name == "BF16" else dtype.name: name for name, dtype in DTYPES.items() if name != "BYTES"
-}
-"""The wire's datatypes by numpy's names, which most frameworks share; what they call text is theirs."""
-
 _DATATYPE_OF = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
 

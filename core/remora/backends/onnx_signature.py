@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import UnsupportedError
-from remora.messages import DATATYPE_BY_NAME, TensorInfo
+from remora.messages import TensorInfo
 
 _DATATYPES = DATATYPE_BY_NAME | {"float": "FP32", "double": "FP64", "string": "BYTES"}
 _TENSOR = re.compile(r"tensor\((\w+)\)")

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.device_arrays import DeviceArray
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import DATATYPE_BY_NAME, DTYPES, Array
+from remora.messages import DTYPES, Array
 
 
 def datatype_name(dtype: object) -> str:

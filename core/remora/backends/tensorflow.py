@@ -25,8 +25,9 @@ from remora.backends.opening import (
 )
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
+from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.messages import DATATYPE_BY_NAME, DTYPES, Array, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from remora.errors import ConfigError
+from remora.messages import DTYPES
 from remora.proto.model_config_pb2 import DataType
 
 _NAME_OF: dict[int, str] = {
@@ -13,6 +14,11 @@ _NAME_OF: dict[int, str] = {
     if name != "TYPE_INVALID"
 }
 _TYPE_OF: dict[str, DataType] = {name: cast(DataType, value) for value, name in _NAME_OF.items()}
+
+DATATYPE_BY_NAME: dict[str, str] = {
+    "bfloat16" if name == "BF16" else dtype.name: name for name, dtype in DTYPES.items() if name != "BYTES"
+}
+"""The wire's datatypes by numpy's names, which most frameworks share; what they call text is theirs."""
 
 
 def dtype_name(data_type: int) -> str:
