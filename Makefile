@@ -28,7 +28,7 @@ HELM_LIBRARY := helm-sdkpy==0.1.32
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
-        test-azure-ai-ml test-infra test-containers test-gpu-image test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
+        test-azure-ai-ml test-infra test-containers test-gpu test-tensorrt-bindings test-gpu-image test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -127,6 +127,38 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS_$*)
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[onnx]' onnx pytest pytest-timeout hypothesis
+	@touch $@
+
+# Where there is no GPU nothing is installed, and the tests are only collected, so that they do not rot.
+GPU_WHEELS := torch==2.13.0 'tritonclient[all,cuda]' onnx
+test-gpu: $(VENV)/dev.stamp  ## what needs an NVIDIA GPU, on it; says so where there is none
+	@if [ -e /proc/driver/nvidia/gpus ]; then $(MAKE) --no-print-directory test-on-gpu; \
+	else $(PY) -m pytest -q --collect-only -p no:warnings tests/gpu >/dev/null && \
+	    echo "SKIPPED test-gpu: no NVIDIA GPU is at hand (/proc/driver/nvidia/gpus); its tests can be collected"; fi
+
+.PHONY: test-on-gpu
+test-on-gpu: $(VENV)-gpu/stamp
+	NVIDIA_TF32_OVERRIDE=0 PARITY_KIND=KIND_GPU $(VENV)-gpu/bin/python -m pytest -s tests/gpu \
+	    tests/core/backends/test_parity.py tests/core/backends/test_device_tensors.py tests/core/system/test_cuda.py $(T)
+
+$(VENV)-gpu/stamp: $(LOCKED) Makefile
+	@$(PYTHON) -m venv $(VENV)-gpu
+	@$(VENV)-gpu/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]' $(GPU_WHEELS) \
+	    pytest pytest-timeout hypothesis
+	@$(VENV)-gpu/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tensorrt]' || \
+	    echo "TensorRT cannot be installed here: its tests will say so"
+	@touch $@
+
+TENSORRT_BINDINGS := tensorrt-cu12-bindings==11.4.0.106
+test-tensorrt-bindings: $(VENV)-tensorrt/stamp  ## what is called of TensorRT against NVIDIA's bindings; no GPU needed
+	$(VENV)-tensorrt/bin/python -m pytest tests/core/backends/test_tensorrt_bindings.py \
+	    tests/core/backends/test_tensorrt.py $(T)
+
+$(VENV)-tensorrt/stamp: $(LOCKED) Makefile
+	@$(PYTHON) -m venv $(VENV)-tensorrt
+	@$(VENV)-tensorrt/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(TENSORRT_BINDINGS)
+	@$(VENV)-tensorrt/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    --editable . pytest pytest-timeout hypothesis
 	@touch $@
 
 soak: $(VENV)/dev.stamp  ## the tests of docs/reliability.md at full length; minutes

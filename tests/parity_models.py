@@ -7,6 +7,7 @@ Frameworks are imported when a format is asked for.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -103,6 +104,13 @@ class Format:
     kinds: tuple[str, ...] = ("mlp", "convolution", "two", "single")
     datatypes: tuple[str, ...] = NUMBERS
     has_strings = False
+    on_gpu = False
+    """Whether PARITY_KIND says where its models are to run."""
+
+    @property
+    def place(self) -> str:
+        """The kind of instance group that its models get."""
+        return os.environ.get("PARITY_KIND", "KIND_CPU") if self.on_gpu else "KIND_CPU"
 
     def missing(self) -> str:
         """Why this format cannot be tested here, "" when it can."""
@@ -121,7 +129,8 @@ class Format:
         version = directory / "1"
         version.mkdir(parents=True)
         text, reference = self.export(model, version)
-        (directory / "config.pbtxt").write_text(f"{text} {model.config}")
+        group = "" if self.place == "KIND_CPU" else f"instance_group {{ kind: {self.place} }}"
+        (directory / "config.pbtxt").write_text(f"{text} {model.config} {group}")
         return reference
 
     def export(self, model: Model, version: Path) -> tuple[str, Reference]:
@@ -131,6 +140,7 @@ class Format:
 
 class Onnx(Format):
     name = backend = "onnxruntime"
+    on_gpu = True
     needs = ("onnx", "onnxruntime")
     install = "pip install 'remora[demo]'"
     datatypes = (*WIDE, "BYTES")
@@ -182,6 +192,7 @@ class Torch(Format):
     """TorchScript."""
 
     name, backend = "torchscript", "pytorch"
+    on_gpu = True
     needs = ("torch",)
     install = "make test-torch"
     datatypes = (*WIDE, "BF16")
@@ -203,6 +214,7 @@ class TorchExport(Format):
     """Programs of torch.export."""
 
     name, backend = "torch.export", "pytorch"
+    on_gpu = True
     needs = ("torch",)
     install = "make test-torch"
     datatypes = (*NUMBERS, "BF16")

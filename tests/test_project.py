@@ -43,6 +43,8 @@ STARTS_THREADS = (
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python/coroutines.py",
+    # It says that an engine is still being built, while the call that builds it takes minutes.
+    "core/remora/backends/onnx_engines.py",
     # One keeps each worker process, and ends with it; the others hand on streams whose clients may be slow.
     "core/remora/backends/worker/",
     # A function waits in a call of the Runtime API, which therefore stands beside the checks.

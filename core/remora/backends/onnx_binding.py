@@ -7,13 +7,13 @@ copy each. With CUDA graphs the memory of inputs and outputs is fixed for each s
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from remora.backends.onnx_plan import GraphPlan
+from remora.backends.transfers import Transfer
 from remora.device_arrays import Block, DeviceArray, Memory
 from remora.messages import DTYPES, Array, Tensor
 
@@ -22,26 +22,6 @@ _NEVER = -1
 """The graph number that means "run without a graph"."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-
-
-class Transfer:
-    """Copies of many tensors at a time between the host and a device's memory."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    def to_device(self, copies: Sequence[tuple[int, Array]]) -> None:
-        """Put arrays at addresses of the device."""
-        for address, array in copies:
-            if array.nbytes:
-                self._memory.copy(address, array.ctypes.data, array.nbytes)
-
-    def to_host(self, arrays: Sequence[DeviceArray]) -> list[Array]:
-        """New arrays with the values."""
-        return [np.array(array.host()) for array in arrays]
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class _Fixed(NamedTuple):
@@ -183,77 +163,3 @@ class Binding:
         for key, value in {**self._entries, **more}.items():
             options.add_run_config_entry(key, value)
         return options
-
-
-class CudaTransfer(Transfer):
-    """Copies through pinned memory on a stream of its own, so that they run beside other instances' kernels."""
-
-    def __init__(self, memory: Memory, runtime: Any) -> None:
-        super().__init__(memory)
-        self._cuda = runtime
-        self._number = memory.device[1]
-        self._cuda.use(self._number)
-        self._stream = self._cuda.stream()
-        self._pinned = (0, 0)
-        """Address and size."""
-
-    def to_device(self, copies: Sequence[tuple[int, Array]]) -> None:
-        """Put arrays at addresses of the device, and wait for them."""
-        at = self._room(sum(array.nbytes for _, array in copies))
-        for address, array in copies:
-            if array.nbytes:
-                view_at(at, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
-                self._cuda.copy_soon(address, at, array.nbytes, self._stream)
-                at += array.nbytes
-        self._cuda.wait(self._stream)
-
-    def to_host(self, arrays: Sequence[DeviceArray]) -> list[Array]:
-        """New arrays with the values."""
-        start = at = self._room(sum(array.nbytes for array in arrays))
-        for array in arrays:
-            if array.nbytes:
-                self._cuda.copy_soon(at, array.address, array.nbytes, self._stream)
-                at += array.nbytes
-        self._cuda.wait(self._stream)
-        found = []
-        for array in arrays:
-            made = np.empty(array.shape, array.dtype)
-            if array.nbytes:
-                made.reshape(-1).view(np.uint8)[:] = view_at(start, array.nbytes)
-                start += array.nbytes
-            found.append(made)
-        return found
-
-    def close(self) -> None:
-        """Give stream and memory back, once."""
-        if self._stream:
-            self._cuda.use(self._number)
-            if self._pinned[0]:
-                self._cuda.free_pinned(self._pinned[0])
-            self._cuda.drop(self._stream)
-            self._stream, self._pinned = 0, (0, 0)
-
-    def _room(self, size: int) -> int:
-        """Pinned memory, which grows with the largest batch and is kept."""
-        self._cuda.use(self._number)
-        address, there = self._pinned
-        if there < size:
-            self._pinned = (0, 0)
-            if address:
-                self._cuda.free_pinned(address)
-            self._pinned = (self._cuda.take_pinned(size), size)
-        return self._pinned[0]
-
-
-def view_at(address: int, size: int) -> Array:
-    """Memory of the host as bytes."""
-    memory: Any = (ctypes.c_uint8 * size).from_address(address)
-    array: Array = np.frombuffer(memory, np.uint8)
-    return array
-
-
-def cuda_transfer(memory: Memory) -> CudaTransfer:
-    """Transfers from and to a GPU. Raises UnsupportedError where there is no CUDA runtime."""
-    from remora.system.cuda import cuda  # only where there is a GPU
-
-    return CudaTransfer(memory, cuda())

@@ -26,27 +26,6 @@ _MOST_BYTES = 1 << 30
 """Larger models are left alone: protobuf ends at 2 GiB, and reading them again costs more than it saves."""
 
 
-def engine_cache(folder: Path, model: Path, flavour: str) -> dict[str, str]:
-    """TensorRT's options for keeping the engines and timings of a model, in a directory of its own in ``folder``.
-
-    The directory's name covers the file, weights beside it included, and ``flavour``: all that the engines depend on
-    besides the GPU and TensorRT's version, which ONNX Runtime puts into the files' names.
-    """
-    digest = hashlib.sha256(f"{flavour}\0".encode())
-    for path in sorted(path for path in model.parent.iterdir() if path.is_file()):
-        digest.update(f"{path.name}\0".encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    kept = folder / digest.hexdigest()
-    kept.mkdir(parents=True, exist_ok=True)
-    return {
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": str(kept),
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": str(kept),
-    }
-
-
 class OptimizedModels:
     """A directory of optimised models. Processes may share it.
 

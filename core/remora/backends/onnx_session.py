@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from remora.backends.arrays import Run
-from remora.backends.onnx_binding import Binding, Transfer
+from remora.backends.onnx_binding import Binding
 from remora.backends.onnx_plan import GraphPlan, SessionPlan
 from remora.backends.onnx_signature import read_signature
+from remora.backends.transfers import Transfer
 from remora.device_arrays import Memory
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor

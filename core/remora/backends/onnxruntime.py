@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.onnx_binding import Transfer, cuda_transfer
 from remora.backends.onnx_plan import (
     CPU_PROVIDER,
+    CUDA_PROVIDER,
     TENSORRT_PROVIDER,
     Device,
     ProviderPlan,
@@ -38,6 +38,7 @@ from remora.backends.opening import (
     stands_for_a_device,
 )
 from remora.backends.ragged import array_instance
+from remora.backends.transfers import Transfer, cuda_transfer
 from remora.device_arrays import CUDA, HOST, DeviceId, Memory, memory_of
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import TensorInfo
@@ -63,8 +64,8 @@ class OnnxRuntimeBackend:
     """Serves ``.onnx`` models.
 
     Its settings: ``default-max-batch-size`` (spec C13), ``optimized-model-cache`` and
-    ``tensorrt-engine-cache`` (directories, see ``onnx_cache``),
-    and defaults for the parameters that ``onnx_plan.plan_session`` reads.
+    ``tensorrt-engine-cache`` (directories, see ``onnx_cache`` and ``onnx_engines``), ``device-tensors`` (decision
+    0030), and defaults for the parameters that ``onnx_plan.plan_session`` reads.
     """
 
     name = "onnxruntime"
@@ -135,11 +136,13 @@ class OnnxModel:
         if placement.kind != "MODEL":
             device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
         graphs = plan_graphs(config)
-        session = self._session(config, device) if graphs is None else self._own_session(config, device)
+        session = self._session(config, device)
         quick = all(provider == CPU_PROVIDER for provider in session.providers)
         memory = self._memory(session, device, on_cpu=quick)
         if memory is None:
             return array_instance(placement.name, config, session.run_for(config), quick=quick)
+        if graphs is not None:
+            session = self._own_session(config, device)
         transfer = Transfer(memory) if quick else cuda_transfer(memory)
         bound = session.bound(config, memory, transfer, graphs)
         devices = frozenset({memory.device})
@@ -206,9 +209,9 @@ class OnnxModel:
                 preload()
         for missing in providers.missing:
             _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
-        if TENSORRT_PROVIDER in providers.names:
-            providers = self._keeping_engines(providers)
-        inner = self._create(plan, providers)
+        if any("enable_cuda_graph" in options for _, options in providers.chain):  # unless a binding says otherwise
+            plan = plan._replace(run_entries={**plan.run_entries, "gpu_graph_id": "-1"})
+        inner = self._create(plan, providers, device)
         lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
         if device.kind == "GPU":
             self._need(lost, "its libraries or the GPU cannot be used")
@@ -216,24 +219,28 @@ class OnnxModel:
             _log.warning("model '%s': the %s cannot be used here; going on without", name, missing)
         return OnnxSession(name, runtime, inner, plan)
 
-    def _keeping_engines(self, providers: ProviderPlan) -> ProviderPlan:
-        """The providers, with TensorRT's engines kept where the operator wants them; says that building takes long."""
-        name, folder = self._source.name, self._source.settings.get("tensorrt-engine-cache")
-        kept: dict[str, str] = {}
-        if folder:
-            from remora.backends.onnx_cache import engine_cache  # only where TensorRT is asked for
+    def _keeping_engines(self, providers: ProviderPlan, device: Device) -> tuple[ProviderPlan, bool]:
+        """The providers, with TensorRT's engines kept; and whether one will be built, which takes long and is said."""
+        from remora.backends.onnx_engines import (  # only where TensorRT is asked for
+            engine_cache,
+            engine_folder,
+            gpu_and_tensorrt,
+        )
 
-            options = dict(providers.chain)[TENSORRT_PROVIDER]
-            kept = engine_cache(Path(folder), self._path, f"{self._runtime.__version__} {sorted(options.items())}")
-        if not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine")):
-            again = (
-                "" if kept else "; --backend-config=onnxruntime,tensorrt-engine-cache=DIR keeps it for the next time"
-            )
-            _log.info("model '%s': TensorRT builds its engine, which can take minutes%s", name, again)
+        folder = engine_folder(self._source.settings.get("tensorrt-engine-cache", ""))
+        options = dict(providers.chain)[TENSORRT_PROVIDER]
+        kept: dict[str, str] = {}
+        if folder is not None:
+            machine = gpu_and_tensorrt(device.id)
+            kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
+        building = not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine"))
+        if building:
+            where = "" if kept else "; it is not kept: set tensorrt-engine-cache"
+            _log.info("model '%s': TensorRT builds its engine, which can take minutes%s", self._source.name, where)
         chain = tuple(
             (each, {**kept, **given} if each == TENSORRT_PROVIDER else given) for each, given in providers.chain
         )
-        return providers._replace(chain=chain)
+        return providers._replace(chain=chain), building
 
     def _need(self, missing: Sequence[str], why: str) -> None:
         if missing:
@@ -242,8 +249,11 @@ class OnnxModel:
                 f"{why}; pip install 'remora[gpu]' and check the driver, or set the instance group's kind to KIND_CPU"
             )
 
-    def _create(self, plan: SessionPlan, providers: ProviderPlan) -> Any:
+    def _create(self, plan: SessionPlan, providers: ProviderPlan, device: Device) -> Any:
         runtime, path = self._runtime, self._path
+        building = False
+        if TENSORRT_PROVIDER in providers.names:
+            providers, building = self._keeping_engines(providers, device)
 
         def create(file: Path, **changes: Any) -> Any:
             options = session_options(runtime, plan)
@@ -255,11 +265,21 @@ class OnnxModel:
             return session
 
         try:
+            if building:
+                from remora.backends.onnx_engines import telling
+
+                with telling(self._source.name):
+                    return create(path)
             folder = self._source.settings.get("optimized-model-cache")
-            if folder and providers.names == (CPU_PROVIDER,):
+            if folder and providers.names in ((CPU_PROVIDER,), (CUDA_PROVIDER, CPU_PROVIDER)):
                 from remora.backends.onnx_cache import OptimizedModels  # most models never need it
 
-                cache = OptimizedModels(Path(folder), f"{runtime.__version__} {plan.graph_level} {plan.entries}")
+                flavour = f"{runtime.__version__} {plan.graph_level} {plan.entries}"
+                if device.kind == "GPU":
+                    from remora.backends.onnx_engines import gpu_and_tensorrt
+
+                    flavour += f" {providers.chain} {gpu_and_tensorrt(device.id)}"
+                cache = OptimizedModels(Path(folder), flavour)
                 level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
                 return cache.load(path, create, lambda file: create(file, graph_optimization_level=level))
             return create(path)

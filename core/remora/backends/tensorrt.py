@@ -1,8 +1,8 @@
 """The TensorRT backend: engines built ahead of time; the law: one engine for each GPU, a context and a stream for each
 instance.
 
-TensorRT and the CUDA runtime are imported when the first model is opened. All that is asked of them is in
-``tensorrt_context``, so that stand-ins can take their place.
+TensorRT and the CUDA runtime are loaded when the first model is opened. All that is asked of TensorRT is in
+``tensorrt_context``, so that stand-ins can take its place.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 from remora.backends import Instance, Placement, Source
 from remora.backends.opening import existing, import_framework, load_failure, model_path
 from remora.backends.ragged import array_instance
-from remora.backends.tensorrt_context import Context, Cuda, Engine, Reasons, describe
+from remora.backends.tensorrt_context import Context, Engine, Reasons, describe
 from remora.config import complete_from_tensors
-from remora.errors import ConfigError
+from remora.device_arrays import CudaMemory, DeviceId
+from remora.errors import ConfigError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system import cuda
 
 _EXTRA = "'remora[tensorrt]'"
 
@@ -38,19 +40,21 @@ class TensorRtBackend:
         """
         path = existing(model_path(source, config, "model.plan"), source, "*.plan", "*.engine", "*.trt")
         trt = import_framework("tensorrt", source.name, "TensorRT", _EXTRA)
-        cuda = Cuda(import_framework("cuda.bindings.runtime", source.name, "the CUDA runtime (cuda-python)", _EXTRA))
-        devices = cuda.device_count()
-        if not devices:
+        try:
+            runtime = cuda.cuda()
+        except UnsupportedError as error:
+            raise ConfigError(f"model '{source.name}': TensorRT engines need CUDA: {error.message}") from error
+        if not runtime.device_count():
             raise ConfigError(f"model '{source.name}': TensorRT engines run on GPUs, and CUDA sees none here")
-        return TensorRtModel(trt, cuda, source, path, config)
+        return TensorRtModel(trt, runtime, source, path, config)
 
 
 class TensorRtModel:
     """An opened engine, read once for each GPU that instances live on."""
 
-    def __init__(self, trt: Any, cuda: Cuda, source: Source, path: Path, config: ModelConfig) -> None:
+    def __init__(self, trt: Any, runtime: cuda.Cuda, source: Source, path: Path, config: ModelConfig) -> None:
         self._trt = trt
-        self._cuda = cuda
+        self._cuda = runtime
         self._source = source
         self._path = path
         self._engines: dict[int, Engine] = {}
@@ -89,8 +93,11 @@ class TensorRtModel:
             raise ConfigError(
                 f"model '{config.name}' asks for optimization profile {profile}; the engine has {engine.profiles}"
             )
-        context = Context(self._cuda, engine, placement.device_id, profile)
-        return _TensorRtInstance(array_instance(placement.name, config, context), context)
+        memory = CudaMemory(self._cuda, placement.device_id)
+        context = Context(self._cuda, engine, memory, profile)
+        devices = frozenset({memory.device})
+        inner = array_instance(placement.name, config, context, staying=context.staying, devices=devices)
+        return _TensorRtInstance(inner, context)
 
     def close(self) -> None:
         """Let the engines go."""
@@ -117,6 +124,7 @@ class _TensorRtInstance:
         self.name = inner.name
         self.execute = inner.execute
         self.close = context.close
+        self.devices: frozenset[DeviceId] = getattr(inner, "devices", frozenset())
 
 
 def _profiles(config: ModelConfig) -> list[int]:

@@ -1,4 +1,4 @@
-"""All that is asked of TensorRT and the CUDA runtime; the law: every call is checked, memory is kept.
+"""All that is asked of TensorRT; the law: every call is checked, memory is kept.
 
 An execution context runs one batch at a time on its own stream: inputs to the device, the kernels, outputs back.
 """
@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.backends.transfers import CudaTransfer
+from remora.device_arrays import Block, DeviceArray, Memory, on_host
 from remora.errors import InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor, TensorInfo
+from remora.system.cuda import Cuda
 
 _DATATYPES = {
     "FLOAT": "FP32",
@@ -65,58 +68,6 @@ class Reasons:
         return "; ".join(self._lines)
 
 
-class Cuda:
-    """The calls of ``cuda.bindings.runtime`` that are needed; each gives its status first. Raises InternalError."""
-
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
-
-    def device_count(self) -> int:
-        """How many GPUs there are; 0 where the driver is missing as well."""
-        status, *found = self._runtime.cudaGetDeviceCount()
-        return int(found[0]) if int(status) == 0 else 0
-
-    def use(self, device: int) -> None:
-        """Make a device the calling thread's."""
-        self._call("cudaSetDevice", device)
-
-    def stream(self) -> Any:
-        """A new stream."""
-        return self._call("cudaStreamCreate")
-
-    def wait(self, stream: Any) -> None:
-        """Until all that was put on a stream is done."""
-        self._call("cudaStreamSynchronize", stream)
-
-    def drop(self, stream: Any) -> None:
-        """Give a stream back."""
-        self._call("cudaStreamDestroy", stream)
-
-    def take(self, size: int) -> int:
-        """The address of new device memory."""
-        return int(self._call("cudaMalloc", size))
-
-    def free(self, address: int) -> None:
-        """Give device memory back."""
-        self._call("cudaFree", address)
-
-    def to_device(self, address: int, array: Array, stream: Any) -> None:
-        """Copy an array's bytes onto the device."""
-        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, kind, stream)
-
-    def to_host(self, array: Array, address: int, stream: Any) -> None:
-        """Copy bytes from the device into an array."""
-        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, kind, stream)
-
-    def _call(self, function: str, *arguments: Any) -> Any:
-        status, *found = getattr(self._runtime, function)(*arguments)
-        if int(status) != 0:
-            raise InternalError(f"{function} failed: {getattr(status, 'name', status)}", from_model=True)
-        return found[0] if found else None
-
-
 def describe(trt: Any, plan: bytes, model: str, reasons: Reasons) -> Engine | None:
     """The engine of a plan on the thread's device; None when it cannot be read, ``reasons`` then tell why.
 
@@ -152,96 +103,125 @@ def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
 
 
 class Context:
-    """An execution context as a function from arrays to arrays; see ``arrays.Run``. One thread at a time."""
+    """An execution context as a function from arrays to arrays; see ``arrays.Run``. One thread at a time.
 
-    def __init__(self, cuda: Cuda, engine: Engine, device: int, profile: int) -> None:
-        self._cuda = cuda
-        self._device = device
+    Args:
+        runtime: CUDA's.
+        engine: on the device of ``memory``.
+        memory: where its tensors lie.
+        profile: the number of its optimization profile.
+    """
+
+    def __init__(self, runtime: Cuda, engine: Engine, memory: Memory, profile: int) -> None:
+        self._cuda = runtime
+        self._memory = memory
+        self._device = memory.device[1]
         self._profile = profile
         self._engine = engine
         self._tensors = {tensor.info.name: tensor for tensor in engine.tensors}
-        self._memory: dict[str, tuple[int, int]] = {}
-        """Address and size of each tensor's device memory."""
-        cuda.use(device)
-        self._stream: Any = cuda.stream()
+        self._kept: dict[str, tuple[int, Block]] = {}
+        """Size and block of each tensor's memory on the device, kept from one run to the next."""
+        runtime.use(self._device)
+        self._stream = runtime.stream()
+        self._transfer = CudaTransfer(memory, runtime)
         self._inner: Any = engine.inner.create_execution_context()
         if self._inner is None or not self._inner.set_optimization_profile_async(profile, self._stream):
             raise InternalError(
                 f"TensorRT makes no execution context for optimization profile {profile}: is memory left?"
             )
-        cuda.wait(self._stream)
+        runtime.wait(self._stream)
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        """The outputs ``wanted``, in that order.
+        """The outputs ``wanted``, in that order, in main memory.
 
         Raises:
             InvalidArgumentError: a shape outside the optimization profile.
             UnsupportedError: an output whose shape depends on values.
             InternalError: TensorRT or CUDA failed.
         """
-        self._cuda.use(self._device)
-        kept = [self._give(name, array) for name, array in inputs.items()]
-        unknown = self._inner.infer_shapes()
-        if unknown:
-            raise InternalError(f"TensorRT needs values for {', '.join(unknown)}", from_model=True)
-        found = {name: self._expect(name) for name, tensor in self._tensors.items() if not tensor.is_input}
-        if not self._inner.execute_async_v3(self._stream):
-            raise InternalError("TensorRT could not run the batch; its log says why", from_model=True)
-        for name in wanted:
-            if not self._tensors[name].on_host:
-                self._cuda.to_host(found[name], self._memory[name][0], self._stream)
-        self._cuda.wait(self._stream)
-        del kept  # the device has read the inputs now
+        found = self._run(inputs, frozenset())
+        there = {name: found[name] for name in wanted if isinstance(found[name], DeviceArray)}
+        came = dict(zip(there, self._transfer.to_host(list(there.values())), strict=True))
+        return [Tensor(name, self._tensors[name].info.datatype, came.get(name, found[name])) for name in wanted]
+
+    def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        """The same, with outputs that stay on the device, in memory of their own."""
+        found = self._run(inputs, frozenset(wanted))
         return [Tensor(name, self._tensors[name].info.datatype, found[name]) for name in wanted]
 
     def close(self) -> None:
         """Free what the context took, once."""
-        memory, self._memory, self._inner = self._memory, {}, None
-        if self._stream is not None:
+        self._inner = None
+        self._kept.clear()
+        self._transfer.close()
+        if self._stream:
             self._cuda.use(self._device)
-            for address, _ in memory.values():
-                self._cuda.free(address)
             self._cuda.drop(self._stream)
-            self._stream = None
+            self._stream = 0
 
-    def _give(self, name: str, array: Array) -> Array:
-        """Put an input on the device; what comes back must live until the batch is done."""
-        array = np.ascontiguousarray(array)
+    def _run(self, inputs: dict[str, Array], new: frozenset[str]) -> dict[str, Any]:
+        """All outputs: on the device, or on the host where TensorRT wants them there. ``new``: not in kept memory."""
+        self._cuda.use(self._device)
+        copies: list[tuple[int, Array]] = []
+        read_here = [self._give(name, array, copies) for name, array in inputs.items()]
+        self._transfer.to_device(copies)
+        unknown = self._inner.infer_shapes()
+        if unknown:
+            raise InternalError(f"TensorRT needs values for {', '.join(unknown)}", from_model=True)
+        names = [name for name, tensor in self._tensors.items() if not tensor.is_input]
+        found = {name: self._expect(name, new=name in new) for name in names}
+        if not self._inner.execute_async_v3(self._stream):
+            raise InternalError("TensorRT could not run the batch; its log says why", from_model=True)
+        self._cuda.wait(self._stream)
+        del read_here  # has been read now
+        return found
+
+    def _give(self, name: str, given: Array, copies: list[tuple[int, Array]]) -> Array | None:
+        """Say where an input lies and what is to be copied there; what comes back must live until the batch is done."""
         tensor = self._tensors[name]
-        if not self._inner.set_input_shape(name, tuple(array.shape)):
+        if not self._inner.set_input_shape(name, tuple(given.shape)):
             least, _, most = self._engine.inner.get_tensor_profile_shape(name, self._profile)
             raise InvalidArgumentError(
-                f"input '{name}' has shape {list(array.shape)}; the engine's optimization profile {self._profile} "
+                f"input '{name}' has shape {list(given.shape)}; the engine's optimization profile {self._profile} "
                 f"takes {list(least)} to {list(most)}"
             )
+        if isinstance(given, DeviceArray) and not tensor.on_host:
+            self._point(name, given.address)
+            return None
+        array: Array = np.ascontiguousarray(on_host(given))
         if tensor.on_host:
             array = array.copy()
             self._point(name, array.ctypes.data)
-        else:
-            self._point(name, self._room(name, array.nbytes))
-            self._cuda.to_device(self._memory[name][0], array, self._stream)
-        return array
+            return array
+        address = self._room(name, array.nbytes)
+        self._point(name, address)
+        copies.append((address, array))
+        return None
 
-    def _expect(self, name: str) -> Array:
-        """Make room for an output, on the device and here."""
+    def _expect(self, name: str, *, new: bool) -> Any:
+        """Make room for an output: here where TensorRT wants it, else on the device."""
         shape = tuple(int(dim) for dim in self._inner.get_tensor_shape(name))
         if any(dim < 0 for dim in shape):
             raise UnsupportedError(f"the shape of output '{name}' depends on values, which is not offered for engines")
         tensor = self._tensors[name]
-        array = np.empty(shape, DTYPES[tensor.info.datatype])
-        self._point(name, array.ctypes.data if tensor.on_host else self._room(name, array.nbytes))
-        return array
+        datatype = tensor.info.datatype
+        if tensor.on_host:
+            array = np.empty(shape, DTYPES[datatype])
+            self._point(name, array.ctypes.data)
+            return array
+        size = int(np.prod(shape, dtype=np.int64)) * DTYPES[datatype].itemsize
+        block = self._memory.take(size) if new else Block(self._room(name, size), None)  # which the context keeps
+        self._point(name, block.address)
+        return DeviceArray(datatype, shape, self._memory, block.address, block.owner)
 
     def _room(self, name: str, size: int) -> int:
-        """The address of a tensor's device memory, at least ``size`` bytes of it."""
-        address, there = self._memory.get(name, (0, -1))
-        if there < size or there < 0:
-            if there >= 0:
-                self._cuda.free(address)
-                del self._memory[name]
-            address = self._cuda.take(max(size, 1))
-            self._memory[name] = (address, max(size, 1))
-        return address
+        """The address of a tensor's kept memory on the device, at least ``size`` bytes of it."""
+        there, block = self._kept.get(name, (-1, Block(0, None)))
+        if there < size:
+            self._kept.pop(name, None)
+            block = self._memory.take(size)
+            self._kept[name] = (size, block)
+        return block.address
 
     def _point(self, name: str, address: int) -> None:
         if not self._inner.set_tensor_address(name, address):

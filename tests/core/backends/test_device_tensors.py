@@ -3,93 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from device_models import INPUTS_ON_DEVICES, X, add_chain, add_onnx, add_python, add_torch
 from remora.backends.onnx_binding import Binding
 from remora.device_arrays import DeviceArray
 from remora.engine import Engine
 
-onnx = pytest.importorskip("onnx", reason="the models of these tests are made with onnx: pip install 'remora[dev]'")
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-torch")
-
-X = np.arange(6, dtype="f4").reshape(3, 2)
-ROW = "data_type: TYPE_FP32 dims: [2]"
-
-LOOK = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "x")
-            seen = np.from_dlpack(x)
-            address = np.full((seen.shape[0], 1), seen.__array_interface__["data"][0], np.uint64)
-            outputs = [pb_utils.Tensor("y", seen + 1), pb_utils.Tensor("address", address)]
-            answers.append(pb_utils.InferenceResponse(outputs))
-        return answers
-"""
-
-
-def add_onnx(models: Path, name: str) -> None:
-    """A model that doubles."""
-    ends = [onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, ["n", 2]) for end in "xy"]
-    made = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "g", ends[:1], ends[1:])
-    built = onnx.helper.make_model(made, ir_version=9)
-    built.opset_import[0].version = 18
-    (models / name / "1").mkdir(parents=True)
-    onnx.save(built, str(models / name / "1" / "model.onnx"))
-    (models / name / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 8')
-
-
-def add_python(models: Path, more: str = "") -> None:
-    """A model that adds one and says at which address it saw its input."""
-    (models / "look" / "1").mkdir(parents=True)
-    (models / "look" / "1" / "model.py").write_text(LOOK)
-    (models / "look" / "config.pbtxt").write_text(
-        f'backend: "python" max_batch_size: 8 input {{ name: "x" {ROW} }} output {{ name: "y" {ROW} }} '
-        'output { name: "address" data_type: TYPE_UINT64 dims: [1] } '
-        f'parameters {{ key: "ISOLATION" value {{ string_value: "thread" }} }} {more}'
-    )
-
-
-def add_torch(models: Path) -> None:
-    """A model that halves."""
-    import torch
-
-    class Half(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x / 2
-
-    (models / "half" / "1").mkdir(parents=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is old, and what people have
-        torch.jit.script(Half()).save(str(models / "half" / "1" / "model.pt"))
-    (models / "half" / "config.pbtxt").write_text(
-        f'backend: "pytorch" max_batch_size: 8 input {{ name: "x" {ROW} }} output {{ name: "y" {ROW} }}'
-    )
-
-
-def add_chain(models: Path, *steps: str, more: str = "") -> None:
-    """An ensemble that runs models one after the other, the last of them `look`."""
-    tensors = ["x", *(f"t{index}" for index in range(1, len(steps))), "y"]
-    told = 'output_map { key: "address" value: "address" }'
-    text = "".join(
-        f'step {{ model_name: "{step}" input_map {{ key: "x" value: "{tensors[at]}" }} '
-        f'output_map {{ key: "y" value: "{tensors[at + 1]}" }} {told if step == "look" else ""} }}'
-        for at, step in enumerate(steps)
-    )
-    (models / "chain" / "1").mkdir(parents=True)
-    (models / "chain" / "config.pbtxt").write_text(
-        f'platform: "ensemble" max_batch_size: 8 input {{ name: "x" {ROW} }} output {{ name: "y" {ROW} }} '
-        f'output {{ name: "address" data_type: TYPE_UINT64 dims: [1] }} ensemble_scheduling {{ {text} }} {more}'
-    )
 
 
 @pytest.fixture
@@ -122,12 +47,9 @@ def serve(models: Path, *, standing: bool = True) -> Engine:
     return Engine(models, backend_config=tuple(settings))
 
 
-GPU_INPUTS = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }'
-
-
 @has_torch
 def test_from_torch_through_onnxruntime_to_python_nothing_is_copied(tmp_path: Path, made: dict[str, list[int]]) -> None:
-    add_torch(tmp_path), add_onnx(tmp_path, "double"), add_python(tmp_path, GPU_INPUTS)
+    add_torch(tmp_path), add_onnx(tmp_path, "double"), add_python(tmp_path, INPUTS_ON_DEVICES)
     add_chain(tmp_path, "half", "double", "look")
     with serve(tmp_path) as engine:
         for factor in (1, 3):
@@ -141,7 +63,7 @@ def test_from_torch_through_onnxruntime_to_python_nothing_is_copied(tmp_path: Pa
 def test_from_onnxruntime_through_onnxruntime_to_python_nothing_is_copied(
     tmp_path: Path, made: dict[str, list[int]]
 ) -> None:
-    add_onnx(tmp_path, "double"), add_onnx(tmp_path, "again"), add_python(tmp_path, GPU_INPUTS)
+    add_onnx(tmp_path, "double"), add_onnx(tmp_path, "again"), add_python(tmp_path, INPUTS_ON_DEVICES)
     add_chain(tmp_path, "double", "again", "look")
     with serve(tmp_path) as engine:
         found = engine.infer_async("chain", {"x": X}).result()
@@ -160,7 +82,7 @@ def test_a_python_model_that_has_not_asked_gets_its_inputs_on_the_host(
 
 
 def test_without_the_setting_and_without_a_gpu_nothing_is_bound(tmp_path: Path, made: dict[str, list[int]]) -> None:
-    add_onnx(tmp_path, "double"), add_python(tmp_path, GPU_INPUTS)
+    add_onnx(tmp_path, "double"), add_python(tmp_path, INPUTS_ON_DEVICES)
     add_chain(tmp_path, "double", "look")
     with serve(tmp_path, standing=False) as engine:
         np.testing.assert_array_equal(engine.infer_async("chain", {"x": X}).result()["y"], X * 2 + 1)
@@ -168,7 +90,7 @@ def test_without_the_setting_and_without_a_gpu_nothing_is_bound(tmp_path: Path, 
 
 
 def test_many_requests_at_once_are_joined_and_answered_right(tmp_path: Path) -> None:
-    add_onnx(tmp_path, "double"), add_onnx(tmp_path, "again"), add_python(tmp_path, GPU_INPUTS)
+    add_onnx(tmp_path, "double"), add_onnx(tmp_path, "again"), add_python(tmp_path, INPUTS_ON_DEVICES)
     (tmp_path / "again" / "config.pbtxt").write_text(
         'backend: "onnxruntime" max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 2000 }'
     )

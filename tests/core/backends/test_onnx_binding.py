@@ -14,8 +14,9 @@ import pytest
 from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 from fakes import config_of
 from remora.backends import Execution, Instance, Placement, Source
-from remora.backends.onnx_binding import Binding, CudaTransfer
+from remora.backends.onnx_binding import Binding
 from remora.backends.onnxruntime import OnnxRuntimeBackend
+from remora.backends.transfers import CudaTransfer
 from remora.device_arrays import HOST, CudaMemory, DeviceArray, HostMemory
 from remora.errors import InternalError
 from remora.messages import DTYPES, Array, Response

@@ -14,6 +14,7 @@ from remora.backends.onnx_plan import (
     concurrent_instances,
     first_device,
     insists_on_gpu,
+    plan_graphs,
     plan_providers,
     plan_session,
 )
@@ -203,3 +204,43 @@ def test_openvino_serves_a_cpu_that_asks_for_it_and_is_missed_where_it_is_not() 
     assert lacking.names == (CPU_PROVIDER,)
     assert lacking.missing == (OPENVINO_PROVIDER,)
     assert plan_providers(made, Device("GPU"), ALL).names == (CUDA_PROVIDER, CPU_PROVIDER)
+
+
+GRAPHED = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [2] } '
+
+
+def test_without_specifications_the_first_sets_of_shapes_get_a_graph() -> None:
+    assert plan_graphs(config(GRAPHED)) is None
+    plan = plan_graphs(config(GRAPHED + "optimization { cuda { graphs: true } }"))
+    assert plan is not None
+    assert [plan.wants([("x", (3, 2))], made) for made in (0, 15, 16)] == [True, True, False]
+
+
+def test_specified_shapes_alone_get_a_graph_batch_first() -> None:
+    specs = 'graph_spec { batch_size: 4 } graph_spec { batch_size: 1 input { key: "v" value { dim: 7 } } }'
+    text = GRAPHED + 'input { name: "v" data_type: TYPE_FP32 dims: [-1] } optimization { cuda { graphs: true %s } }'
+    plan = plan_graphs(config(text % specs))
+    assert plan is not None
+    wanted = [plan.wants([("x", (rows, 2)), ("v", (rows, length))], 99) for rows, length in ((4, 5), (1, 7), (1, 5))]
+    assert wanted == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ('input { key: "z" value { dim: 1 } }', "names 'z', which is no input of it"),
+        ("graph_lower_bound { batch_size: 1 }", "graph_lower_bound is not offered"),
+    ],
+)
+def test_specifications_that_cannot_be_kept_are_refused(spec: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        plan_graphs(config(GRAPHED + f"optimization {{ cuda {{ graphs: true graph_spec {{ {spec} }} }} }}"))
+
+
+def test_one_provider_of_the_chain_captures_graphs() -> None:
+    graphs = "optimization { cuda { graphs: true } %s }"
+    (cuda, _) = plan_providers(config(graphs % ""), Device("GPU"), ALL).chain
+    assert cuda[1]["enable_cuda_graph"] == "1"
+    accelerated = 'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }'
+    (tensorrt, cuda, _) = plan_providers(config(graphs % accelerated), Device("GPU"), ALL).chain
+    assert (tensorrt[1]["trt_cuda_graph_enable"], "enable_cuda_graph" in cuda[1]) == ("1", False)

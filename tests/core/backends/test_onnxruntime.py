@@ -469,7 +469,9 @@ def test_a_gpu_that_onnxruntime_offers_and_cannot_use_is_noticed(
     assert outputs["y"].shape == (2, 2)
 
 
-def test_tensorrts_engines_are_kept_by_model_and_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensorrts_engines_are_kept_by_model_and_options(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[dict[str, str]] = []
 
     class FakeSession:
@@ -495,10 +497,11 @@ def test_tensorrts_engines_are_kept_by_model_and_options(tmp_path: Path, caplog:
     gpu_runtime.preload_dlls = lambda: None
     gpu_runtime.InferenceSession = FakeSession
     cache = tmp_path / "engines"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     accelerator = "gpu_execution_accelerator {{ name: 'tensorrt' {0} }}"
     precise = accelerator.format("parameters { key: 'precision_mode' value: 'FP16' }")
 
-    def load(model: Any, chosen: str, folder: Path | None = cache, more: str = "") -> dict[str, str]:
+    def load(model: Any, chosen: str, folder: Path | str = cache, more: str = "") -> dict[str, str]:
         settings = {"tensorrt_engine_cache": str(folder)} if folder else {}
         where = source(tmp_path, model, **settings)
         text = f"instance_group {{ kind: KIND_GPU }} optimization {{ {more} execution_accelerators {{ {chosen} }} }}"
@@ -518,8 +521,9 @@ def test_tensorrts_engines_are_kept_by_model_and_options(tmp_path: Path, caplog:
     assert "minutes" not in caplog.text
     others = [load(identity(), precise), load(identity("INT32"), accelerator.format(""))]
     assert len({plain["trt_engine_cache_path"], *(each["trt_engine_cache_path"] for each in others)}) == 3
-    assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), None)
-    assert load(identity(), accelerator.format(""), None, "cuda { graphs: true }")["trt_cuda_graph_enable"] == "1"
+    assert Path(load(identity(), accelerator.format(""), "")["trt_engine_cache_path"]).is_relative_to(tmp_path / "xdg")
+    assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), "off")
+    assert load(identity(), accelerator.format(""), "off", "cuda { graphs: true }")["trt_cuda_graph_enable"] == "1"
 
 
 def test_parameters_that_mean_nothing_are_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

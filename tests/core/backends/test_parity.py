@@ -77,7 +77,8 @@ def test_the_engine_serves_it(form: parity.Format, tmp_path: Path) -> None:
     example = prepare(form, model, tmp_path)
     text = (tmp_path / "m" / "config.pbtxt").read_text()
     (tmp_path / "m" / "config.pbtxt").write_text(
-        text + " instance_group { count: 2 kind: KIND_CPU } dynamic_batching {}"
+        text.replace(f"instance_group {{ kind: {form.place} }}", "")
+        + f" instance_group {{ count: 2 kind: {form.place} }} dynamic_batching {{}}"
     )
     with Engine(tmp_path) as engine:
         found = engine.infer("m", dict(example.inputs))

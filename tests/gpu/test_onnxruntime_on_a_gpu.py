@@ -1,0 +1,79 @@
+"""ONNX Runtime's CUDA provider with bound tensors and CUDA graphs, against the CPU's answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_models import double
+from fakes import config_of
+from remora.backends import Execution, Instance, Placement, Source
+from remora.backends.onnxruntime import OnnxRuntimeBackend
+from remora.device_arrays import DeviceArray
+from remora.messages import Array, Response
+from remora.testing.backend import request_of
+
+ROWS = np.random.default_rng(1).standard_normal((8, 2)).astype("f4")
+GRAPHS = "optimization { cuda { graphs: true } }"
+
+
+def instances(tmp_path: Path, text: str = "", count: int = 1) -> list[Instance]:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.onnx").write_bytes(double().SerializeToString())
+    config = config_of(
+        f'name: "m" backend: "onnxruntime" max_batch_size: 8 instance_group {{ kind: KIND_GPU gpus: 0 }} {text}'
+    )
+    opened = OnnxRuntimeBackend().open(Source("m", 1, tmp_path / "m", version, tmp_path), config)
+    opened.complete(config)
+    return [opened.instance(config, Placement(f"m_{index}", "GPU", 0)) for index in range(count)]
+
+
+def answer(instance: Instance, array: Any, *, stays: bool = False) -> Any:
+    request = request_of({"x": np.empty(array.shape)}, ("y",))
+    request.inputs["x"], request.stays = array, stays
+    (outcome,) = instance.execute(Execution([request]))
+    assert isinstance(outcome, Response), outcome
+    return outcome.outputs[0].data
+
+
+@pytest.mark.parametrize("text", ["", GRAPHS], ids=["plain", "graphs"])
+def test_answers_are_the_cpus_whatever_comes(tmp_path: Path, text: str) -> None:
+    (instance,) = instances(tmp_path, text)
+    assert getattr(instance, "devices", None) == {(2, 0)}
+    for turn in range(50):
+        rows: Array = ROWS[: 1 + turn % 8] + turn
+        np.testing.assert_allclose(answer(instance, rows), rows * 2, rtol=1e-6)
+    instance.close()
+
+
+@pytest.mark.parametrize("text", ["", GRAPHS], ids=["plain", "graphs"])
+def test_outputs_that_stay_are_the_next_models_inputs(tmp_path: Path, text: str) -> None:
+    (instance,) = instances(tmp_path, text)
+    for turn in range(10):
+        kept = answer(instance, ROWS + turn, stays=True)
+        assert isinstance(kept, DeviceArray)
+        assert kept.device == (2, 0)
+        np.testing.assert_allclose(answer(instance, kept), (ROWS + turn) * 4, rtol=1e-6)
+        np.testing.assert_allclose(kept.host(), (ROWS + turn) * 2, rtol=1e-6)
+    instance.close()
+
+
+@pytest.mark.parametrize("text", ["", GRAPHS], ids=["plain", "graphs"])
+def test_instances_run_beside_each_other(tmp_path: Path, text: str) -> None:
+    several = instances(tmp_path, text, 4)
+
+    def work(place: int) -> None:
+        for turn in range(50):
+            np.testing.assert_allclose(
+                answer(several[place], ROWS + turn * place), (ROWS + turn * place) * 2, rtol=1e-6
+            )
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    for instance in several:
+        instance.close()
