@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from remora.errors import UnavailableError, UnsupportedError
 
@@ -44,7 +44,10 @@ class LogSettings(NamedTuple):
         form = changes.get("log_format", self.log_format)
         if form not in FORMATS:
             raise UnavailableError(f"invalid argument for --log_format, got: {form}")
-        return self._replace(**{key: value for key, value in changes.items() if key in self._fields})  # type: ignore[arg-type]
+        known: dict[str, Any] = {key: value for key, value in changes.items() if key in self._fields}
+        if "log_verbose_level" in known:  # Triton's is a signed 32-bit number, and below nothing there is nothing
+            known["log_verbose_level"] = max((known["log_verbose_level"] + 2**31) % 2**32 - 2**31, 0)
+        return self._replace(**known)
 
     def shows(self, severity: int) -> bool:
         """Whether a record of this severity, in numbers of the module ``logging``, is written."""

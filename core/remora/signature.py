@@ -90,22 +90,29 @@ class Signature:
 
     def request(self, form: InferForm, data: Sequence[Data]) -> Request:
         """The checked request. Raises InvalidArgumentError with Triton's text when it does not fit (spec H18-H22)."""
-        layout = self._memo.get(form)
-        if layout is None:
-            if form.raw:
-                return self._raw_request(form, data)
-            layout = self.check(form)
-            if not form.id and not form.parameters:  # a form with either is not seen twice
-                if len(self._memo) >= _MEMO_LIMIT:
-                    self._memo.clear()
-                self._memo[form] = layout
+        if form.raw:
+            return self._raw_request(form, data)
         try:
+            layout = self._memo.get(form)
+            if layout is None:
+                layout = self.check(form)
+                if not form.id and not form.parameters:  # a form with either is not seen twice
+                    if len(self._memo) >= _MEMO_LIMIT:
+                        self._memo.clear()
+                    self._memo[form] = layout
             return self._bind(form, layout, data)
         except InvalidArgumentError:
-            self._bind(form, layout._replace(parts=layout.parts[::-1]), data[::-1])  # raises what is to be named
+            self._find_fault(form, data)
             raise
         except (ValueError, OverflowError) as error:  # dims of nothing that numpy cannot count, such as [2**62,0]
             raise self._refusal(form, f"the inputs for '{self.name}' cannot become arrays: {error}") from error
+
+    def _find_fault(self, form: InferForm, data: Sequence[Data]) -> None:
+        """Raise what Triton would, which looks at one input after the other, each with its bytes."""
+        self._check_names(form)
+        rows, _ = self._check_batch(form)
+        for spec, source in zip(reversed(form.inputs), reversed(data), strict=True):
+            self._array(form, self._check_input(form, *spec, rows), source)
 
     # -- the form ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +120,7 @@ class Signature:
         """The layout of a form, tensor bytes aside. Raises InvalidArgumentError."""
         self._check_names(form)
         rows, empty = self._check_batch(form)
-        parts = tuple([self._check_input(form, *spec, rows) for spec in reversed(form.inputs)][::-1])
+        parts = tuple([self._check_input(form, *spec, rows) for spec in form.inputs])
         ragged = {name for name, row in self._inputs.items() if row.ragged}
         skip = 1 if self.max_batch_size > 0 else 0
         key = tuple(sorted((part.name, None if part.name in ragged else part.shape[skip:]) for part in parts))
@@ -229,27 +236,30 @@ class Signature:
     def _bind(self, form: InferForm, layout: Layout, data: Sequence[Data]) -> Request:
         parts, requested, rows, shape_key = layout
         arrays: dict[str, Array] = {}
-        for (name, dtype, shape, nbytes), source in zip(parts, data, strict=True):
+        for part, source in zip(parts, data, strict=True):
+            name, dtype, shape, nbytes = part
             if type(source) is memoryview and source.nbytes == nbytes and nbytes:  # the usual case, kept short
                 arrays[name] = np.ndarray(shape, dtype, source)  # a view; half the price of frombuffer and reshape
-                continue
-            if nbytes < 0:
-                arrays[name] = self._bytes_array(form, name, shape, source)
-                continue
-            size = source.nbytes if isinstance(source, _SIZED) else len(source or b"")
-            if size != nbytes:
-                raise self._size_mismatch(form, name, nbytes, size)
-            if not size:
-                arrays[name] = np.empty(shape, dtype)
-            elif isinstance(source, np.ndarray):
-                arrays[name] = source.reshape(shape)
-            elif isinstance(source, DeviceArray):  # which a step of an ensemble has left where it was
-                arrays[name] = source.reshape(shape).as_array()
             else:
-                arrays[name] = np.ndarray(shape, dtype, source)  # type: ignore[arg-type]
+                arrays[name] = self._array(form, part, source)
         if not rows:
             raise self._refusal(form, f"a batch of no rows has nothing to run for '{self.name}': send at least one row")
         return Request(form, arrays, requested, rows, shape_key)
+
+    def _array(self, form: InferForm, part: _Part, source: Data) -> Array:
+        name, dtype, shape, nbytes = part
+        if nbytes < 0:
+            return self._bytes_array(form, name, shape, source)
+        size = source.nbytes if isinstance(source, _SIZED) else len(source or b"")
+        if size != nbytes:
+            raise self._size_mismatch(form, name, nbytes, size)
+        if not size:
+            return np.empty(shape, dtype)
+        if isinstance(source, np.ndarray):
+            return source.reshape(shape)
+        if isinstance(source, DeviceArray):  # which a step of an ensemble has left where it was
+            return source.reshape(shape).as_array()
+        return np.ndarray(shape, dtype, source)  # type: ignore[arg-type]
 
     def _bytes_array(self, form: InferForm, name: str, shape: tuple[int, ...], source: Data) -> Array:
         count = math.prod(shape)

@@ -28,6 +28,11 @@ def test_each_severity_has_a_switch_of_its_own(settings: LogSettings, shown: tup
     assert settings.level() == min(shown, default=logging.CRITICAL + 1)
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(3, 3), (2**32 + 1, 1), (2**31, 0), (2**32 - 1, 0), (2**40, 0)])
+def test_a_verbose_level_is_a_signed_32_bit_number_and_never_below_nothing(asked: int, kept: int) -> None:
+    assert LogSettings().changed({"log_verbose_level": asked}).log_verbose_level == kept
+
+
 def test_a_change_leaves_what_it_does_not_name() -> None:
     settings = LogSettings(log_info=False).changed({"log_verbose_level": 2, "nothing": True})
     assert settings == LogSettings(log_info=False, log_verbose_level=2)

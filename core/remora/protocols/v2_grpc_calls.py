@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from remora import messages
 from remora.errors import InvalidArgumentError, UnsupportedError
-from remora.log_settings import LogSetting, LogSettings
+from remora.log_settings import FORMATS, LogSetting, LogSettings
 from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc_form import parsed, version_of
@@ -122,7 +122,7 @@ _LOG_CHOICES = {
     "log_info": ("bool_param", "boolean"),
     "log_warning": ("bool_param", "boolean"),
     "log_error": ("bool_param", "boolean"),
-    "log_verbose_level": ("uint32_param", "unsigned integer"),
+    "log_verbose_level": ("uint32_param", "int32"),
     "log_format": ("string_param", "string"),
     "log_file": ("string_param", "string"),
 }
@@ -132,9 +132,12 @@ def _ask_log(request: pb.LogSettingsRequest) -> Call:
     changes: dict[str, bool | int | str] = {}
     for name, (choice, kind) in _LOG_CHOICES.items():
         if name in request.settings:
-            if request.settings[name].WhichOneof("parameter_choice") != choice:
+            # The file is refused whatever it is.
+            if request.settings[name].WhichOneof("parameter_choice") != choice and name != "log_file":
                 raise InvalidArgumentError(f"expect {kind} for '{name}'")
             changes[name] = getattr(request.settings[name], choice)
+    if (form := changes.get("log_format", FORMATS[0])) not in FORMATS:
+        raise InvalidArgumentError(f"invalid argument for log_format, got: {form}")  # REST has another text and code
     return LogSetting(changes)
 
 

@@ -18,12 +18,12 @@ _NUMBERS = ("trace_rate", "trace_count", "log_frequency")
 
 
 def read_log(body: bytes) -> LogSetting:
-    """The changes in a body; keys nobody knows are left out."""
+    """The changes in a body; ``null`` changes nothing, nor do keys that nobody knows."""
     request = access.document(body)
     changes: dict[str, bool | int | str] = {}
     for name in LogSettings._fields:
-        present, value = access.find(request, name)
-        if not present:
+        _, value = access.find(request, name)
+        if value is None:
             continue
         if name in _SWITCHES and not isinstance(value, bool):
             raise MalformedError(access.NOT_BOOL)

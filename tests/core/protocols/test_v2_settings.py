@@ -17,6 +17,11 @@ def test_a_body_names_what_changes() -> None:
     assert read_trace("m", body) == TraceSetting("m", changes)
 
 
+def test_null_changes_nothing_in_the_log() -> None:
+    body = b'{"log_file":null,"log_info":null,"log_verbose_level":null,"log_format":null,"log_error":false}'
+    assert read_log(body) == LogSetting({"log_error": False})
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
