@@ -14,8 +14,9 @@ from remora.backends.trees import TreePlan, TreesBackend, TreesModel, finished, 
 from remora.backends.trees.forests import Forest
 from remora.config import infer_backend
 from remora.errors import ConfigError, InternalError, NotFoundError
-from remora.messages import Array
+from remora.messages import Array, Response
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.testing.backend import request_of, run
 
 
 def parameters(**given: str) -> ModelConfig:
@@ -67,6 +68,45 @@ def test_a_forest_says_what_it_takes_and_gives(tmp_path: Path) -> None:
     assert (config.input[0].name, list(config.input[0].dims)) == ("input__0", [4])
     assert (config.output[0].name, list(config.output[0].dims)) == ("output__0", [2])
     assert config.max_batch_size == 4
+
+
+EXPLAINED = """
+name: "m" backend: "fil" max_batch_size: 8
+output { name: "output__0" data_type: TYPE_FP32 dims: 1 }
+output { name: "treeshap_output" data_type: TYPE_FP32 dims: [ %s ] }
+"""
+
+
+@pytest.mark.parametrize(("values", "dims"), [(1, "5"), (3, "3, 5")])
+def test_contributions_are_a_further_output_where_the_configuration_has_it(
+    values: int, dims: str, tmp_path: Path
+) -> None:
+    grown = forest(0, 1)._replace(contributions=lambda rows: np.full((len(rows), values * 5), 2, "f4"))
+    model = TreesModel(source(tmp_path), grown, plan())
+    config = config_of(EXPLAINED % dims)
+    model.complete(config)
+    instance = model.instance(config, Placement("m_0"))
+    rows = np.zeros((2, 4), "f4")
+    (whole,) = run(instance, request_of({"input__0": rows}, ("output__0", "treeshap_output")))
+    assert isinstance(whole, Response)
+    assert [tensor.data.shape for tensor in whole.outputs] == [(2, 1), (2, 5) if values == 1 else (2, 3, 5)]
+    (alone,) = run(instance, request_of({"input__0": rows}, ("treeshap_output",)))
+    assert isinstance(alone, Response)
+    assert [tensor.name for tensor in alone.outputs] == ["treeshap_output"]
+    with pytest.raises(ConfigError, match="treeshap_output"):
+        model.complete(config_of(EXPLAINED % "4"))
+
+
+def test_a_forest_that_cannot_tell_contributions_is_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    def refuse(rows: Array) -> Array:
+        raise RuntimeError("not for linear trees\nStack trace: ...")
+
+    with pytest.raises(ConfigError, match="which its library does not compute"):
+        TreesModel(source(tmp_path), forest(0, 1), plan()).complete(config_of(EXPLAINED % "5"))
+    grown = forest(0, 1)._replace(contributions=refuse)
+    with pytest.raises(ConfigError, match="treeshap_output: not for linear trees; leave"):
+        TreesModel(source(tmp_path), grown, plan()).complete(config_of(EXPLAINED % "5"))
+    TreesModel(source(tmp_path), grown, plan()).complete(parameters())
 
 
 def test_a_configuration_for_another_forest_is_refused(tmp_path: Path) -> None:

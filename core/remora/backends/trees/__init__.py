@@ -22,7 +22,7 @@ from remora.errors import ConfigError
 from remora.messages import Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
-_INPUT, _OUTPUT = "input__0", "output__0"
+_INPUT, _OUTPUT, _CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
 _TYPES: Mapping[str, tuple[str, Callable[[str, Path, int], Forest]]] = {
     "xgboost_ubj": ("xgboost.ubj", xgboost_forest),
     "xgboost_json": ("xgboost.json", xgboost_forest),
@@ -86,10 +86,13 @@ class TreesModel:
         width = output_width(self._plan, self.forest)
         if self._plan.probabilities and self.forest.classes == 2 and given == [1]:
             width = 1
+        outputs = [TensorInfo(_OUTPUT, "FP32", (-1, width))]
+        if any(row.name == _CONTRIBUTIONS for row in config.output):  # they are costly: only where they are asked for
+            outputs.append(TensorInfo(_CONTRIBUTIONS, "FP32", (-1, *contributions_shape(config.name, self.forest))))
         complete_from_tensors(
             config,
             [TensorInfo(_INPUT, "FP32", (-1, self.forest.features))],
-            [TensorInfo(_OUTPUT, "FP32", (-1, width))],
+            outputs,
             default_max_batch=default_max_batch(self._source.settings),
         )
 
@@ -101,13 +104,21 @@ class TreesModel:
                 "to KIND_CPU, or KIND_AUTO"
             )
         forest, plan = self.forest, self._plan
-        width = int(config.output[0].dims[0]) if config.output and config.output[0].dims else 1
+        dims = {row.name: tuple(row.dims) for row in config.output}
+
+        def values(table: Array) -> Array:
+            return finished(forest.predict(table), plan, forest.classes, (*dims.get(_OUTPUT, ()), 1)[0])
+
+        def contributions(table: Array) -> Array:
+            assert forest.contributions is not None  # or the configuration was refused
+            return forest.contributions(table).reshape(len(table), *dims[_CONTRIBUTIONS])
+
+        answers = {_OUTPUT: values, _CONTRIBUTIONS: contributions}
 
         def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
             rows = inputs[_INPUT]
-            table = rows if config.max_batch_size else rows.reshape(-1, forest.features)
-            found = finished(forest.predict(np.ascontiguousarray(table)), plan, forest.classes, width)
-            return [Tensor(name, "FP32", found) for name in wanted]
+            table = np.ascontiguousarray(rows if config.max_batch_size else rows.reshape(-1, forest.features))
+            return [Tensor(name, "FP32", answers[name](table)) for name in wanted]
 
         return array_instance(placement.name, config, run, quick=True)
 
@@ -138,6 +149,25 @@ def output_width(plan: TreePlan, forest: Forest) -> int:
     if plan.probabilities:
         return forest.classes
     return 1 if plan.classes else forest.width
+
+
+def contributions_shape(model: str, forest: Forest) -> tuple[int, ...]:
+    """What a row of ``treeshap_output`` is: a value for each feature and one more, for each value if there are several.
+
+    Raises ConfigError: the forest cannot tell, which a row of zeros shows.
+    """
+    if forest.contributions is None:
+        raise ConfigError(
+            f"model '{model}' asks for {_CONTRIBUTIONS}, which its library does not compute: have XGBoost or "
+            "LightGBM grow the forest, or leave the output out"
+        )
+    try:
+        values = forest.contributions(np.zeros((1, forest.features), np.float32))
+    except Exception as error:  # each library has classes of its own
+        reason = str(error).strip().partition("\nStack trace")[0]
+        raise ConfigError(f"model '{model}' asks for {_CONTRIBUTIONS}: {reason[:300]}; leave the output out") from error
+    each, several = forest.features + 1, values.shape[1] // (forest.features + 1)
+    return (several, each) if several > 1 else (each,)
 
 
 def finished(values: Array, plan: TreePlan, classes: int, width: int) -> Array:

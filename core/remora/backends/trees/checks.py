@@ -11,9 +11,12 @@ import numpy as np
 from remora.errors import InternalError
 from remora.messages import Array
 
+_DEEPEST = 4096
+"""Libraries go down some trees by calling themselves; far deeper ones than any that was ever grown end the process."""
 
-def check_tree(left: Array, right: Array, feature: Array, inner: Array, features: int) -> None:
-    """Check one tree whose nodes are numbered from 0, the root.
+
+def check_tree(left: Array, right: Array, feature: Array, inner: Array, features: int) -> int:
+    """How deep a tree is whose nodes are numbered from 0, the root.
 
     Args:
         left: the left child of each node.
@@ -35,3 +38,15 @@ def check_tree(left: Array, right: Array, feature: Array, inner: Array, features
     seen = feature[inner]
     if seen.size and (seen.min() < 0 or seen.max() >= features):
         raise InternalError(f"a tree of the forest looks at a feature that is not among the {features}")
+    return _depth(left, right, inner)
+
+
+def _depth(left: Array, right: Array, inner: Array) -> int:
+    level, depth = np.flatnonzero(inner[:1]), 0
+    while level.size:
+        depth += 1
+        if depth > _DEEPEST:
+            raise InternalError(f"a tree of the forest is deeper than {_DEEPEST}")
+        level = np.concatenate([left[level], right[level]])
+        level = level[inner[level]]
+    return depth

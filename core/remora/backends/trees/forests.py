@@ -28,13 +28,15 @@ class Forest(NamedTuple):
     """What a forest is. ``classes`` is 0 for a regression, 2 for a binary classifier.
 
     ``width`` is how many values `Predict` gives for a row: 1 for a binary classifier, the probability of the second
-    class.
+    class. ``contributions`` gives what each feature has added to each value of a row, and what there was without any
+    (SHAP values): ``features`` + 1 for each value. None where the library cannot tell.
     """
 
     features: int
     classes: int
     width: int
     predict: Predict
+    contributions: Predict | None = None
 
 
 def xgboost_forest(model: str, path: Path, threads: int) -> Forest:
@@ -51,7 +53,11 @@ def xgboost_forest(model: str, path: Path, threads: int) -> Forest:
     def predict(rows: Array) -> Array:
         return _table(booster.inplace_predict(rows, validate_features=False), len(rows))
 
-    return Forest(told.features, classes, classes if classes > 2 else max(told.targets, 1), predict)
+    def contributions(rows: Array) -> Array:
+        table = xgboost.DMatrix(rows, feature_types=booster.feature_types, nthread=threads)
+        return _table(booster.predict(table, pred_contribs=True, validate_features=False), len(rows))
+
+    return Forest(told.features, classes, classes if classes > 2 else max(told.targets, 1), predict, contributions)
 
 
 def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
@@ -67,7 +73,10 @@ def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
     def predict(rows: Array) -> Array:
         return _table(booster.predict(rows, num_threads=threads), len(rows))
 
-    return Forest(int(booster.num_feature()), classes, width, predict)
+    def contributions(rows: Array) -> Array:
+        return _table(booster.predict(rows, pred_contrib=True, num_threads=threads), len(rows))
+
+    return Forest(int(booster.num_feature()), classes, width, predict, contributions)
 
 
 def treelite_forest(model: str, path: Path, threads: int) -> Forest:
