@@ -484,14 +484,14 @@ class OpenVino(Format):
     name = backend = "openvino"
     needs = ("openvino",)
     install = "make test-openvino"
-    datatypes = ("FP32", "FP16", "INT8", "UINT8", "INT32", "INT64", "BOOL")
+    datatypes = ("FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL")
     has_strings = True
 
     def export(self, model: Model, version: Path) -> tuple[str, Reference]:
         import openvino
         import openvino.opset13 as ops
 
-        kinds = {"FP32": "f32", "FP16": "f16", "BOOL": "boolean", "BYTES": "string"}
+        kinds = {"FP32": "f32", "FP16": "f16", "BF16": "bf16", "BOOL": "boolean", "BYTES": "string"}
         kind = getattr(
             openvino.Type, kinds.get(model.datatype) or model.datatype.lower().replace("uint", "u").replace("int", "i")
         )
@@ -522,7 +522,9 @@ class OpenVino(Format):
             texts = [decoded(a).astype(np.str_) if a.dtype == object else a for a in inputs.values()]
             answer = compiled(texts)
             return {
-                name: encoded(answer[at].astype(object)) if model.datatype == "BYTES" else answer[at].copy()
+                name: encoded(answer[at].astype(object))
+                if model.datatype == "BYTES"
+                else answer[at].copy().view("u2" if model.datatype == "BF16" else answer[at].dtype)
                 for at, name in enumerate(found)
             }
 

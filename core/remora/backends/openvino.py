@@ -28,7 +28,7 @@ from remora.backends.opening import (
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError, UnsupportedError
-from remora.messages import Array, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
 _DATATYPES = {
@@ -44,6 +44,7 @@ _DATATYPES = {
     "f16": "FP16",
     "f32": "FP32",
     "f64": "FP64",
+    "bf16": "BF16",
     "string": "BYTES",
 }
 _HINTS = ("PERFORMANCE_HINT", "INFERENCE_PRECISION_HINT")
@@ -135,7 +136,11 @@ class _Run:
         for name in wanted:
             index, datatype = self._outputs[name]
             array = found[index]
-            answer.append(Tensor(name, datatype, _encoded(array) if datatype == "BYTES" else array))
+            if datatype == "BYTES":
+                array = _encoded(array)
+            elif datatype == "BF16":  # OpenVINO has another type of 16 bits for numpy, which changes none; so above
+                array = array.view(DTYPES["BF16"])
+            answer.append(Tensor(name, datatype, array))
         return answer
 
 

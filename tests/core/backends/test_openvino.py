@@ -44,7 +44,7 @@ def written(tmp_path: Path, shape: list[int], config: str, kind: str = "f32") ->
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     x = ops.parameter(shape, dtype=getattr(openvino.Type, kind), name="x")
-    y = ops.reshape(x, ops.shape_of(x), False) if kind != "f32" else ops.add(x, x)
+    y = ops.reshape(x, ops.shape_of(x), False) if kind not in ("f32", "bf16") else ops.add(x, x)
     x.output(0).set_names({"x"})
     y.output(0).set_names({"y"})
     openvino.save_model(openvino.Model([ops.result(y)], [x], "m"), version / "model.xml", compress_to_fp16=False)
@@ -76,6 +76,15 @@ def test_without_a_configuration_the_model_tells(tmp_path: Path) -> None:
     assert (made.config.max_batch_size, made.config.input[0].name, list(made.config.output[0].dims)) == (4, "x", [2])
 
 
+def test_bf16_is_computed_from_its_bits(tmp_path: Path) -> None:
+    def bits(*values: float) -> Array:
+        return (np.array([values], "f4").view("u4") >> 16).astype("u2")
+
+    found = answer(written(tmp_path, [-1, 3], "max_batch_size: 8", "bf16"), bits(1, -2.5, 0.125))
+    assert found.dtype == np.uint16
+    np.testing.assert_array_equal(found, bits(2, -5, 0.25))
+
+
 def test_text_must_be_text(tmp_path: Path) -> None:
     example = written(tmp_path, [-1, 1], "", "string")
     with pytest.raises(InvalidArgumentError, match="takes UTF-8 text"):
@@ -83,8 +92,8 @@ def test_text_must_be_text(tmp_path: Path) -> None:
 
 
 def test_a_type_without_a_name_on_the_wire_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="has the OpenVINO type bf16"):
-        open_model(OpenVinoBackend(), written(tmp_path, [-1, 2], "", "bf16"))
+    with pytest.raises(UnsupportedError, match="has the OpenVINO type f8e4m3"):
+        open_model(OpenVinoBackend(), written(tmp_path, [-1, 2], "", "f8e4m3"))
 
 
 def test_a_gpu_is_refused(tmp_path: Path) -> None:
