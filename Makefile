@@ -20,6 +20,8 @@ LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
 AZUREML_PEERS := azureml-inference-server-http==1.5.1 inference-schema[numpy-support]==1.8
 AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
+SAGEMAKER2_PEERS := sagemaker==2.257.7
+SAGEMAKER3_PEERS := sagemaker==3.27.0
 # Emulators of clouds' storages.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
@@ -29,6 +31,7 @@ HELM_LIBRARY := helm-sdkpy==0.1.32
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
         test-azure-ai-ml test-infra test-containers test-gpu test-tensorrt-bindings test-gpu-image test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
+.PHONY: test-sagemaker test-kserve
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -85,10 +88,13 @@ test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## scoring scripts on Azu
 test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## the deployment that we print, as Azure's own client reads it
 	$(PY) -m pytest tests/adapters/test_azureml_deployment.py -rP $(T)
 
+test-sagemaker: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-sagemaker2/stamp $(VENV)-sagemaker3/stamp  ## SageMaker's SDK, versions 2 and 3, and moto
+	$(PY) -m pytest tests/adapters/sagemaker/test_sdk.py -rP $(T)
+
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-peers: test-storage test-lambda test-azureml test-azure-ai-ml  ## against what other people's servers and clients answer, each in its own environment
+test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker  ## against what other people's servers and clients answer, each in its own environment
 
 # Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
@@ -233,6 +239,17 @@ $(VENV)-azureml/stamp: Makefile pyproject.toml
 $(VENV)-azure-ai-ml/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-azure-ai-ml
 	@$(VENV)-azure-ai-ml/bin/python -m pip install --quiet --disable-pip-version-check $(AZURE_CLIENT_PEERS)
+	@touch $@
+
+# Both versions are one package, so each has an environment; the third brings 1 GB.
+$(VENV)-sagemaker2/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-sagemaker2
+	@$(VENV)-sagemaker2/bin/python -m pip install --quiet --disable-pip-version-check $(SAGEMAKER2_PEERS)
+	@touch $@
+
+$(VENV)-sagemaker3/stamp: Makefile pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-sagemaker3
+	@$(VENV)-sagemaker3/bin/python -m pip install --quiet --disable-pip-version-check '.[sagemaker-sdk]' $(SAGEMAKER3_PEERS)
 	@touch $@
 
 $(VENV)-proto/stamp: Makefile

@@ -113,6 +113,7 @@ def test_the_extras_are_the_promised_ones() -> None:
         "redis",
         "sagemaker",
         "deploy-sagemaker",
+        "sagemaker-sdk",
         "azureml",
         "lambda",
     }

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from conftest import ROOT, free_ports
+from conftest import ROOT, end, free_ports
+from moto_server import running_moto, wait_for
 from remora.repository import CacheSettings, Repository, open_repository
 
 PEERS = ROOT / ".venv-storage"
-MOTO = PEERS / "bin" / "python"
 AZURITE = PEERS / "node_modules" / ".bin" / "azurite-blob"
 # The account that azurite has from the beginning; its key is in its documentation.
 ACCOUNT = "devstoreaccount1"
@@ -24,42 +24,11 @@ BIG = bytes(range(256)) * (40 << 10)  # 10 MiB: two ranges
 FILES = {"m/config.pbtxt": b'name: "m"', "m/1/model.bin": BIG, "n/1/model.bin": b"small"}
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait(20)
-
-
-def wait_for(process: subprocess.Popen[bytes], url: str) -> None:
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except urllib.error.HTTPError:
-            return  # it answers
-        except OSError:
-            try:
-                process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
-            break
-    pytest.fail(f"{process.args} does not answer")
-
-
 @pytest.fixture(scope="module")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a running moto."""
-    if not MOTO.exists():
-        pytest.skip("moto is not installed: make test-storage")
-    (port,) = free_ports(1)
-    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    words = [str(MOTO), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(words, stdout=log, stderr=log)
-    try:
-        wait_for(process, f"http://127.0.0.1:{port}/moto-api/")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        end(process)
-        log.close()
+    with running_moto(tmp_path_factory.mktemp("moto")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

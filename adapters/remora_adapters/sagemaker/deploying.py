@@ -12,8 +12,9 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
@@ -231,11 +232,20 @@ def _config(plan: Plan, name: str) -> dict[str, Any]:
 # -- doing it -------------------------------------------------------------------------------------------------------
 
 
-def deploy(plan: Plan, clients: Any, *, wait: bool = True) -> Iterator[str]:
+def deploy(
+    plan: Plan, clients: Any, *, wait: bool = True, make: Callable[[Call], object] | None = None
+) -> Iterator[str]:
     """Make a plan true; yields what was done, a line for each step. ``clients`` makes the client of a service.
 
+    ``make`` makes the calls of SageMaker's that create or move something, if its client is not to.
     Raises botocore's ClientError and WaiterError.
     """
+
+    def by_client(call: Call) -> dict[str, Any]:
+        answer: dict[str, Any] = getattr(clients(call.service), call.operation)(**call.arguments)
+        return answer
+
+    make = make or by_client
     sagemaker = clients("sagemaker")
     missing = sagemaker.exceptions.ClientError
     name = plan.made_name
@@ -252,11 +262,14 @@ def deploy(plan: Plan, clients: Any, *, wait: bool = True) -> Iterator[str]:
     endpoint = found("describe_endpoint", EndpointName=plan.name)
     model, config, change = calls_of(plan, exists=endpoint is not None)
     if found("describe_model", ModelName=name) is None:
-        yield _done(sagemaker, model)
+        make(model)
+        yield _said(model)
     if found("describe_endpoint_config", EndpointConfigName=name) is None:
-        yield _done(sagemaker, config)
+        make(config)
+        yield _said(config)
     if endpoint is None or endpoint["EndpointConfigName"] != name:
-        yield _done(sagemaker, change)
+        make(change)
+        yield _said(change)
     if not wait:
         return
     sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=plan.name)
@@ -265,18 +278,8 @@ def deploy(plan: Plan, clients: Any, *, wait: bool = True) -> Iterator[str]:
     for call in scaling_of(plan):
         if "AlarmActions" in call.arguments:
             call = call._replace(arguments={**call.arguments, "AlarmActions": [policy]})
-        policy = _make(clients(call.service), call).get("PolicyARN", "")
+        policy = by_client(call).get("PolicyARN", "")
         yield _said(call)
-
-
-def _make(client: Any, call: Call) -> dict[str, Any]:
-    answer: dict[str, Any] = getattr(client, call.operation)(**call.arguments)
-    return answer
-
-
-def _done(client: Any, call: Call) -> str:
-    _make(client, call)
-    return _said(call)
 
 
 def _said(call: Call) -> str:
@@ -312,6 +315,9 @@ def plan_of(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--serverless", default="", metavar="MB:CONCURRENCY", help="instead of instances")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; may be repeated")
     parser.add_argument("--region", default=None, help="the one that AWS is configured for if not given")
+    parser.add_argument(
+        "--via", choices=("boto3", "sdk"), default="boto3", help="sdk: the sagemaker SDK, with the defaults of its file"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the calls and make none; needs no credentials")
     parser.add_argument("--no-wait", action="store_true", help="do not wait for the endpoint, and set up no scaling")
     given = parser.parse_args(arguments)
@@ -357,8 +363,19 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError:
         print("remora deploy sagemaker: needs boto3: pip install 'remora[deploy-sagemaker]'", file=sys.stderr)
         return 1
+    session = boto3.Session(region_name=given.region)
+    make = None
+    if given.via == "sdk":
+        try:
+            make = import_module("remora_adapters.sagemaker.sdk_session").maker(session)
+        except ImportError:
+            print("remora deploy sagemaker: needs the SDK: pip install 'remora[sagemaker-sdk]'", file=sys.stderr)
+            return 1
+        except ValueError as error:  # no region
+            print(f"remora deploy sagemaker: {error}", file=sys.stderr)
+            return 1
     try:
-        for line in deploy(plan, boto3.Session(region_name=given.region).client, wait=not given.no_wait):
+        for line in deploy(plan, session.client, wait=not given.no_wait, make=make):
             print(line, flush=True)
     except (BotoCoreError, ClientError) as error:
         print(f"remora deploy sagemaker: {error}", file=sys.stderr)

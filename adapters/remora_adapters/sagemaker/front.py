@@ -248,11 +248,12 @@ class SageMakerService:
             ),
             default=1,
         )
-        said = {
+        said: dict[str, int | str] = {
             "MaxConcurrentTransforms": max(min(at_once, 100), 1),
-            "BatchStrategy": self._rules.strategy,
             "MaxPayloadInMB": self._rules.payload_mb,
         }
+        if self._rules.strategy:  # the platform always says one; the SDKs' local mode does not, and reads no default
+            said["BatchStrategy"] = self._rules.strategy
         exchange.respond(HttpAnswer(200, (JSON,), [orjson.dumps(said)]))
 
     # -- the multi-model API ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 _PING_MODES = ("ready", "live")
-_STRATEGIES = ("SINGLE_RECORD", "MULTI_RECORD")
+_STRATEGIES = ("", "SINGLE_RECORD", "MULTI_RECORD")
 _YES, _NO = ("true", "1"), ("false", "0", "")
 _FOLDER = "/opt/ml"
 _PORT = 8080
@@ -36,7 +36,7 @@ class Rules:
         timeout_ms: an invocation that takes longer is answered 503; 0 for any time.
         accept: what a client that accepts anything gets, for bodies that are not V2; "" for the body's own form.
         transforms: MaxConcurrentTransforms of batch jobs; 0 to work it out from the model.
-        strategy: BatchStrategy of batch jobs.
+        strategy: BatchStrategy of batch jobs; "" where nobody has said.
         payload_mb: MaxPayloadInMB of batch jobs.
     """
 
@@ -48,7 +48,7 @@ class Rules:
     timeout_ms: int = 0
     accept: str = ""
     transforms: int = 0
-    strategy: str = "MULTI_RECORD"
+    strategy: str = ""
     payload_mb: int = 6
 
 
@@ -119,7 +119,7 @@ def rules_of(environ: Mapping[str, str], folder: Path, multi_model: bool, payloa
         timeout_ms=timeout_s * 1000,
         accept=environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", ""),
         transforms=read.number("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", 0),
-        strategy=read.choice("SAGEMAKER_BATCH_STRATEGY", _STRATEGIES, "MULTI_RECORD"),
+        strategy=read.choice("SAGEMAKER_BATCH_STRATEGY", _STRATEGIES),
         payload_mb=payload_mb or 6,
     )
 
@@ -147,7 +147,7 @@ class _Reader:
     def choice(self, name: str, choices: tuple[str, ...], default: str = "") -> str:
         text = self._environ.get(name, "") or default or choices[0]
         if text not in choices:
-            raise ValueError(f"{name}={text[:40]}: expected one of {', '.join(choices)}")
+            raise ValueError(f"{name}={text[:40]}: expected one of {', '.join(filter(None, choices))}")
         return text
 
     def ports(self, name: str) -> range | None:

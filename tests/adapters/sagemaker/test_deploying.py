@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -227,3 +228,11 @@ def test_misuse_of_the_command_ends_with_2(capsys: pytest.CaptureFixture[str]) -
     assert "expected MB:CONCURRENCY" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["deploy", "mainframe", "x"])
+
+
+def test_without_the_sdk_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sagemaker", None)
+    assert main(["deploy", "sagemaker", *ARGUMENTS, "--via", "sdk"]) == 1
+    assert "pip install 'remora[sagemaker-sdk]'" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_the_port_has_no_other_door(door: Door, path: str) -> None:
 
 def test_batch_transform_learns_what_the_model_takes(door: Door) -> None:
     said = json.loads(door.ask("GET", "/execution-parameters").body)
-    assert said == {"MaxConcurrentTransforms": 8, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+    assert said == {"MaxConcurrentTransforms": 8, "MaxPayloadInMB": 6}
 
 
 def test_a_session_is_a_sequence_from_its_opening_to_its_end(tmp_path: Path) -> None:

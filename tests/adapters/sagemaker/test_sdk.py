@@ -1,0 +1,243 @@
+"""SageMaker's own SDK, versions 2 and 3, and its API as moto has it: `make test-sagemaker` installs them.
+
+No container runs here: local mode's `docker compose` is a stand-in that starts our entry point as a process with what
+the SDK put into the compose file. What then happens is the SDK's own: probes, serializers, batch transform.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ROOT, free_ports
+from hosting import hosted, write_scale
+from moto_server import CREDENTIALS, moto_version, running_moto
+from remora.cli import main
+from remora_adapters.emulate.asking import Address
+from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[deploy-sagemaker]'")
+
+HERE = Path(__file__).parent
+PEERS = {
+    version: Path(os.environ.get(f"REMORA_SAGEMAKER{version}_VENV", ROOT / f".venv-sagemaker{version}"))
+    for version in (2, 3)
+}
+ROLE = "arn:aws:iam::123456789012:role/endpoint"
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/remora:0.1.0"
+# A type that moto knows.
+PLAN = [
+    "digits",
+    "--instance-type",
+    "ml.c5.xlarge",
+    "--image",
+    IMAGE,
+    "--model",
+    "s3://bucket/models/digits/",
+    "--role",
+    ROLE,
+]
+DOUBLED = [[2.0, 4.0, 6.0, 8.0], [10.0, 12.0, 14.0, 17.0]]
+RECORDS = 5
+VPC = {"SecurityGroupIds": ["sg-0123456789abcdef0"], "Subnets": ["subnet-0123456789abcdef0"]}
+KEY = "arn:aws:kms:us-east-1:123456789012:key/0"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def python_of(version: int) -> Path:
+    python = PEERS[version] / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"version {version} of the sagemaker SDK is not there: make test-sagemaker")
+    return python
+
+
+def run_peer(python: Path, *words: object, **environ: str) -> str:
+    """What a script of ours, or our command, printed under the SDK's interpreter."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    given = inherited | CREDENTIALS | {"AWS_EC2_METADATA_DISABLED": "true"} | environ
+    done = subprocess.run(
+        [str(word) for word in (python, *words)], env=given, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+def quiet(folder: Path, **defaults: object) -> dict[str, str]:
+    """A configuration file of the SDK that sends nothing home, and says what resources have by default."""
+    said = {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}, **defaults}
+    (folder / "sagemaker.yaml").write_text(json.dumps({"SchemaVersion": "1.0", "SageMaker": said}))
+    return {"SAGEMAKER_USER_CONFIG_OVERRIDE": str(folder / "sagemaker.yaml")}
+
+
+# -- local mode -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def local(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a version of the SDK got from its local mode."""
+    python = python_of(request.param)
+    base = tmp_path_factory.mktemp("local")
+    for name in ("archive", "records", "scratch", "bin"):
+        (base / name).mkdir()
+    write_scale(base / "scale")
+    with tarfile.open(base / "archive" / "model.tar.gz", "w:gz") as archive:
+        archive.add(base / "scale", "scale")
+    (base / "records" / "rows.csv").write_text("".join(f"{row},1,2,3\n" for row in range(RECORDS)))
+    roots = os.pathsep.join(str(ROOT / name) for name in ("core", "adapters"))
+    docker = base / "bin" / "docker"
+    docker.write_text(f'#!/bin/sh\nPYTHONPATH={roots} exec {sys.executable} {HERE / "docker_stand_in.py"} "$@"\n')
+    docker.chmod(0o755)
+    words = (base / "archive" / "model.tar.gz", base / "records" / "rows.csv", base / "scratch", free_ports(1)[0])
+    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "PATH": f"{docker.parent}{os.pathsep}{os.environ['PATH']}"}
+    printed = run_peer(python, HERE / "sdk_local.py", *words, **nowhere, **quiet(base))
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    print(f"sagemaker {found['version']}; no container was run: its compose file was, as a process")
+    return found
+
+
+def test_local_mode_starts_our_container_and_finds_it_in_service(local: dict[str, Any]) -> None:
+    assert local["status"] == "InService"
+
+
+def test_what_the_sdks_serializers_write_is_answered_and_their_deserializers_read_it(local: dict[str, Any]) -> None:
+    assert local["json"]["outputs"][0]["data"] == [value for row in DOUBLED for value in row]
+    assert [[float(cell) for cell in row] for row in local["csv"]] == DOUBLED
+    assert [[float(cell) for cell in row] for row in local["csv of one row"]] == DOUBLED[:1]
+    assert local["npy"] == DOUBLED
+    assert local["jsonlines"] == DOUBLED
+    assert local["csv to json"] == {"y": DOUBLED}
+    assert [float(name) for name in local["pandas"]] == DOUBLED[0], "CSV has no line of names"
+
+
+def test_what_cannot_be_read_comes_back_as_a_reason(local: dict[str, Any]) -> None:
+    assert "a row has 2 cells and the model takes 4" in local["wrong"]
+
+
+def test_a_local_batch_transform_gives_a_line_for_each_record_in_order(local: dict[str, Any]) -> None:
+    expected = [f"{2.0 * row},2.0,4.0,6.0" for row in range(RECORDS)]
+    for settings, text in local["transformed"].items():
+        assert text.split() == expected, settings
+    assert local["transformed"]["many"].splitlines() == expected, "no blank lines unless the SDK is asked to add them"
+
+
+# -- endpoints of moto ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_moto(tmp_path_factory.mktemp("moto")) as url:
+        print("moto", moto_version(), "boto3", boto3.__version__)
+        yield url
+
+
+@pytest.fixture
+def clients(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Makes boto3's clients of an empty moto, which is AWS for this process."""
+    for name, value in (*CREDENTIALS.items(), ("AWS_ENDPOINT_URL", moto)):
+        monkeypatch.setenv(name, value)
+    made: list[Any] = []
+
+    def client(service: str) -> Any:
+        made.append(boto3.client(service))
+        return made[-1]
+
+    subprocess.run([sys.executable, "-c", RESET, moto], check=True)
+    yield client
+    for each in made:
+        each.close()
+
+
+RESET = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1] + '/moto-api/reset', method='POST')).close()"
+
+
+def test_a_deployment_is_made_and_found_as_it_was_planned(clients: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "sagemaker", *PLAN, "--max-instances", "4", "--env", "A=b"]) == 0
+    assert "digits is in service" in capsys.readouterr().out
+    sagemaker, scaling = clients("sagemaker"), clients("application-autoscaling")
+    endpoint = sagemaker.describe_endpoint(EndpointName="digits")
+    config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
+    (variant,) = config["ProductionVariants"]
+    assert (endpoint["EndpointStatus"], variant["InstanceType"]) == ("InService", "ml.c5.xlarge")
+    assert variant["RoutingConfig"] == {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
+    container = sagemaker.describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
+    assert (container["Image"], container["Environment"]) == (IMAGE, {"A": "b"})
+    assert container["ModelDataSource"]["S3DataSource"]["S3DataType"] == "S3Prefix"
+    (target,) = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+    assert (target["ResourceId"], target["MaxCapacity"]) == ("endpoint/digits/variant/AllTraffic", 4)
+    (policy,) = scaling.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 8.0
+
+
+def test_the_same_deployment_again_makes_nothing(clients: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "sagemaker", *PLAN]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["create_endpoint digits", "digits is in service"]
+    assert main(["deploy", "sagemaker", *PLAN]) == 0
+    assert capsys.readouterr().out.splitlines() == ["digits is in service"]
+    assert len(clients("sagemaker").list_models()["Models"]) == 1
+
+
+def test_moto_knows_no_update_so_that_moving_an_endpoint_is_left_to_the_stubs(clients: Any, capsys: Any) -> None:
+    """When this fails, moto has learnt UpdateEndpoint: then see here that another plan moves the endpoint over."""
+    assert main(["deploy", "sagemaker", *PLAN]) == 0
+    assert main(["deploy", "sagemaker", *PLAN, "--env", "A=b"]) == 1
+    assert "create_endpoint_config" in capsys.readouterr().out
+    print("not run: update_endpoint (blue/green), which moto has not")
+
+
+def test_by_the_sdk_the_same_is_made_with_the_defaults_of_an_organisation(
+    clients: Any, moto: str, tmp_path: Path
+) -> None:
+    roots = os.pathsep.join(str(ROOT / name) for name in ("core", "adapters"))
+    environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": roots}
+    defaults = quiet(tmp_path, Model={"VpcConfig": VPC}, EndpointConfig={"KmsKeyId": KEY})
+    words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", "sdk", "--env", "MY_name=b", "--max-instances", "4")
+    printed = run_peer(python_of(3), *words, **environ, **defaults)
+    assert printed.splitlines()[-1] == "put_scaling_policy digits-requests"
+    sagemaker = clients("sagemaker")
+    config = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
+    model = sagemaker.describe_model(ModelName=config)
+    assert model["VpcConfig"] == VPC
+    assert model["PrimaryContainer"]["Environment"] == {"MY_name": "b"}
+    made = sagemaker.describe_endpoint_config(EndpointConfigName=config)
+    (variant,) = made["ProductionVariants"]
+    assert made["KmsKeyId"] == KEY
+    assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 600
+
+
+def test_a_model_builder_makes_the_model_and_an_endpoint_answers_through_the_sdk(
+    clients: Any, moto: str, tmp_path: Path
+) -> None:
+    python = python_of(3)
+    write_scale(tmp_path / "model" / "scale")
+    with (
+        hosted("sagemaker", {"SAGEMAKER_BASE_DIR": str(tmp_path)}) as port,
+        runtime_api(Endpoint(Address("127.0.0.1", port), tmp_path)) as api,
+    ):
+        places = {
+            "SAGEMAKER_VALIDATE_ROLE": "false",  # by a simulation that moto has not
+            "AWS_ENDPOINT_URL": moto,
+            "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{api.server_address[1]}",
+        }
+        words = (HERE / "sdk_endpoint.py", IMAGE, "s3://bucket/models/digits.tar.gz")
+        somewhere = quiet(tmp_path, Model={"VpcConfig": VPC})  # moto answers with half of one where there is none
+        found = json.loads(run_peer(python, *words, **places, **somewhere).splitlines()[-1])
+    print("sagemaker", found["version"])
+    print("not run: ModelBuilder.deploy (the SDK cannot read moto's DescribeEndpoint), its LOCAL_CONTAINER (no Docker)")
+    assert found["built"] == "built"
+    assert [value for row in DOUBLED for value in row] == found["json"]["outputs"][0]["data"]
+    assert [[float(cell) for cell in row] for row in found["csv"]] == DOUBLED
+    assert (found["npy"], found["custom attributes"]) == (DOUBLED, "a=1")
+    code, status, message = found["error"]
+    assert (code, status) == ("ModelError", 400)
+    assert "a row has 2 cells" in message
+    container = clients("sagemaker").describe_model(ModelName="built")["PrimaryContainer"]
+    assert (container["Image"], container["Environment"]["SAGEMAKER_TRITON_LOG_INFO"]) == (IMAGE, "true")

@@ -1,0 +1,55 @@
+"""AWS as moto plays it, in an environment of its own (`make .venv-storage/stamp`): S3, SageMaker, scaling."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, end, free_ports
+
+PYTHON = ROOT / ".venv-storage" / "bin" / "python"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "sk", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@contextmanager
+def running_moto(folder: Path) -> Iterator[str]:
+    """The URL of a running moto, whose log is in ``folder``. Skips where moto is not installed."""
+    if not PYTHON.exists():
+        pytest.skip("moto is not installed: make test-storage")
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "moto.log").open("wb") as log:
+        process = subprocess.Popen([PYTHON, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log)
+        try:
+            wait_for(process, f"{url}/moto-api/")
+            yield url
+        finally:
+            end(process)
+
+
+def moto_version() -> str:
+    asked = "import importlib.metadata; print(importlib.metadata.version('moto'))"
+    return subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def wait_for(process: subprocess.Popen[bytes], url: str) -> None:
+    """Return once something answers. Fails when the process ends or takes too long."""
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except urllib.error.HTTPError:
+            return  # it answers
+        except OSError:
+            try:
+                process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+    pytest.fail(f"{process.args} does not answer")
