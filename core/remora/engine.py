@@ -324,6 +324,10 @@ class Engine:
         """All model versions that serve now, by name and version."""
         return self._lifecycle.ready_models()
 
+    def only_model(self) -> str:
+        """The name of the one model that serves; "" when none does, or several do."""
+        return self._lifecycle.table.only_model()
+
     # -- calls ------------------------------------------------------------------------------------------------------
 
     @overload

@@ -163,6 +163,11 @@ class ModelTable:
         rows = [row for _, state in sorted(self._states.items()) for _, row in sorted(state.versions.items())]
         return [row.model for row in rows if row.model is not None]
 
+    def only_model(self) -> str:
+        """The name of the one model that serves; "" when none does, or several do. Hosts ask it for each request."""
+        names = {state.newest.name for state in list(self._states.values()) if state.newest is not None}
+        return names.pop() if len(names) == 1 else ""
+
     def is_fine(self) -> bool:
         """Whether every model that should serve does."""
         return all(state.is_fine for state in self._states.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -89,14 +89,16 @@ class ScoringService:
         elif head.method not in methods:
             exchange.respond(_http(message_answer(405, _NOT_ALLOWED), ((b"Allow", ", ".join(methods).encode()),)))
         else:
-            ids, refusal = self._ids(head)
-            labelled = _Labelled(exchange, ids)
-            if not refusal:
-                return self._route(head, body, labelled)
-            labelled.respond(_http(message_answer(431, refusal)))
+            known = head.note
+            if not isinstance(known, _Known):
+                known = head.note = self._known(head)
+            labelled = _Labelled(exchange, known.headers(self._new_id))
+            if not known.refusal:
+                return self._route(head, known, body, labelled)
+            labelled.respond(_http(message_answer(431, known.refusal)))
         return None
 
-    def _route(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _route(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Ticket | None:
         if head.path == "/":
             exchange.respond(self._health())
         elif head.path == "/swagger.json":
@@ -104,7 +106,7 @@ class ScoringService:
         elif self._settings.script is not None:
             self._run(self._settings.script, head, body, exchange)
         else:
-            return self._infer(head, body, exchange)
+            return self._infer(head, known, body, exchange)
         return None
 
     def _trouble(self) -> str:
@@ -141,38 +143,50 @@ class ScoringService:
         text = f"Scoring timeout after {self._settings.timeout_ms} ms"
         exchange.respond(_http(message_answer(500, text, failed=True)))
 
-    def _infer(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _infer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Ticket | None:
         """V2 through ``/score``, for deployments whose scoring route is that."""
-        models = {model.name for model in self._inside.engine.models()}
-        name = self._settings.model or (min(models) if len(models) == 1 else "")
+        name = self._settings.model or self._inside.engine.only_model()
         if not name:
-            exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=len(models)))))
+            count = len({model.name for model in self._inside.engine.models()})
+            exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
             return None
         if head.method != "POST":
             exchange.respond(_http(message_answer(405, "Method not allowed")))
             return None
-        return self._inside.rest.infer(name, head, body, exchange)
+        if known.v2 is None or known.model != name:
+            known.model, known.v2 = name, Head("POST", f"/v2/models/{name}/infer", head.headers)
+        return self._inside.rest.handle(known.v2, body, exchange)
 
     # -- what surrounds an answer -----------------------------------------------------------------------------------
 
-    def _ids(self, head: Head) -> tuple[Headers, str]:
-        """The identifying headers of the answer, and why the request's cannot be taken, empty when they can."""
-        request_id = _text(head, b"x-request-id") or self._new_id()
+    def _known(self, head: Head) -> _Known:
+        """The identifying headers of the answers, and why the request's cannot be taken, empty when they can."""
+        given = _text(head, b"x-request-id")
         legacy, client = _text(head, b"x-ms-request-id"), _text(head, b"x-ms-client-request-id")
         refusal = ""
-        if len(request_id) > _HEADER_LIMIT:
+        if len(given) > _HEADER_LIMIT:
             refusal = f"x-request-id must not exceed {_HEADER_LIMIT} characters"
-            request_id = legacy = client = ""
-        elif max(len(legacy), len(client)) > _HEADER_LIMIT:
+            return self._told(head, None, "", "", refusal)
+        if max(len(legacy), len(client)) > _HEADER_LIMIT:
             refusal = f"x-ms-request-id and x-ms-client-request-id must not exceed {_HEADER_LIMIT} characters"
             legacy = client = ""
         elif legacy:
             client = client or legacy
         else:
-            legacy = client or request_id
-        found = [("x-ms-server-version", self._settings.server_version), ("x-request-id", request_id)]
-        found += [("x-ms-request-id", legacy), ("x-ms-client-request-id", client), ("TraceId", _text(head, b"traceid"))]
-        return tuple((name.encode(), value.encode("latin-1")) for name, value in found if value), refusal
+            legacy = client
+        return self._told(head, given, legacy, client, refusal)
+
+    def _told(self, head: Head, given: str | None, legacy: str, client: str, refusal: str) -> _Known:
+        """``given`` is the request's id: "" for a new one in each answer, None for none at all."""
+        # x-ms-request-id repeats the id where the client has no other; a refused one is told to nobody.
+        repeats = given is not None and not legacy and not refusal
+        new = (
+            () if given or given is None else ((b"x-request-id", b"x-ms-request-id") if repeats else (b"x-request-id",))
+        )
+        fixed = [("x-request-id", given or ""), ("x-ms-request-id", (given or "") if repeats else legacy)]
+        rest = [("x-ms-client-request-id", client), ("TraceId", _text(head, b"traceid"))]
+        version = (("x-ms-server-version", self._settings.server_version),)
+        return _Known(_pairs(version), new, _pairs([*fixed, *rest]), refusal)
 
     def _swagger(self, query: str) -> Answer:
         version = query.removeprefix("version=") if query.startswith("version=") else "2"
@@ -196,6 +210,29 @@ def _described(version: str) -> dict[str, object]:
     if version.startswith("2"):
         return {"swagger": "2.0", "info": info, "paths": paths}
     return {"openapi": "3.1.0" if version == "3.1" else "3.0.3", "info": info, "paths": paths}
+
+
+class _Known:
+    """What is the same in all requests of one head: the ids of their answers, and the V2 head that they stand for."""
+
+    __slots__ = ("_after", "_before", "_new", "model", "refusal", "v2")
+
+    def __init__(self, before: Headers, new: tuple[bytes, ...], after: Headers, refusal: str) -> None:
+        self._before, self._new, self._after = before, new, after
+        self.refusal = refusal
+        self.model = ""
+        self.v2: Head | None = None
+
+    def headers(self, new_id: Callable[[], str]) -> Headers:
+        """An answer's ids, a new one among them where the request brought none."""
+        if not self._new:
+            return self._before + self._after
+        made = new_id().encode("latin-1")
+        return self._before + tuple([(name, made) for name in self._new]) + self._after
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Headers:
+    return tuple((name.encode(), value.encode("latin-1")) for name, value in rows if value)
 
 
 def _text(head: Head, name: bytes) -> str:

@@ -8,6 +8,7 @@ those are refused with 403, and so are they when asked for by path (spec clouds 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import orjson
 
@@ -40,6 +41,7 @@ class VertexService:
         self._health = health
         self._predict = predict
         self._default = default
+        self._binaries = inside.rest.over(inside.engine)  # the answers' fixed parts are not V2's
         self._predictor = Predictor(inside)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
@@ -63,10 +65,10 @@ class VertexService:
         return None
 
     def _predicted(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
-        names = {model.name for model in self._inside.engine.models()}
-        name = self._default or (min(names) if len(names) == 1 else "")
+        name = self._default or self._inside.engine.only_model()
         if not name:
-            text = f"which of {len(names)} models? Set REMORA_DEFAULT_MODEL, or send X-Vertex-Ai-Triton-Redirect"
+            count = len({model.name for model in self._inside.engine.models()})
+            text = f"which of {count} models? Set REMORA_DEFAULT_MODEL, or send X-Vertex-Ai-Triton-Redirect"
             exchange.respond(failure(400, text, plain=False))
             return None
         kind = head.get(b"content-type") or b""
@@ -82,14 +84,18 @@ class VertexService:
 
     def _binary(self, head: Head, kind: bytes, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
         """V2 with raw tensors, whose length of JSON is in the content type, and so is the answer's."""
-        size = kind.removeprefix(BINARY)
-        if not _SIZE.fullmatch(size) or int(size) > len(body):
-            shown = size[:40].decode("latin-1")
+        known = head.note
+        if not isinstance(known, _Binary) or known.model != name:
+            size = kind.removeprefix(BINARY)
+            kept = tuple(pair for pair in head.headers if pair[0].lower() != b"inference-header-content-length")
+            told = (*kept, (b"Inference-Header-Content-Length", size))
+            length = int(size) if _SIZE.fullmatch(size) else -1
+            known = head.note = _Binary(name, length, Head("POST", f"/v2/models/{name}/infer", told))
+        if not 0 <= known.length <= len(body):
+            shown = kind.removeprefix(BINARY)[:40].decode("latin-1")
             exchange.respond(failure(400, f"Unable to parse inference header size, got: {shown}", plain=False))
             return None
-        kept = tuple(pair for pair in head.headers if pair[0].lower() != b"inference-header-content-length")
-        told = (*kept, (b"Inference-Header-Content-Length", size))
-        return self._inside.rest.handle(Head("POST", f"/v2/models/{name}/infer", told), body, _BinaryExchange(exchange))
+        return self._binaries.handle(known.head, body, _BinaryExchange(exchange))
 
     def _redirected(self, head: Head, target: str, body: Buffer, exchange: Exchange) -> Ticket | None:
         path = f"/{target.lstrip('/')}".partition("?")[0]
@@ -131,6 +137,28 @@ def _has_instances(body: Buffer) -> bool:
     return isinstance(message, dict) and "instances" in message
 
 
+class _Binary:
+    """What is the same in all binary requests of one head: how long their JSON is, and the V2 head they stand for."""
+
+    __slots__ = ("head", "length", "model")
+
+    def __init__(self, model: str, length: int, head: Head) -> None:
+        self.model = model
+        self.length = length
+        self.head = head
+
+
+@lru_cache(64)
+def _told(headers: Headers) -> Headers:
+    """V2's headers of an answer, with the length of its JSON in the content type."""
+    named = {name.lower(): value for name, value in headers}
+    length = named.pop(b"inference-header-content-length", None)
+    if length is None:
+        return headers
+    named[b"content-type"] = BINARY + length
+    return tuple(named.items())
+
+
 class _BinaryExchange:
     """An exchange that says in the content type how long an answer's JSON is."""
 
@@ -141,10 +169,4 @@ class _BinaryExchange:
         self.begin, self.send, self.finish = exchange.begin, exchange.send, exchange.finish
 
     def respond(self, answer: HttpAnswer) -> None:
-        headers = {name.lower(): value for name, value in answer.headers}
-        length = headers.pop(b"inference-header-content-length", None)
-        if length is not None:
-            headers[b"content-type"] = BINARY + length
-            told: Headers = tuple(headers.items())
-            answer = HttpAnswer(answer.status, told, answer.body)
-        self._exchange.respond(answer)
+        self._exchange.respond(HttpAnswer(answer.status, _told(answer.headers), answer.body, answer.wire))
