@@ -23,6 +23,8 @@ from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer
 from remora.scheduling.batching import Plan
 from remora.server.exchange import Exchange
+from remora.trace_settings import TraceSettings
+from remora.tracing.tracer import Traces
 
 DOUBLER = """
 backend: "fake" max_batch_size: 8
@@ -64,6 +66,10 @@ class FakeClock:
 
     def wall_ms(self) -> int:
         return self.now_ns // 1_000_000
+
+
+UNTRACED = Traces(TraceSettings(), FakeClock(), {})
+"""What an engine has that traces nothing."""
 
 
 def config_of(text: str) -> ModelConfig:

@@ -40,6 +40,7 @@ STARTS_THREADS = (
     "core/remora/lifecycle.py",
     "core/remora/model_loads.py",
     "core/remora/on_demand.py",
+    "core/remora/tracing/writer.py",
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python/coroutines.py",

@@ -30,6 +30,7 @@ from remora.protocols.http_answer import Refusal
 from remora.protocols.v2_infer import InferCodec
 from remora.server.asgi_bridge import PAGES, AsgiApp, Receive, Scope, Send, V2App
 from remora.server.deadlines import HEADER as DEADLINE_HEADER
+from remora.tracing.tracer import Arrival
 
 _log = logging.getLogger("remora.lambda")
 
@@ -42,6 +43,7 @@ _MARGIN_MS = 250
 _TELEMETRY = ("opentelemetry.trace", "opentelemetry.metrics", "opentelemetry._logs")
 _PROVIDERS = ("get_tracer_provider", "get_meter_provider", "get_logger_provider")
 _FLUSH_MS = 2_000
+_SEGMENT_HEADER = b"x-amzn-trace-id"
 
 Event = dict[str, Any]
 
@@ -61,6 +63,7 @@ class Settings(NamedTuple):
             function's code or in a layer (``/opt/models``). Python models run in threads: workers would be frozen
             between events. Batchers wait for nobody, since there is one request at a time.
         server: the limits of HTTP requests.
+            ``REMORA_TRACE_CONFIG`` has entries of ``--trace-config`` with spaces between them.
         base_path: ``REMORA_BASE_PATH``, what a custom domain puts before the paths. A stage's name is known from the
             event and needs no setting.
     """
@@ -81,7 +84,11 @@ class Settings(NamedTuple):
                 "REMORA_MODEL_REPOSITORY"
             )
         engine = EngineOptions(
-            paths=(models,), batching_delay=False, backend_config=("python,isolation=thread",), exit_timeout_secs=1
+            paths=(models,),
+            batching_delay=False,
+            backend_config=("python,isolation=thread",),
+            exit_timeout_secs=1,
+            trace_config=tuple(environ.get("REMORA_TRACE_CONFIG", "").split()),
         )
         base_path = environ.get("REMORA_BASE_PATH", "").strip("/")
         return cls(engine, ServerOptions(), f"/{base_path}" if base_path else "")
@@ -114,6 +121,7 @@ class Function:
                 return self._answer_http(event, context)
             return self._answer_direct(event, context)
         finally:
+            self._engine.traces.flush(_FLUSH_MS / 1e3)
             self._flush()
 
     def close(self) -> None:
@@ -164,7 +172,8 @@ class Function:
                 "through a function URL"
             )
         done: Future[Outcome] = Future()
-        ticket = model.submit(form, data, lambda _, outcome: done.set_result(outcome))
+        traced = self._engine.traces.over(model, Arrival("", _segment))
+        ticket = traced.submit(form, data, lambda _, outcome: done.set_result(outcome))
         response = _response_of(_wait(done, ticket, context))
         answer = self._codec.encode(model.name, model.version_text, form, response, reply)
         body = b"".join(answer.body)
@@ -247,7 +256,7 @@ class HttpApp:
         """Answer one request of mangum's, whose scope also holds the event and its context."""
         scope["root_path"] = base_path_of(scope["aws.event"], scope["path"], self._settings.base_path)
         app = self._pages_app() if scope["path"].removeprefix(scope["root_path"]) in PAGES else self._v2
-        await app(_with_deadline(scope), receive, send)
+        await app(_with_segment(_with_deadline(scope)), receive, send)
 
     def _pages_app(self) -> AsgiApp:
         if self._pages is None:
@@ -277,6 +286,25 @@ def _with_deadline(scope: Scope) -> Scope:
     left_ms = max(scope["aws.context"].get_remaining_time_in_millis() - _MARGIN_MS, 1)
     scope["headers"] = [*scope["headers"], (DEADLINE_HEADER, b"%d" % left_ms)]
     return scope
+
+
+def _with_segment(scope: Scope) -> Scope:
+    """The scope with the invocation's segment of X-Ray as the request's parent, unless its client has sent one."""
+    segment = _segment(_SEGMENT_HEADER)
+    if segment is None or any(name.lower() == b"traceparent" for name, _ in scope["headers"]):
+        return scope
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() != _SEGMENT_HEADER]
+    scope["headers"] = [*kept, (_SEGMENT_HEADER, segment)]
+    return scope
+
+
+def _segment(name: bytes) -> bytes | None:
+    """The header that names the invocation's segment; Lambda's runtime sets the variable anew for each.
+
+    A segment that is not sampled is nobody's decision: functions have one as long as active tracing is off.
+    """
+    value = os.environ.get("_X_AMZN_TRACE_ID", "")
+    return value.encode("latin-1", "replace") if "Sampled=1" in value and name == _SEGMENT_HEADER else None
 
 
 class _Mangum:

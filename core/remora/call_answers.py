@@ -59,7 +59,8 @@ class CallAnswers:
         self._clock = clock
         self._ledger = ledger
         self._cache = cache
-        self._settings = LiveSettings(lambda model: self._table.state(model) is not None)
+        self._settings = LiveSettings(lambda model: self._table.state(model) is not None, options, clock)
+        self.traces = self._settings.traces
         self._exporter: MetricsExporter | None = None
 
     def perform(self, call: messages.Call) -> object:

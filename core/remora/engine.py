@@ -110,11 +110,12 @@ class Engine:
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._table = self._lifecycle.table
         self._answers = CallAnswers(self.options, self._lifecycle, self._clock, self.ledger, self._cache)
+        self.traces = self._answers.traces
 
     def _model_calls(self) -> ModelCaller:
         from remora.model_calls import ModelCalls  # only for backends whose models call others
 
-        return ModelCalls(self._lifecycle)
+        return ModelCalls(self._lifecycle, self.traces)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -135,14 +136,13 @@ class Engine:
         done = self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
         if self._cache is not None:
             self._cache.close()
+        self.traces.close()
         return done
 
     def __enter__(self) -> Engine:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
     def begin_drain(self) -> None:
@@ -306,7 +306,7 @@ class Engine:
     ) -> tuple[ServedModel, InferForm, list[Data]]:
         from remora.program_inputs import as_form, as_request  # servers have codecs for that
 
-        served = self.wait_for(model, version)
+        served = self.traces.over(self.wait_for(model, version))
         specs, data = as_request(served, inputs)
         return served, as_form(specs, outputs, id, parameters or {}), data
 

@@ -7,21 +7,32 @@ from threading import Lock
 
 from remora.errors import InvalidArgumentError
 from remora.log_settings import LogSetting, LogSettings
-from remora.system import logs
-from remora.trace_settings import Changes, TraceSetting, TraceSettings, checked, merged
+from remora.options import EngineOptions
+from remora.system import logs, surroundings
+from remora.system.clock import Clock
+from remora.trace_settings import Changes, TraceSetting, TraceSettings, checked, invalid, merged
+from remora.tracing.tracer import Traces
 
 
 class LiveSettings:
-    """Keeps the settings. Thread-safe.
+    """Keeps the settings, and what is done by them. Thread-safe.
 
     Args:
         knows: whether there is a model of that name.
+        options: what holds as long as clients change nothing.
+        clock: the engine's.
+
+    Raises ValueError for options that cannot be read, InvalidArgumentError or UnsupportedError for what cannot be.
     """
 
-    def __init__(self, knows: Callable[[str], bool]) -> None:
+    def __init__(self, knows: Callable[[str], bool], options: EngineOptions, clock: Clock) -> None:
         self._knows = knows
         self._lock = Lock()
-        self._traces: dict[str, Changes] = {}  # by model; the server's own are under ""
+        self._given = TraceSettings.of(options)
+        self._changes: dict[str, Changes] = {}  # by model; the server's own are under ""
+        if reason := invalid(self._given):
+            raise InvalidArgumentError(f"--trace-config: {reason}")
+        self.traces = Traces(self._given, clock, surroundings.variables())
 
     def perform(self, call: LogSetting | TraceSetting) -> LogSettings | TraceSettings:
         """Make the change, if any, and return what holds then. Raises RemoraError and changes nothing."""
@@ -31,8 +42,17 @@ class LiveSettings:
             raise InvalidArgumentError(f"Request for unknown model : {call.model}")
         changes = checked(call.changes)
         with self._lock:
-            for_all = self._traces.get("", {})
-            own = merged(self._traces.get(call.model, {}), changes)
             if changes:
-                self._traces[call.model] = own
-            return TraceSettings().over({**for_all, **own} if call.model else own)
+                self._change(call.model, changes)
+            return self.traces.shown(call.model)
+
+    def _change(self, model: str, changes: Changes) -> None:
+        own = {**self._changes, model: merged(self._changes.get(model, {}), changes)}
+        kept = {name: each for name, each in own.items() if each}
+        servers = self._given.over(kept.get("", {}))
+        settings = {name: servers.over(each) for name, each in kept.items() if name} | {"": servers}
+        for each in settings.values():
+            if reason := invalid(each):
+                raise InvalidArgumentError(f"Attempting to set invalid trace setting :{reason}")
+        self.traces.apply(settings, renewed=model)
+        self._changes = kept

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from remora.errors import RemoraError
 from remora.log_settings import LogSetting
 from remora.trace_settings import TraceSetting
+from remora.traced import RequestTrace
 
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str
@@ -140,11 +141,12 @@ class Request:
     ``shape_key`` is equal for requests that may share a batch (spec D04). ``cancelled`` may turn True at any time.
     ``held`` are the instances that wait for this request: whoever made it on their behalf (spec L04). ``states`` are
     what the server keeps for the request's sequence, by the names of the model's inputs (spec S13); None for nothing.
-    ``stays``: the outputs may stay on the device where the model makes them, as `DeviceArray`s.
+    ``stays``: the outputs may stay on the device where the model makes them, as `DeviceArray`s. ``trace`` follows the
+    request where it is traced, None elsewhere.
     """
 
     __slots__ = (
-        "_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key", "states", "stays"
+        "_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key", "states", "stays", "trace"
     )  # fmt: skip
 
     def __init__(
@@ -159,6 +161,7 @@ class Request:
         self.held: frozenset[object] = _NOBODY
         self.states: dict[str, Array] | None = None
         self.stays = False
+        self.trace: RequestTrace | None = None
         self._watchers: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
@@ -210,7 +213,7 @@ class Mailbox(Protocol):
         """Run ``work`` at the end of the current turn of the caller's loop; False when the caller is not that loop."""
 
 
-_NO_TIME = (0, 0, 0)
+NO_TIME = (0, 0, 0)  # not known what the phases took; compared by identity
 
 
 class Ticket:
@@ -241,7 +244,7 @@ class Ticket:
         self.start_ns = 0
         self.deadline_ns = 0
         self.level = 1
-        self.spent_ns = _NO_TIME
+        self.spent_ns = NO_TIME
 
     def cancel(self) -> None:
         """Ask that the request never run; it is then answered with CancelledError (spec D13). Any thread may call."""

@@ -31,6 +31,7 @@ from remora.sequence_report import SequenceReport
 from remora.signature import Signature
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
+from remora.traced import RequestTrace
 
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
@@ -206,9 +207,10 @@ class ServedModel:
         held: frozenset[object] = frozenset(),
         timeout_ns: int = 0,
         stays: bool = False,
+        trace: RequestTrace | None = None,
     ) -> Ticket:
         """Check a request and queue it. ``held`` are instances that stay busy until it is answered; after
-        ``timeout_ns``, 0 for none, it is not begun any more. ``stays``: see ``Request``.
+        ``timeout_ns``, 0 for none, it is not begun any more. ``stays``: see ``Request``. ``trace`` follows it.
 
         Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full,
         RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
@@ -216,9 +218,14 @@ class ServedModel:
         """
         older = self.predecessor
         if older is not None and older.keeps(form):
-            return older.submit(form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns)
+            return older.submit(
+                form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns, trace=trace
+            )
         request = self.signature.request(form, data)
         request.stays = stays
+        if trace is not None:
+            request.trace = trace
+            trace.taken(request)
         if held:
             self._refuse_circle(held)
             request.held = held

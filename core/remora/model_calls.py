@@ -11,6 +11,7 @@ from remora.lifecycle import Lifecycle
 from remora.messages import Outcome, Streamed, Ticket
 from remora.model import ServedModel
 from remora.scheduling.delivery import run_replies
+from remora.tracing.tracer import Traces
 
 
 class ModelCalls:
@@ -18,10 +19,12 @@ class ModelCalls:
 
     Args:
         lifecycle: where models are looked up, loaded and unloaded.
+        traces: follow the calls that name a traced request.
     """
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, traces: Traces) -> None:
         self._lifecycle = lifecycle
+        self._traces = traces
 
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
         """Hand a call in; see ``ModelCaller.submit``.
@@ -39,8 +42,9 @@ class ModelCalls:
     def _submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
         served = self._borrow(call)
         caller = _Caller(reply)
+        model = self._traces.following(call.trace, served) if call.trace else served
         try:
-            ticket = served.submit(call.form, call.data, caller.reply, mailbox=caller, held=origin.held)
+            ticket = model.submit(call.form, call.data, caller.reply, mailbox=caller, held=origin.held)
         finally:
             served.give_back()  # what is queued is run even if the model is taken out of service now
         caller.follow(ticket, origin)

@@ -172,6 +172,19 @@ class EngineOptions:
     metrics_config: tuple[str, ...] = option(
         "A setting of the metrics: KEY=VALUE, such as histogram_latencies=true.", metavar="KEY=VALUE", many=True
     )
+    trace_config: tuple[str, ...] = option(
+        "A setting of traces: level=TIMESTAMPS or TENSORS, rate=N for every Nth request, count=N, mode=triton or "
+        "opentelemetry; triton,file=FILE, triton,log-frequency=N; opentelemetry,url=URL and more. May be given again.",
+        metavar="[MODE,]KEY=VALUE",
+        many=True,
+    )
+    trace_file: str = option("Older form of --trace-config=triton,file=FILE.", default="", metavar="FILE")
+    trace_level: tuple[str, ...] = option(
+        "Older form of --trace-config=level=LEVEL. May be given again.", metavar="LEVEL", many=True
+    )
+    trace_rate: int = option("Older form of --trace-config=rate=N.", default=1000, metavar="N")
+    trace_count: int = option("Older form of --trace-config=count=N.", default=-1, metavar="N")
+    trace_log_frequency: int = option("Older form of --trace-config=triton,log-frequency=N.", default=0, metavar="N")
 
     def least_capability(self) -> tuple[int, int]:
         """The lowest compute capability of a GPU that is used. Raises ValueError."""
@@ -398,12 +411,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
     "grpc-infer-response-compression-level": "responses are not compressed on gRPC yet",
-    "trace-config": "nothing is traced yet",
-    "trace-file": "nothing is traced yet",
-    "trace-level": "nothing is traced yet",
-    "trace-rate": "nothing is traced yet",
-    "trace-count": "nothing is traced yet",
-    "trace-log-frequency": "nothing is traced yet",
     "allow-cpu-metrics": "they are always on",
     "log-file": "the log goes to standard error",
 }

@@ -23,6 +23,7 @@ from hosting import write_scale, write_words
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from remora_adapters.aws_lambda import PAYLOAD_LIMIT, Function, Settings, base_path_of, flush_telemetry, load
+from trace_receiver import collector
 
 pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
@@ -468,3 +469,26 @@ def test_what_cannot_be_flushed_stops_nothing() -> None:
     flush_telemetry({"opentelemetry.trace": Api(object())})
     flush_telemetry({})
     assert (len(failing.flushed), len(traces.flushed)) == (1, 1)
+
+
+def test_spans_hang_below_the_invocations_segment_and_are_sent_before_it_ends(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collector() as received:
+        entries = f"mode=opentelemetry rate=0 level=TIMESTAMPS opentelemetry,url={received.url}"
+        settings = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository), "REMORA_TRACE_CONFIG": entries})
+        function = Function(Engine(options=settings.engine).start(), settings, Flushes())
+        try:
+            root = "Root=1-0af76519-16cd43dd8448eb211c80319c;Parent=b7ad6b7169203331"
+            monkeypatch.setenv("_X_AMZN_TRACE_ID", f"{root};Sampled=0")
+            function(v2(ROWS, model_name="scale"), Context())
+            monkeypatch.setenv("_X_AMZN_TRACE_ID", f"{root};Sampled=1")
+            function(v2(ROWS, model_name="scale"), Context())
+            assert len(received.spans(0)) == 3
+            function(function_url("POST", "/v2/models/scale/infer", json.dumps(v2()).encode(), {}), Context())
+            spans = received.spans(0)
+        finally:
+            function.close()
+    assert [span.name for span in spans] == ["InferRequest", "scale", "compute"] * 2
+    assert {span.trace_id.hex() for span in spans} == {"0af7651916cd43dd8448eb211c80319c"}
+    assert [span.parent_span_id.hex() for span in spans[::3]] == ["b7ad6b7169203331"] * 2

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from remora.errors import InvalidArgumentError
+from fakes import FakeClock
+from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.live_settings import LiveSettings
-from remora.trace_settings import TraceSetting, TraceSettings
+from remora.options import EngineOptions
+from remora.trace_settings import Changes, TraceSetting, TraceSettings
+
+
+def settings_of(**options: object) -> LiveSettings:
+    return LiveSettings(lambda name: name in ("a", "b"), EngineOptions(**options), FakeClock())  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def settings() -> LiveSettings:
-    return LiveSettings(lambda name: name in ("a", "b"))
+    return settings_of()
 
 
 def test_a_models_own_setting_outlives_the_servers_and_is_gone_when_it_is_taken_back(settings: LiveSettings) -> None:
@@ -23,6 +31,13 @@ def test_a_models_own_setting_outlives_the_servers_and_is_gone_when_it_is_taken_
     assert settings.perform(TraceSetting("", {"trace_rate": None})) == TraceSettings()
 
 
+def test_what_is_taken_back_is_again_as_the_command_line_says() -> None:
+    settings = settings_of(trace_config=("rate=5", "triton,file=/tmp/t.json"))
+    settings.perform(TraceSetting("", {"trace_rate": ("7",)}))
+    taken_back = settings.perform(TraceSetting("", {"trace_rate": None}))
+    assert taken_back == TraceSettings(trace_rate="5", trace_file="/tmp/t.json")
+
+
 def test_a_model_that_nobody_knows_has_no_settings(settings: LiveSettings) -> None:
     with pytest.raises(InvalidArgumentError, match="Request for unknown model : nope"):
         settings.perform(TraceSetting("nope", {"trace_rate": ("3",)}))
@@ -32,3 +47,37 @@ def test_a_change_is_made_whole_or_not_at_all(settings: LiveSettings) -> None:
     with pytest.raises(InvalidArgumentError):
         settings.perform(TraceSetting("", {"trace_rate": ("3",), "trace_count": ("x",)}))
     assert settings.perform(TraceSetting()) == TraceSettings()
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "reason"),
+    [
+        ((), {"trace_level": ("TIMESTAMPS",)}, "trace file name is not given"),
+        (("triton,file=/tmp/t",), {"trace_level": ("TENSORS",), "trace_rate": ("0",)}, "sample rate must be non-zero"),
+    ],
+)
+def test_settings_that_could_trace_nothing_are_refused_in_tritons_words(
+    options: tuple[str, ...], changes: Changes, reason: str
+) -> None:
+    settings = settings_of(trace_config=options)
+    before = settings.perform(TraceSetting())
+    with pytest.raises(InvalidArgumentError, match=f"Attempting to set invalid trace setting :{reason}"):
+        settings.perform(TraceSetting("", changes))
+    assert settings.perform(TraceSetting()) == before
+    assert not settings.traces.on
+
+
+def test_a_file_that_cannot_be_written_is_refused_when_tracing_is_turned_on(tmp_path: Path) -> None:
+    settings = settings_of(trace_config=(f"triton,file={tmp_path}/no/trace.json",))
+    with pytest.raises(UnsupportedError, match="takes no files"):
+        settings.perform(TraceSetting("", {"trace_level": ("TIMESTAMPS",)}))
+    assert settings.perform(TraceSetting()).trace_level == ("OFF",)  # type: ignore[union-attr]
+
+
+def test_tracing_can_be_on_for_one_model_alone(tmp_path: Path) -> None:
+    settings = settings_of(trace_config=(f"triton,file={tmp_path}/trace.json",))
+    settings.perform(TraceSetting("a", {"trace_level": ("TIMESTAMPS",)}))
+    assert settings.traces.on
+    settings.perform(TraceSetting("a", {"trace_level": None}))
+    assert not settings.traces.on
+    settings.traces.close()

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError, RemoraError, UnsupportedError
-from remora.trace_settings import Changes, TraceSettings, checked, merged
+from remora.options import EngineOptions
+from remora.trace_settings import Changes, SpanExport, TraceSettings, checked, merged
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,86 @@ def test_any_text_is_a_number_within_its_range_or_refused(text: str) -> None:
         return
     assert kept is not None
     assert -1 <= int(kept[0]) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (EngineOptions(), TraceSettings()),
+        (
+            EngineOptions(
+                trace_config=("triton,file=/t", "triton,log-frequency=50", "rate=100", "level=TIMESTAMPS", "count=9")
+            ),
+            TraceSettings(("TIMESTAMPS",), "100", "9", "50", "/t"),
+        ),
+        (
+            EngineOptions(trace_file="/t", trace_level=("max",), trace_rate=7, trace_count=3, trace_log_frequency=2),
+            TraceSettings(("TIMESTAMPS",), "7", "3", "2", "/t"),
+        ),
+        (EngineOptions(trace_rate=7, trace_config=("rate=9",)), TraceSettings(trace_rate="9")),
+        (EngineOptions(trace_config=("level=TENSORS", "level=TIMESTAMPS")), TraceSettings(("TIMESTAMPS", "TENSORS"))),
+        (EngineOptions(trace_config=("level=TENSORS", "level=off")), TraceSettings()),
+        (
+            EngineOptions(
+                trace_config=(
+                    "mode=opentelemetry",
+                    "opentelemetry,url=http://c/v1/traces?a=b",
+                    "opentelemetry,resource=a=b=c",
+                    "opentelemetry,resource=d=e",
+                    "opentelemetry,bsp_schedule_delay=7",
+                )
+            ),
+            TraceSettings(
+                trace_mode="opentelemetry",
+                export=SpanExport("http://c/v1/traces?a=b", ("a=b=c", "d=e"), bsp_schedule_delay="7"),
+            ),
+        ),
+    ],
+)
+def test_the_flags_are_read_as_triton_reads_them(options: EngineOptions, expected: TraceSettings) -> None:
+    assert TraceSettings.of(options) == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("rate", "expected"),
+        ("=1", "expected"),
+        (",rate=1", "expected"),
+        ("rate=x", "Unable to parse 'trace_rate', got: x"),
+        ("count=-2", "out of range"),
+        ("level=LOUD", "the levels are OFF, TIMESTAMPS, TENSORS"),
+        ("mode=zipkin", "the modes are triton and opentelemetry"),
+        ("zipkin,url=x", "there is no mode 'zipkin'"),
+        ("speed=1", "no setting 'speed'; those of all modes are level, rate, count, mode"),
+        ("triton,url=x", "no setting 'url'; those of mode triton are file, log-frequency"),
+        ("opentelemetry,resource=x", "expected KEY=VALUE"),
+        ("opentelemetry,bsp_max_queue_size=0", "expected a whole number from 1"),
+    ],
+)
+def test_a_flag_that_says_nothing_is_refused_with_what_would(entry: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="--trace-config") as caught:
+        TraceSettings.of(EngineOptions(trace_config=(entry,)))
+    assert reason in str(caught.value)
+
+
+def test_clients_see_the_settings_of_the_mode_that_is_on_and_no_others() -> None:
+    assert list(TraceSettings().shown()) == [
+        "trace_level",
+        "trace_rate",
+        "trace_count",
+        "log_frequency",
+        "trace_file",
+        "trace_mode",
+    ]
+    assert TraceSettings(trace_mode="opentelemetry").shown() == {
+        "trace_level": ("OFF",),
+        "trace_rate": "1000",
+        "trace_count": "-1",
+        "trace_mode": "opentelemetry",
+        "url": "http://localhost:4318/v1/traces",
+        "resource": "service.name=triton-inference-server",
+        "bsp_max_export_batch_size": "512",
+        "bsp_schedule_delay": "5000",
+        "bsp_max_queue_size": "2048",
+    }

@@ -95,8 +95,8 @@ class KServeService:
             exchange.respond(encode_json_error(error))
             return None
         if event is None:
-            return self._predictor.handle(name, body, exchange)
-        return self._predictor.handle(name, event.data, _EventExchange(exchange, event, name, self._now))
+            return self._predictor.handle(name, head, body, exchange)
+        return self._predictor.handle(name, head, event.data, _EventExchange(exchange, event, name, self._now))
 
     def _models(self) -> HttpAnswer:
         return _json({"models": sorted({model.name for model in self._engine.models()})})

@@ -77,7 +77,7 @@ class VertexService:
         if head.get(b"inference-header-content-length") is None and _has_instances(body):
             locked = self._inside.rest.locked("infer", head)
             if locked is None:
-                return self._predictor.handle(name, body, exchange)
+                return self._predictor.handle(name, head, body, exchange)
             exchange.respond(locked)
             return None
         return self._inside.rest.infer(name, head, body, exchange)

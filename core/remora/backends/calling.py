@@ -20,7 +20,8 @@ class ModelCall(NamedTuple):
 
     ``data`` holds an array for each of the form's inputs, of the dtype that DTYPES gives for its datatype (BYTES as
     objects of ``bytes``). The callee sees the very memory, so that it must be read-only or stay as it is.
-    ``decoupled``: the answers come as Streamed, any number of them; otherwise there is exactly one.
+    ``decoupled``: the answers come as Streamed, any number of them; otherwise there is exactly one. ``trace`` is the id
+    of the traced request that it is made for, 0 for none.
     """
 
     model: str
@@ -28,6 +29,7 @@ class ModelCall(NamedTuple):
     form: InferForm
     data: Sequence[Array]
     decoupled: bool = False
+    trace: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def _trace_settings(settings: TraceSettings) -> Message:
     return pb.TraceSettingResponse(
         settings={
             name: value(value=(setting,) if isinstance(setting, str) else setting)
-            for name, setting in settings._asdict().items()
+            for name, setting in settings.shown().items()
         }
     )
 

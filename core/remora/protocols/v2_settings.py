@@ -62,7 +62,8 @@ def _text(value: Any) -> str:
 
 def print_settings(settings: LogSettings | TraceSettings) -> bytes:
     """All settings as a JSON object, in Triton's order."""
-    members = [b"%b:%b" % (quoted(name), _printed(value)) for name, value in settings._asdict().items()]
+    fields = settings.shown() if isinstance(settings, TraceSettings) else settings._asdict()
+    members = [b"%b:%b" % (quoted(name), _printed(value)) for name, value in fields.items()]
     return b"{%b}" % b",".join(members)
 
 

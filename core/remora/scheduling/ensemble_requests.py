@@ -289,6 +289,9 @@ class EnsembleRequest:
             specs.append(InputSpec(name, value.datatype, shape))
             data.append(_passed(array, model.devices, shared=self._run.is_shared(tensor)))
         form = owner.form(self.ticket.request.form, step, tuple(specs))
+        trace = self.ticket.request.trace
+        if trace is not None:
+            model = trace.over(model)
         try:
             ticket = model.submit(
                 form,

@@ -53,6 +53,11 @@ class TimedExchange:
         self._ticket: Ticket | None = None
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def receiving_since(self) -> float:
+        """As a connection has it."""
+        return float(getattr(self._exchange, "receiving_since", 0.0))
+
     def watch(self, ticket: Ticket, timeout_ns: int, call_later: CallLater | None = None) -> None:
         """Set the request's deadline, counted from its arrival, and see to it.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from remora.messages import Buffer
+from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer
+from remora.tracing.tracer import Arrival
 
 STREAM_BACKLOG = 16_777_216
 """A client that leaves this many bytes of a stream unread when the next piece comes is given up."""
@@ -29,3 +31,8 @@ class Exchange(Protocol):
 
     def finish(self) -> None:
         """No more pieces come."""
+
+
+def arrival_of(head: Head, exchange: Exchange) -> Arrival:
+    """How a request came, for its trace: a connection knows since when it was receiving one that came in pieces."""
+    return Arrival("HTTP", head.get, int(getattr(exchange, "receiving_since", 0.0) * 1e9))

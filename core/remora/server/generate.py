@@ -29,7 +29,7 @@ from remora.protocols.v2_generate import (
 from remora.protocols.v2_request import Limits
 from remora.protocols.v2_routes import Route
 from remora.scheduling.batching import ExpiredError
-from remora.server.exchange import Exchange
+from remora.server.exchange import Exchange, arrival_of
 
 
 class GenerateRoutes:
@@ -57,6 +57,8 @@ class GenerateRoutes:
         """
         try:
             model = self._engine.resolve(where.model, where.version)
+            if self._engine.traces.on:
+                model = self._engine.traces.over(model, arrival_of(head, exchange))
             check_encoding(encoding)
             form, data = decode_generate(body, model.signature.inputs, self._limits)
             kind = _Events if where.action == "generate_stream" else _Single

@@ -10,7 +10,7 @@ imports grpc.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,7 @@ from remora.protocols.v2_regions import REGION_RPCS
 from remora.regions import DISABLED, Regions
 from remora.server.grpcio_reflection import Reflection
 from remora.server.grpcio_stream import InferStream, known
+from remora.tracing.tracer import Arrival, Traces
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +76,9 @@ class Engine(Protocol):
     `resolve` gives something with ``name``, ``version`` and ``decoupled``; `submit` takes it back and calls ``reply``
     exactly once, from any thread.
     """
+
+    @property
+    def traces(self) -> Traces: ...
 
     def perform(self, call: Call, /) -> Any: ...
 
@@ -284,6 +288,8 @@ class GrpcServer:
         served = self._engine.wait_for(request.model, request.version, _seconds_left(context))
         if served.decoupled:
             raise UnsupportedError(DECOUPLED_TEXT)
+        if self._engine.traces.on:
+            served = self._engine.traces.over(served, Arrival("GRPC", _carrier(context.invocation_metadata())))
         metadata = forwarded(self._pattern, context.invocation_metadata()) if self._pattern else None
         call = request.decode(metadata, self._regions)
         try:
@@ -330,7 +336,12 @@ class GrpcServer:
         metadata = context.invocation_metadata()
         parameters = forwarded(self._pattern, metadata) if self._pattern else None
         stream = InferStream(
-            self._engine, parameters, strict=is_strict(metadata), hang_up=context.cancel, regions=self._regions
+            self._engine,
+            parameters,
+            strict=is_strict(metadata),
+            hang_up=context.cancel,
+            regions=self._regions,
+            arrival=Arrival("GRPC", _carrier(metadata)),
         )
         self._streams.add(stream)
         try:
@@ -346,6 +357,17 @@ class GrpcServer:
 
 class _DeadlinePassedError(CancelledError):
     """A deadline that the client set: gRPC has a status for it which the engine has no use for."""
+
+
+def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> Callable[[bytes], bytes | None]:
+    """The metadata of a call by its keys, as traces look for their context."""
+
+    def get(name: bytes) -> bytes | None:
+        wanted = name.decode()
+        value = next((value for key, value in metadata if key == wanted), None)
+        return value.encode("latin-1", "replace") if isinstance(value, str) else value
+
+    return get
 
 
 _FOREVER_S = 365 * 86_400.0

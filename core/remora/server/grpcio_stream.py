@@ -36,6 +36,7 @@ from remora.protocols.v2_grpc_stream import (
 )
 from remora.regions import DISABLED, Regions
 from remora.scheduling.allowance import Allowance
+from remora.tracing.tracer import Arrival, Traces
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ STALL_S = 30.0
 
 class Engine(Protocol):
     """What a stream asks of the engine; see ``grpcio.Engine``."""
+
+    @property
+    def traces(self) -> Traces: ...
 
     def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any: ...
 
@@ -87,6 +91,7 @@ class InferStream:
         parameters: join the parameters of every request (spec R16).
         strict: a model's error ends the stream with its status (spec R10).
         hang_up: ends the call, from any thread, also while an answer is being written.
+        arrival: what came with the call, for traces of its requests.
     """
 
     def __init__(
@@ -98,8 +103,10 @@ class InferStream:
         hang_up: Callable[[], object],
         limits: StreamLimits | None = None,
         regions: Regions = DISABLED,
+        arrival: Arrival | None = None,
     ) -> None:
         self._engine = engine
+        self._arrival = arrival
         self._parameters = parameters
         self._regions = regions
         self._strict = strict
@@ -185,6 +192,8 @@ class InferStream:
             return encode_refusal(known(error), request.id)
 
     def _submit(self, entry: Entry, served: Any, request: InferMessage, size: int) -> None:
+        if self._engine.traces.on:
+            served = self._engine.traces.over(served, self._arrival)
         call = request.decode(self._parameters, self._regions)
         ticket = self._engine.submit(served, call.form, call.data, self._reply(entry, served, call, size))
         self._tickets[entry] = ticket

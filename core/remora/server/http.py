@@ -266,13 +266,14 @@ class Connection(asyncio.BufferedProtocol):
         return taken
 
     def _complete(self, body: Buffer) -> None:
-        """A request is whole: hand it on."""
-        self.receiving_since = 0.0
+        """A request is whole: hand it on. Whoever answers it may look at ``receiving_since``."""
         self._busy = self._used = True
         head: Head = self._head  # type: ignore[assignment]  # set before the body is looked at
         try:
             ticket = self._listener.service.handle(head, body, self)
+            self.receiving_since = 0.0
         except Exception:
+            self.receiving_since = 0.0
             _log.exception("%s %s", head.method, head.path)
             if self._streaming:
                 self.abort()  # the client must not take what it has for the whole

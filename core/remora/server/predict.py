@@ -9,10 +9,11 @@ from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.model import ServedModel
 from remora.model_table import LoadingError
+from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, HttpAnswer, encode_json_error
 from remora.protocols.v1_predict import Part, Rows, decode_predict, encode_predict
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange
+from remora.server.exchange import Exchange, arrival_of
 
 
 class Predictor:
@@ -20,15 +21,16 @@ class Predictor:
 
     def __init__(self, inside: Inside) -> None:
         self._resolve = inside.engine.resolve
+        self._traces = inside.engine.traces
         self._when_loaded = inside.rest.when_loaded
         self._mailbox = inside.mailbox
         self._limit = inside.options.http_max_input_size
 
-    def handle(self, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
-        return self._when_loaded(lambda: self._handle(name, body, exchange), exchange)
+        return self._when_loaded(lambda: self._handle(name, head, body, exchange), exchange)
 
-    def _handle(self, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Raises LoadingError when the request may wait for its model."""
         try:
             model = self._resolve(name)
@@ -37,9 +39,10 @@ class Predictor:
             rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
             optional = frozenset(row.name for row in model.config.input if row.optional)
             parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
+            model = self._traces.over(model, arrival_of(head, exchange)) if self._traces.on else model
             return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
         except RetiredError:
-            return self._handle(name, body, exchange)
+            return self._handle(name, head, body, exchange)
         except LoadingError:
             raise
         except RemoraError as error:

@@ -46,7 +46,7 @@ from remora.protocols.v2_rest import (
     route,
 )
 from remora.server import deadlines
-from remora.server.exchange import Exchange
+from remora.server.exchange import Exchange, arrival_of
 from remora.server.generate import GenerateRoutes
 from remora.server.probes import PATHS as PROBES
 from remora.server.probes import probe
@@ -182,6 +182,7 @@ class RestService:
         self._engine = engine
         self._restrictions = restrictions
         self._resolve = engine.resolve
+        self._traces = engine.traces
         self._codec = codec
         self._generate = GenerateRoutes(engine, mailbox, Limits(input_bytes=max_input_bytes))
         self._mailbox = mailbox
@@ -200,6 +201,7 @@ class RestService:
         other = copy(self)
         other._engine = engine
         other._resolve = engine.resolve
+        other._traces = engine.traces
         other._codec = self._codec.twin()
         other._generate = GenerateRoutes(engine, self._mailbox, Limits(input_bytes=self._limit), malformed)
         other._known_as = known_as
@@ -299,6 +301,8 @@ class RestService:
             model = self._resolve(plan.model, plan.version)
             if model.decoupled:
                 raise UnsupportedError(_DECOUPLED)
+            if self._traces.on:
+                model = self._traces.over(model, arrival_of(head, exchange))
         except LoadingError:
             raise
         except RemoraError as error:

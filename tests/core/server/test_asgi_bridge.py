@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fakes import FakeBackend, FakeExchange, write_model
+from fakes import UNTRACED, FakeBackend, FakeExchange, write_model
 from remora import loading
 from remora.engine import Engine
 from remora.errors import RetiredError
@@ -213,6 +213,8 @@ def test_a_request_whose_client_leaves_before_its_turn_never_runs(
 class BrokenEngine:
     """Fails in ways that no engine should."""
 
+    traces = UNTRACED
+
     def resolve(self, model: str, version: int = -1) -> Any:
         raise RuntimeError("broken")
 
@@ -248,6 +250,7 @@ class LoadingEngine:
     """Has a model that is not there yet."""
 
     options = EngineOptions()
+    traces = UNTRACED
 
     def perform(self, call: object) -> Any:
         raise LoadingError("'m' is being loaded", Future())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from fakes import FakeExchange, config_of, ticket_of
+from fakes import UNTRACED, FakeExchange, config_of, ticket_of
 from remora.errors import InternalError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Data, InferForm, Mailbox, Metrics, Outcome, Response, Streamed, Tensor, Ticket
 from remora.protocols.http1 import Head
@@ -66,6 +66,8 @@ class FakeModel:
 
 class FakeEngine:
     """One model, and metrics."""
+
+    traces = UNTRACED
 
     def __init__(self, model: FakeModel) -> None:
         self.model = model

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 
+from fakes import UNTRACED
 from remora import messages
 from remora.errors import ConfigError, NotFoundError, UnavailableError, UnknownError
 from remora.messages import Call, Data, InferForm, Outcome, Request, Response, Tensor, Ticket
@@ -24,6 +25,7 @@ from remora.model_table import LoadingError
 from remora.proto import inference_pb2 as pb
 from remora.server.grpcio import GrpcOptions, GrpcServer
 from remora.server.grpcio_reflection import public_files
+from remora.tracing.tracer import Traces
 
 WAIT_S = 20.0
 
@@ -39,6 +41,7 @@ class Served:
 class FakeEngine:
     """Answers every request with its first input doubled, from another thread; or leaves it to the test."""
 
+    traces: Traces = UNTRACED
     by_hand: bool = False
     ready: bool = True
     served: Served = field(default_factory=Served)

@@ -14,12 +14,14 @@ import grpc
 import numpy as np
 import pytest
 
+from fakes import UNTRACED
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.messages import Data, InferForm, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto import inference_pb2 as pb
 from remora.server.grpcio import GrpcOptions, GrpcServer
 from remora.server.grpcio_stream import InferStream, StreamLimits
+from remora.tracing.tracer import Traces
 
 PATIENCE_S = 30.0
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -47,6 +49,7 @@ class Asked:
 class ByHand:
     """An engine of two models, ``plain`` and ``many``, whose answers are the test's."""
 
+    traces: Traces = UNTRACED
     asked: SimpleQueue[Asked] = field(default_factory=SimpleQueue)
     cancelled: SimpleQueue[str] = field(default_factory=SimpleQueue)
 

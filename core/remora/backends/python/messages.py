@@ -82,9 +82,11 @@ class PreferredMemory(NamedTuple):
 
 
 class InferenceTrace(NamedTuple):
-    """The trace a request belongs to, to be handed on to requests made for it; ``context`` is its propagated text."""
+    """The trace a request belongs to, to be handed on to requests made for it; ``context`` is its propagated text: JSON
+    of the headers that calls to other services should carry. ``id`` is 0 for a request that is not traced."""
 
     context: str = ""
+    id: int = 0
 
     def get_context(self) -> str:
         """The propagated text."""

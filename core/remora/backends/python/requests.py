@@ -154,7 +154,7 @@ class InferenceRequest:
             sequence_end=bool(flags & SEQUENCE_END),
         )
         data = [tensor.data for tensor in tensors]
-        return ModelCall(self.model_name(), self.model_version(), form, data, decoupled)
+        return ModelCall(self.model_name(), self.model_version(), form, data, decoupled, self._trace.id)
 
     def get_response_sender(self) -> ResponseSender:
         """Only requests that a model has received are answered."""
@@ -294,7 +294,8 @@ class ReceivedRequest(InferenceRequest):
         return PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace()
+        followed = self._request.trace
+        return InferenceTrace() if followed is None else InferenceTrace(followed.context, followed.id)
 
     def model_name(self) -> str:
         return self._received[1]

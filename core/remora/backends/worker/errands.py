@@ -125,7 +125,9 @@ class Errands:
             start,
             end,
         )
-        call = ModelCall(fields["model"], fields["version"], form, item.arrays, fields["decoupled"])
+        call = ModelCall(
+            fields["model"], fields["version"], form, item.arrays, fields["decoupled"], fields.get("trace", 0)
+        )
         key = (link, number)
         self._cancels[key] = _nothing
         try:

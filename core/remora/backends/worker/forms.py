@@ -23,6 +23,10 @@ class RequestWriter:
     def draft(self, request: Request) -> Draft:
         """The request as an item."""
         arrays = list(request.inputs.values())
+        if request.trace is not None:  # no head that comes again
+            return Draft(
+                _request_head(request, trace=[request.trace.id, request.trace.context]), arrays, request.form.id
+            )
         key = (request.form, request.requested, request.rows, tuple([array.shape for array in arrays]))
         head = self._heads.get(key)
         if head is None:
@@ -33,7 +37,7 @@ class RequestWriter:
         return Draft(head, arrays, request.form.id)
 
 
-def _request_head(request: Request) -> bytes:
+def _request_head(request: Request, **more: Any) -> bytes:
     form = request.form
     return wire.head(
         [(name, datatype_of(array), array.shape) for name, array in request.inputs.items()],
@@ -43,7 +47,22 @@ def _request_head(request: Request) -> bytes:
         priority=form.priority,
         timeout_us=form.timeout_us,
         sequence=[form.sequence_id, form.sequence_start, form.sequence_end],
+        **more,
     )
+
+
+class TraceMark(NamedTuple):
+    """What a worker knows of a request's trace: what its calls are to name, see ``messages.RequestTrace``."""
+
+    id: int
+    context: str
+
+    def over(self, model: Any) -> Any:
+        """The server follows what is asked of it."""
+        return model
+
+    def taken(self, request: Request) -> None:
+        """The server has noted that."""
 
 
 class RequestReader:
@@ -63,7 +82,9 @@ class RequestReader:
             self._forms[id(head)] = known
         form = replace(known.form, id=item.id) if item.id else known.form
         inputs = dict(zip(known.names, item.arrays, strict=True))
-        return Request(form, inputs, known.requested, known.rows, None)
+        request = Request(form, inputs, known.requested, known.rows, None)
+        request.trace = known.trace
+        return request
 
 
 class _Form(NamedTuple):
@@ -74,6 +95,7 @@ class _Form(NamedTuple):
     form: InferForm
     requested: tuple[str, ...]
     rows: int
+    trace: TraceMark | None = None
 
 
 def _form_of(head: wire.Head) -> _Form:
@@ -90,8 +112,10 @@ def _form_of(head: wire.Head) -> _Form:
             sequence_end=end,
         )
         names = tuple(tensor.name for tensor in head.tensors)
-        return _Form(head, names, form, tuple(fields["requested"]), fields["rows"])
-    except (KeyError, TypeError, ValueError) as error:
+        mark = fields.get("trace")
+        trace = TraceMark(int(mark[0]), str(mark[1])) if mark else None
+        return _Form(head, names, form, tuple(fields["requested"]), fields["rows"], trace)
+    except (LookupError, TypeError, ValueError) as error:
         raise WireError(f"an item that is no request: {error!r}") from None
 
 

@@ -220,6 +220,7 @@ class ServerCalls:
             "model": call.model,
             "version": call.version,
             "decoupled": call.decoupled,
+            "trace": call.trace,
             "outputs": [output.name for output in form.outputs],
             "parameters": dict(form.parameters),
             "priority": form.priority,

@@ -1,0 +1,68 @@
+"""Where a request's trace began: the contexts that clients and platforms send along; the law: pure, and what cannot be
+read was not sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+_PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_XRAY_ROOT: Final = re.compile(rb"1-([0-9a-f]{8})-([0-9a-f]{24})")
+_XRAY_PARENT: Final = re.compile(rb"[0-9a-f]{16}")
+_STATE_LIMIT = 512
+
+Carrier = Callable[[bytes], bytes | None]
+"""Gives a header by its lower-case name."""
+
+
+class SpanContext(NamedTuple):
+    """One span's place in a trace (W3C Trace Context); ``state`` is what vendors send along."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool = True
+    state: str = ""
+
+
+def context_of(carrier: Carrier) -> SpanContext | None:
+    """What a request carries: W3C's ``traceparent``, else AWS's ``X-Amzn-Trace-Id`` if that names a parent."""
+    parent = carrier(b"traceparent")
+    if parent is not None:
+        return _of_w3c(parent.strip(), carrier(b"tracestate"))
+    tracing = carrier(b"x-amzn-trace-id")
+    return None if tracing is None else _of_xray(tracing)
+
+
+def _of_w3c(parent: bytes, state: bytes | None) -> SpanContext | None:
+    match = _PARENT.fullmatch(parent)
+    if match is None or match[1] == b"ff" or (match[1] == b"00" and match[5]):
+        return None
+    trace_id, span_id = int(match[2], 16), int(match[3], 16)
+    if not trace_id or not span_id:
+        return None
+    text = state.decode("latin-1").strip() if state is not None and len(state) <= _STATE_LIMIT else ""
+    return SpanContext(trace_id, span_id, bool(int(match[4], 16) & 1), text)
+
+
+def _of_xray(value: bytes) -> SpanContext | None:
+    fields = dict(part.strip().partition(b"=")[::2] for part in value.split(b";"))
+    root, parent = _XRAY_ROOT.fullmatch(fields.get(b"Root", b"")), fields.get(b"Parent", b"")
+    if root is None or not _XRAY_PARENT.fullmatch(parent) or not int(parent, 16):
+        return None
+    return SpanContext(int(root[1] + root[2], 16), int(parent, 16), fields.get(b"Sampled") == b"1")
+
+
+def traceparent(context: SpanContext) -> str:
+    """The header that names this span as the parent."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.sampled:02x}"
+
+
+def carried(context: SpanContext) -> str:
+    """The context as Python models are given it: JSON of the headers to send on, as Triton gives it."""
+    headers = {"traceparent": traceparent(context)}
+    if context.state:
+        headers["tracestate"] = context.state
+    return json.dumps(headers, separators=(",", ":"))

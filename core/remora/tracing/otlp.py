@@ -1,0 +1,95 @@
+"""Traces as spans of OpenTelemetry, sent over OTLP/HTTP (spec T08). Imported when that mode is on, and not before.
+
+The spans are built here from finished traces, with ids that were chosen when the requests began: OpenTelemetry's SDK
+encodes and sends them, and takes no part in a request. The law: a collector that does not answer costs traces alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opentelemetry import trace as api
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace.span import TraceState
+
+from remora._version import __version__
+from remora.tracing.context import SpanContext
+from remora.tracing.records import Span, spans_of
+from remora.tracing.writer import Finished
+
+_SERVICE = "triton-inference-server"
+_SCOPE = InstrumentationScope("triton-server", __version__)
+
+
+class SpanSink:
+    """Sends the spans of traces.
+
+    Args:
+        url: of the collector; "" leaves it to OpenTelemetry's variables and its default.
+        resource: attributes of this server, over those of ``OTEL_RESOURCE_ATTRIBUTES``.
+        batch: how many spans are sent together at the most.
+        offset_ns: what turns the traces' times into the time of day, asked for each batch: that may be set right.
+    """
+
+    def __init__(self, url: str, resource: Mapping[str, str], batch: int, offset_ns: Callable[[], int]) -> None:
+        own = Resource.create()  # what the environment says; it names a service unless nobody did
+        named = str(own.attributes.get("service.name", "")).startswith("unknown_service")
+        self._resource = own.merge(Resource({**({"service.name": _SERVICE} if named else {}), **resource}))
+        self._exporter = OTLPSpanExporter(endpoint=url or None)
+        self._batch = batch
+        self._offset_ns = offset_ns
+        for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.http.transport"):
+            logging.getLogger(name).addFilter(_quiet)  # of each failure; the writer says it once
+
+    def write(self, finished: Sequence[Finished]) -> None:
+        """Send them all. Raises ConnectionError when the collector did not take them."""
+        shift = self._offset_ns()
+        spans = [
+            self._span(span, shift)
+            for _, trace, _ in finished
+            if trace is not None
+            for span in spans_of(trace, new_span_id)
+        ]
+        for begin in range(0, len(spans), self._batch):
+            if self._exporter.export(spans[begin : begin + self._batch]) is not SpanExportResult.SUCCESS:
+                raise ConnectionError(f"the collector at {self._exporter._endpoint} did not take them")
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _span(self, span: Span, shift: int) -> ReadableSpan:
+        return ReadableSpan(
+            name=span.name,
+            context=_sdk_context(span.context),
+            parent=None if span.parent is None else _sdk_context(span.parent),
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[Event(name, timestamp=ns + shift) for name, ns in span.events],
+            kind=api.SpanKind.SERVER,
+            instrumentation_scope=_SCOPE,
+            status=api.Status(api.StatusCode.ERROR, span.error) if span.error else api.Status(),
+            start_time=span.start_ns + shift,
+            end_time=span.end_ns + shift,
+        )
+
+
+def new_span_id() -> int:
+    """An id that is not 0."""
+    return random.getrandbits(64) or 1
+
+
+def _sdk_context(context: SpanContext) -> api.SpanContext:
+    state = TraceState.from_header([context.state]) if context.state else None
+    return api.SpanContext(context.trace_id, context.span_id, False, api.TraceFlags(int(context.sampled)), state)
+
+
+def _quiet(record: Any) -> bool:
+    return False

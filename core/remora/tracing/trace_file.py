@@ -1,0 +1,89 @@
+"""Triton's trace file (spec T06); the law: what lies on the disk is a whole JSON array whenever nobody writes.
+
+Traces go to the end of the file as they come. With a log frequency, or a count of traces to make, they are gathered and
+go together to a file of their own: FILE.0, FILE.1 and so on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from remora.tracing.records import text_of
+from remora.tracing.sampling import Sampling
+from remora.tracing.writer import Finished
+
+_GATHERED_BYTES = 64 << 20
+"""How much is gathered at the most; more of it goes to an indexed file before its time."""
+
+
+class TraceFile:
+    """One file and those with an index. Not thread-safe.
+
+    Args:
+        path: what is there already is replaced by the first trace.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: BinaryIO | None = None
+        self._index = 0
+        self._gathered: dict[Sampling, list[bytes]] = {}
+        self._seen: dict[Sampling, int] = {}
+
+    def write(self, finished: Sequence[Finished]) -> None:
+        """Write or gather them. Raises OSError."""
+        plain: list[bytes] = []
+        for sampling, trace, _ in finished:
+            if trace is None:
+                self._leave(sampling)
+                continue
+            text = text_of(trace, timestamps=sampling.timestamps)
+            if sampling.limited or sampling.log_frequency:
+                self._gather(sampling, text)
+            else:
+                plain.append(text)
+        if plain:
+            self._append(plain)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        for sampling in list(self._gathered):
+            self._leave(sampling)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _gather(self, sampling: Sampling, text: bytes) -> None:
+        texts = self._gathered.setdefault(sampling, [])
+        texts.append(text)
+        seen = self._seen[sampling] = self._seen.get(sampling, 0) + 1
+        enough = bool(sampling.log_frequency) and len(texts) >= sampling.log_frequency
+        last = sampling.limited and not sampling.left and seen >= sampling.wanted
+        if enough or last or sum(map(len, texts)) > _GATHERED_BYTES:
+            del self._gathered[sampling]
+            self._save(texts)
+
+    def _leave(self, sampling: Sampling) -> None:
+        """Write what was gathered under settings that are gone; with a log frequency, to a file with an index."""
+        self._seen.pop(sampling, None)
+        texts = self._gathered.pop(sampling, None)
+        if texts:
+            (self._save if sampling.log_frequency else self._append)(texts)
+
+    def _save(self, texts: list[bytes]) -> None:
+        path = self._path.with_name(f"{self._path.name}.{self._index}")
+        self._index += 1
+        path.write_bytes(b"[" + b",".join(texts) + b"]")
+
+    def _append(self, texts: list[bytes]) -> None:
+        """Put them in the place of the array's closing bracket, in one write."""
+        text = b",".join(texts) + b"]"
+        if self._file is None:
+            self._file = self._path.open("wb", buffering=0)
+            self._file.write(b"[" + text)
+            return
+        self._file.seek(-1, os.SEEK_END)
+        self._file.write(b"," + text)

@@ -1,0 +1,67 @@
+"""Triton's trace file: what lies on the disk, and when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from remora.trace_settings import TraceSettings
+from remora.tracing.context import SpanContext
+from remora.tracing.records import Part, Trace
+from remora.tracing.sampling import Sampling
+from remora.tracing.trace_file import TraceFile
+from remora.tracing.writer import Finished
+
+ON = TraceSettings(("TIMESTAMPS",), trace_rate="1")
+
+
+def finished(sampling: Sampling, id: int) -> Finished:
+    part = Part(id, "m", 1, SpanContext(1, 2), start_ns=1, end_ns=2)
+    return Finished(sampling, Trace("", 0, 0, SpanContext(1, 1), parts=[part]))
+
+
+def ids(path: Path) -> list[int]:
+    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    return [row["id"] for row in rows if "model_name" in row]
+
+
+def test_the_file_is_a_whole_array_after_every_trace(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON)
+    for number in (1, 2, 3):
+        file.write([finished(sampling, number)])
+        assert ids(tmp_path / "t") == list(range(1, number + 1))
+    file.close()
+
+
+def test_an_older_file_is_replaced_by_the_first_trace(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("old")
+    file = TraceFile(tmp_path / "t")
+    assert (tmp_path / "t").read_text() == "old"
+    file.write([finished(Sampling(ON), 7)])
+    file.close()
+    assert ids(tmp_path / "t") == [7]
+
+
+def test_a_log_frequency_makes_files_of_that_many_traces_and_the_last_has_the_rest(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(log_frequency="2"))
+    file.write([finished(sampling, number) for number in (1, 2, 3, 4, 5)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.0", "t.1"]
+    file.close()
+    assert [ids(tmp_path / f"t.{index}") for index in (0, 1, 2)] == [[1, 2], [3, 4], [5]]
+
+
+def test_the_last_of_a_count_of_traces_puts_them_into_an_indexed_file(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(trace_count="2"))
+    assert [sampling.hits() for _ in range(3)] == [True, True, False]
+    file.write([finished(sampling, 1)])
+    assert not list(tmp_path.iterdir())
+    file.write([finished(sampling, 2)])
+    assert ids(tmp_path / "t.0") == [1, 2]
+
+
+def test_what_a_count_of_traces_has_begun_is_kept_when_the_settings_change(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(trace_count="9"))
+    file.write([finished(sampling, 1), Finished(sampling, None)])
+    assert ids(tmp_path / "t") == [1]
+    file.close()

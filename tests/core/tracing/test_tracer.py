@@ -1,0 +1,253 @@
+"""Requests that are followed: what a trace holds of them, in the file and as spans, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import DOUBLER, FakeBackend, write_model
+from remora import loading
+from remora.engine import Engine
+from remora.errors import InternalError, InvalidArgumentError
+from remora.messages import InferForm, InputSpec, Outcome, Response
+from remora.trace_settings import TraceSetting
+from remora.tracing.tracer import Arrival
+from trace_receiver import attributes, collector
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 8
+input { name: "A" data_type: TYPE_INT32 dims: 1 }
+output { name: "B" data_type: TYPE_INT32 dims: 1 }
+ensemble_scheduling {
+  step { model_name: "m" model_version: -1 input_map { key: "IN" value: "A" } output_map { key: "OUT" value: "t" } }
+  step { model_name: "m" model_version: -1 input_map { key: "IN" value: "t" } output_map { key: "OUT" value: "B" } }
+}
+"""
+RECEIVED = ["HTTP_RECV_START", "HTTP_RECV_END"]
+RAN = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END"]
+SENT = ["HTTP_SEND_START", "HTTP_SEND_END"]
+PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    made, real = FakeBackend(), loading.find_backend
+    monkeypatch.setattr(loading, "find_backend", lambda name: (real if name == "ensemble" else made.find)(name))
+    return made
+
+
+@pytest.fixture
+def models(tmp_path: Path, backend: FakeBackend) -> Path:
+    write_model(tmp_path / "models", "m")
+    write_model(tmp_path / "models", "cached", config=DOUBLER + "response_cache { enable: true }")
+    write_model(tmp_path / "models", "both", config=ENSEMBLE)
+    return tmp_path / "models"
+
+
+def engine_of(models: Path, *trace_config: str, **more: Any) -> Engine:
+    return Engine(models, trace_config=trace_config, cache_config=("local,size=1048576",), **more)
+
+
+@pytest.fixture
+def traced(models: Path, tmp_path: Path) -> Iterator[Engine]:
+    file = f"triton,file={tmp_path}/trace.json"
+    with engine_of(models, file, "rate=1", "level=TIMESTAMPS") as engine:
+        yield engine
+
+
+def ask(engine: Engine, model: str, value: int = 1, name: str = "IN", **headers: bytes) -> Outcome:
+    """One request as a front end hands it in."""
+    form = InferForm((InputSpec(name, "INT32", (1, 1)),), id=f"r{value}")
+    arrival = Arrival("HTTP", {key.encode(): value for key, value in headers.items()}.get)
+    done: Future[Outcome] = Future()
+    served = engine.traces.over(engine.resolve(model), arrival)
+    served.submit(form, [np.array([[value]], np.int32)], lambda _, outcome: done.set_result(outcome))
+    return done.result(30)
+
+
+def parts(path: Path) -> list[tuple[dict[str, Any], list[str]]]:
+    """The head of each part and the names of what follows, by id."""
+    rows = json.loads(path.read_text())
+    heads = sorted((row for row in rows if "model_name" in row), key=lambda row: int(row["id"]))
+    return [
+        (
+            head,
+            [
+                row["timestamps"][0]["name"] if "timestamps" in row else row["activity"]
+                for row in rows
+                if row["id"] == head["id"] and row is not head
+            ],
+        )
+        for head in heads
+    ]
+
+
+def test_a_request_leaves_what_triton_would_write_of_it(traced: Engine, tmp_path: Path) -> None:
+    assert isinstance(ask(traced, "m"), Response)
+    traced.traces.flush(30)
+    ((head, names),) = parts(tmp_path / "trace.json")
+    assert head == {"id": 1, "model_name": "m", "model_version": 1, "request_id": "r1"}
+    assert names == [*RECEIVED, "REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", *RAN, *SENT]
+    rows = json.loads((tmp_path / "trace.json").read_text())
+    times = {row["timestamps"][0]["name"]: row["timestamps"][0]["ns"] for row in rows if "timestamps" in row}
+    order = [*RECEIVED, "REQUEST_START", "QUEUE_START", *RAN[:-1], "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+    assert [times[name] for name in order] == sorted(times[name] for name in order)
+
+
+def test_the_steps_of_an_ensemble_name_it_as_their_parent_and_only_they_compute(traced: Engine, tmp_path: Path) -> None:
+    ask(traced, "both", name="A")
+    traced.traces.flush(30)
+    whole, first, second = parts(tmp_path / "trace.json")
+    assert [row[0].get("parent_id") for row in (whole, first, second)] == [None, whole[0]["id"], whole[0]["id"]]
+    assert whole[1] == [
+        *RECEIVED,
+        "REQUEST_START",
+        "QUEUE_START",
+        "INFER_RESPONSE_COMPLETE",
+        "REQUEST_END",
+        *SENT,
+    ]
+    assert first[1] == second[1] == ["REQUEST_START", "QUEUE_START", *RAN]
+
+
+def test_an_answer_out_of_the_cache_was_not_computed(traced: Engine, tmp_path: Path) -> None:
+    ask(traced, "cached")
+    ask(traced, "cached")
+    traced.traces.flush(30)
+    miss, hit = parts(tmp_path / "trace.json")
+    assert "COMPUTE_START" in miss[1]
+    assert "COMPUTE_START" not in hit[1]
+
+
+def test_a_request_that_is_refused_leaves_no_trace_and_takes_no_other_along(traced: Engine, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError):
+        ask(traced, "m", name="NOPE")
+    ask(traced, "m")
+    traced.traces.flush(30)
+    assert [head["id"] for head, _ in parts(tmp_path / "trace.json")] == [2]
+
+
+def test_tensors_are_written_as_they_were_when_they_came_and_went(models: Path, tmp_path: Path) -> None:
+    with engine_of(models, f"triton,file={tmp_path}/t", "rate=1", "level=TENSORS") as engine:
+        ask(engine, "m", 21)
+    rows = json.loads((tmp_path / "t").read_text())
+    assert not any("timestamps" in row for row in rows)
+    assert [(row["activity"], row["tensor"]) for row in rows if "activity" in row] == [
+        ("TENSOR_QUEUE_INPUT", {"name": "IN", "data": "21", "shape": "1,1", "dtype": "INT32"}),
+        ("TENSOR_BACKEND_OUTPUT", {"name": "OUT", "data": "42", "shape": "1,1", "dtype": "INT32"}),
+    ]
+
+
+def test_a_programs_own_request_has_no_protocol(traced: Engine, tmp_path: Path) -> None:
+    traced.infer("m", {"IN": np.array([[1]], np.int32)})
+    traced.traces.flush(30)
+    ((_, names),) = parts(tmp_path / "trace.json")
+    assert names[0] == "REQUEST_START"
+
+
+def test_changes_take_effect_on_the_next_request_and_the_count_runs_out(traced: Engine, tmp_path: Path) -> None:
+    traced.perform(TraceSetting("", {"trace_level": ("OFF",)}))
+    ask(traced, "m")
+    traced.perform(TraceSetting("m", {"trace_level": ("TIMESTAMPS",), "trace_count": ("2",)}))
+    ask(traced, "cached")
+    for _ in range(3):
+        ask(traced, "m")
+    traced.traces.flush(30)
+    assert [path.name for path in tmp_path.glob("trace.json*")] == ["trace.json.0"]
+    assert [head["model_name"] for head, _ in parts(tmp_path / "trace.json.0")] == ["m", "m"]
+    assert traced.perform(TraceSetting("m")).trace_count == "0"  # type: ignore[attr-defined]
+
+
+def test_a_model_that_is_not_traced_is_handed_out_as_it_is(models: Path, tmp_path: Path) -> None:
+    with engine_of(models) as engine:
+        assert engine.traces.over(engine.resolve("m")) is engine.resolve("m")
+        assert engine.resolve("m").signature.request
+        assert not [thread for thread in threading.enumerate() if thread.name == "remora traces"]
+    with engine_of(models, f"triton,file={tmp_path}/t", "rate=2", "level=TIMESTAMPS") as engine:
+        model = engine.resolve("m")
+        assert [engine.traces.over(model) is model for _ in range(4)] == [True, False, True, False]
+
+
+def test_spans_have_tritons_names_parents_and_attributes(models: Path) -> None:
+    with collector() as received:
+        more = (f"opentelemetry,url={received.url}", "opentelemetry,resource=service.version=7")
+        with engine_of(models, "mode=opentelemetry", "rate=1", "level=TIMESTAMPS", *more) as engine:
+            ask(engine, "both", name="A", traceparent=PARENT, tracestate=b"a=1")
+        spans = received.spans(6)
+    assert [span.name for span in spans] == ["InferRequest", "both", "m", "compute", "m", "compute"]
+    request, both, first, _, second, computed = spans
+    assert {span.trace_id.hex() for span in spans} == {"0af7651916cd43dd8448eb211c80319c"}
+    assert request.parent_span_id.hex() == "b7ad6b7169203331"
+    assert request.trace_state == "a=1"
+    assert both.parent_span_id == request.span_id
+    assert first.parent_span_id == second.parent_span_id == both.span_id
+    assert computed.parent_span_id == second.span_id
+    assert attributes(second) == {
+        "triton.model_name": "m",
+        "triton.model_version": 1,
+        "triton.trace_id": 3,
+        "triton.trace_parent_id": 1,
+        "triton.request_id": "r1",
+    }
+    assert [event.name for event in request.events] == [*RECEIVED, "INFER_RESPONSE_COMPLETE", *SENT]
+    assert [event.name for event in second.events] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert [event.name for event in computed.events] == RAN[:-1]
+    assert all(span.start_time_unix_nano <= span.end_time_unix_nano for span in spans)
+    assert received.resource["service.name"] == "triton-inference-server"
+    assert received.resource["service.version"] == "7"
+
+
+def test_a_failure_is_an_error_of_its_spans(models: Path, backend: FakeBackend) -> None:
+    with collector() as received:
+        more = f"opentelemetry,url={received.url}"
+        with engine_of(models, "mode=opentelemetry", "rate=1", "level=TIMESTAMPS", more) as engine:
+            for model in backend.opened:
+                model.instances[0].failure = InternalError("as asked")
+            ask(engine, "m")
+        spans = received.spans(3)
+    assert [(span.name, span.status.code, span.status.message) for span in spans] == [
+        ("InferRequest", 2, "as asked"),
+        ("m", 2, "as asked"),
+        ("compute", 0, ""),
+    ]
+
+
+def test_at_rate_0_a_context_that_says_so_is_what_makes_a_trace(models: Path) -> None:
+    with collector() as received:
+        more = f"opentelemetry,url={received.url}"
+        with engine_of(models, "mode=opentelemetry", "rate=0", "level=TIMESTAMPS", more) as engine:
+            ask(engine, "m")
+            ask(engine, "m", traceparent=PARENT[:-2] + b"00")
+            ask(engine, "m", traceparent=PARENT)
+        assert len(received.spans(3)) == 3
+
+
+def test_a_caller_that_decided_against_a_trace_is_heard(models: Path) -> None:
+    with collector() as received:
+        more = f"opentelemetry,url={received.url}"
+        with engine_of(models, "mode=opentelemetry", "rate=1", "level=TIMESTAMPS", more) as engine:
+            ask(engine, "m", traceparent=PARENT[:-2] + b"00")
+            ask(engine, "m")
+        assert len(received.spans(3)) == 3
+
+
+def test_a_collector_that_is_down_costs_no_answer_and_is_told_of_once(
+    models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with collector() as gone:
+        pass
+    more = (f"opentelemetry,url={gone.url}", "opentelemetry,bsp_max_queue_size=6")
+    with engine_of(models, "mode=opentelemetry", "rate=1", "level=TIMESTAMPS", *more) as engine:
+        for _ in range(20):
+            assert isinstance(ask(engine, "m"), Response)
+    assert engine.traces.dropped == 20
+    told = [record.message for record in caplog.records]
+    assert len([text for text in told if "dropped from now on" in text or "cannot be written" in text]) <= 2
+    assert told[-1] == "20 traces were dropped in all"

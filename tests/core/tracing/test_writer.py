@@ -1,0 +1,105 @@
+"""The thread that hands traces on: what it is given room for, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from remora.trace_settings import TraceSettings
+from remora.tracing.sampling import Sampling
+from remora.tracing.writer import Finished, TraceWriter
+
+PATIENCE_S = 30.0
+SAMPLING = Sampling(TraceSettings())
+
+
+class FakeSink:
+    """Keeps what it is given; stands still until it is let go."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.go = threading.Event()
+        self.at_work = threading.Event()
+        self.failure: Exception | None = None
+        self.closed = False
+
+    def write(self, finished: Sequence[Finished]) -> None:
+        self.at_work.set()
+        assert self.go.wait(PATIENCE_S)
+        if self.failure is not None:
+            raise self.failure
+        self.batches.append(len(finished))
+
+    def close(self) -> None:
+        self.closed = True
+        self.go.set()
+
+
+def put(writer: TraceWriter, count: int) -> None:
+    for _ in range(count):
+        writer.put(Finished(SAMPLING, None))
+
+
+def test_what_there_is_no_room_for_is_dropped_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    sink = FakeSink()
+    writer = TraceWriter(sink, room=3)
+    put(writer, 1)
+    assert sink.at_work.wait(PATIENCE_S)
+    put(writer, 8)
+    assert writer.dropped == 5
+    assert [record.message for record in caplog.records] == [
+        "traces come faster than they can be written: some are dropped from now on"
+    ]
+    sink.go.set()
+    assert writer.flush(PATIENCE_S)
+    assert sink.batches == [1, 3]
+    writer.close(PATIENCE_S)
+
+
+def test_less_than_a_batch_waits_for_its_time_or_a_flush() -> None:
+    sink = FakeSink()
+    sink.go.set()
+    writer = TraceWriter(sink, room=100, batch=4, delay_s=3600)
+    put(writer, 3)
+    assert not sink.batches
+    assert writer.flush(PATIENCE_S)
+    assert sink.batches == [3]
+    put(writer, 4)
+    assert sink.at_work.wait(PATIENCE_S)
+    writer.close(PATIENCE_S)
+    assert sum(sink.batches) == 7
+
+
+def test_a_sink_that_fails_costs_its_traces_and_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sink = FakeSink()
+    sink.go.set()
+    sink.failure = ConnectionError("down")
+    writer = TraceWriter(sink, room=10)
+    for _ in range(3):
+        put(writer, 1)
+        assert writer.flush(PATIENCE_S)
+    sink.failure = None
+    put(writer, 1)
+    assert writer.flush(PATIENCE_S)
+    assert writer.dropped == 3
+    assert [record.message for record in caplog.records] == [
+        "traces cannot be written and are dropped until they can: down",
+        "traces are written again; 3 were dropped so far",
+    ]
+    writer.close(PATIENCE_S)
+    assert caplog.records[-1].message == "3 traces were dropped in all"
+
+
+def test_a_sink_that_hangs_does_not_hold_up_the_end() -> None:
+    sink = FakeSink()
+    writer = TraceWriter(sink, room=10)
+    put(writer, 1)
+    assert sink.at_work.wait(PATIENCE_S)
+    put(writer, 2)
+    writer.close(0.01)
+    assert sink.closed
+    assert writer.dropped == 2
