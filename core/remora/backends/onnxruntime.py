@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.onnx_plan import (
@@ -38,12 +38,15 @@ from remora.backends.opening import (
     stands_for_a_device,
 )
 from remora.backends.ragged import array_instance
-from remora.backends.transfers import Transfer, cuda_transfer
+from remora.backends.transfers import transfer_for
 from remora.device_arrays import CUDA, HOST, DeviceId, Memory, memory_of
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.surroundings import keep_runtimes_quiet
+
+if TYPE_CHECKING:
+    from remora.system.cuda import Cuda
 
 _log = logging.getLogger(__name__)
 
@@ -143,8 +146,7 @@ class OnnxModel:
             return array_instance(placement.name, config, session.run_for(config), quick=quick)
         if graphs is not None:
             session = self._own_session(config, device)
-        transfer = Transfer(memory) if quick else cuda_transfer(memory)
-        bound = session.bound(config, memory, transfer, graphs)
+        bound = session.bound(config, memory, transfer_for(config, memory, _runtime), graphs)
         devices = frozenset({memory.device})
         inner = array_instance(placement.name, config, bound.run, quick=quick, staying=bound.staying, devices=devices)
         return _BoundInstance(inner, bound.close)
@@ -306,6 +308,12 @@ class _BoundInstance:
         self.execute = inner.execute
         self.close = close
         self.devices: frozenset[DeviceId] = getattr(inner, "devices", frozenset())
+
+
+def _runtime() -> Cuda:
+    from remora.system.cuda import cuda  # only where there is a GPU
+
+    return cuda()
 
 
 def _find_model(source: Source, config: ModelConfig) -> Path:

@@ -15,6 +15,7 @@ from remora.backends import Instance, Placement, Source
 from remora.backends.opening import existing, import_framework, load_failure, model_path
 from remora.backends.ragged import array_instance
 from remora.backends.tensorrt_context import Context, Engine, Reasons, describe
+from remora.backends.transfers import transfer_for
 from remora.config import complete_from_tensors
 from remora.device_arrays import CudaMemory, DeviceId
 from remora.errors import ConfigError, UnsupportedError
@@ -94,7 +95,8 @@ class TensorRtModel:
                 f"model '{config.name}' asks for optimization profile {profile}; the engine has {engine.profiles}"
             )
         memory = CudaMemory(self._cuda, placement.device_id)
-        context = Context(self._cuda, engine, memory, profile)
+        transfer = transfer_for(config, memory, lambda: self._cuda)
+        context = Context(self._cuda, engine, memory, transfer, profile)
         devices = frozenset({memory.device})
         inner = array_instance(placement.name, config, context, staying=context.staying, devices=devices)
         return _TensorRtInstance(inner, context)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends.transfers import CudaTransfer
+from remora.backends.transfers import Transfer
 from remora.device_arrays import Block, DeviceArray, Memory, on_host
 from remora.errors import InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor, TensorInfo
@@ -109,10 +109,11 @@ class Context:
         runtime: CUDA's.
         engine: on the device of ``memory``.
         memory: where its tensors lie.
+        transfer: to and from there.
         profile: the number of its optimization profile.
     """
 
-    def __init__(self, runtime: Cuda, engine: Engine, memory: Memory, profile: int) -> None:
+    def __init__(self, runtime: Cuda, engine: Engine, memory: Memory, transfer: Transfer, profile: int) -> None:
         self._cuda = runtime
         self._memory = memory
         self._device = memory.device[1]
@@ -123,7 +124,7 @@ class Context:
         """Size and block of each tensor's memory on the device, kept from one run to the next."""
         runtime.use(self._device)
         self._stream = runtime.stream()
-        self._transfer = CudaTransfer(memory, runtime)
+        self._transfer = transfer
         self._inner: Any = engine.inner.create_execution_context()
         if self._inner is None or not self._inner.set_optimization_profile_async(profile, self._stream):
             raise InternalError(

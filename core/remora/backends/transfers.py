@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remora.device_arrays import DeviceArray, Memory
+from remora.device_arrays import HOST, DeviceArray, Memory
 from remora.messages import Array
+from remora.proto.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from remora.system.cuda import Cuda
 
 
 class Transfer:
@@ -35,7 +39,7 @@ class Transfer:
 class CudaTransfer(Transfer):
     """Copies through pinned memory on a stream of its own, so that they run beside other instances' kernels."""
 
-    def __init__(self, memory: Memory, runtime: Any) -> None:
+    def __init__(self, memory: Memory, runtime: Cuda) -> None:
         super().__init__(memory)
         self._cuda = runtime
         self._number = memory.device[1]
@@ -99,8 +103,14 @@ def view_at(address: int, size: int) -> Array:
     return array
 
 
-def cuda_transfer(memory: Memory) -> CudaTransfer:
-    """Transfers from and to a GPU. Raises UnsupportedError where there is no CUDA runtime."""
-    from remora.system.cuda import cuda  # only where there is a GPU
+def transfer_for(config: ModelConfig, memory: Memory, runtime: Callable[[], Cuda]) -> Transfer:
+    """An instance's transfers: through pinned memory on a GPU, unless its configuration wants none (spec C17).
 
-    return CudaTransfer(memory, cuda())
+    Raises UnsupportedError where there is no CUDA runtime.
+    """
+    wanted = config.optimization
+    off = any(
+        wanted.HasField(field) and not getattr(wanted, field).enable
+        for field in ("input_pinned_memory", "output_pinned_memory")
+    )
+    return Transfer(memory) if off or memory.device == HOST else CudaTransfer(memory, runtime())

@@ -114,6 +114,15 @@ def test_tensors_on_the_device_stay_there(tmp_path: Path, cudart: StandIn) -> No
     instance.close()
 
 
+def test_without_pinned_memory_values_are_copied_all_the_same(tmp_path: Path, cudart: StandIn) -> None:
+    model, config = opened(tmp_path, "optimization { input_pinned_memory { enable: false } }")
+    pinned = cudart.held(PINNED)
+    instance = model.instance(config, Placement("m_0", "GPU", 0))
+    np.testing.assert_array_equal(answer(instance, X)[0], X * 2)
+    assert cudart.held(PINNED) == pinned
+    instance.close()
+
+
 def test_a_profile_is_chosen_and_its_bounds_are_told(tmp_path: Path, cudart: StandIn) -> None:
     model, config = opened(tmp_path, 'instance_group { kind: KIND_GPU gpus: 0 profile: "1" }')
     assert config.max_batch_size == 4
