@@ -5,6 +5,7 @@ Each protocol makes a Call of what it received, and bytes of what this returns.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from remora import messages
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from remora.cache import ResponseCache
     from remora.explaining import Explanation
     from remora.metrics import MetricsExporter
+    from remora.model import ServedModel
 
 EXTENSIONS = (
     "classification",
@@ -62,6 +64,8 @@ class CallAnswers:
         self._settings = LiveSettings(lambda model: self._table.state(model) is not None, options, clock)
         self.traces = self._settings.traces
         self._exporter: MetricsExporter | None = None
+        self.beside: Callable[[], Iterable[ServedModel]] = tuple
+        """Models of other engines of this process that the metrics page shows as well."""
 
     def perform(self, call: messages.Call) -> object:
         """See `Engine.perform`."""
@@ -107,7 +111,7 @@ class CallAnswers:
             gpus = Gpus().readings if self._options.allow_gpu_metrics else list
             settings = MetricsSettings.of(self._options.metrics_config)
             self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus)
-        return self._exporter.render(self._table.ready_models(), self._startup())
+        return self._exporter.render([*self._table.ready_models(), *self.beside()], self._startup())
 
     def _startup(self) -> StartupReport:
         answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -327,6 +327,10 @@ class Engine:
     def only_model(self) -> str:
         """The name of the one model that serves; "" when none does, or several do."""
         return self._lifecycle.table.only_model()
+
+    def measure_beside(self, models: Callable[[], Iterable[ServedModel]]) -> None:
+        """Have the metrics page show the models of other engines as well; their ``metric_labels`` tell them apart."""
+        self._answers.beside = models
 
     # -- calls ------------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,8 @@ class ServedModel:
         self.file_bytes = 0
         self.predecessor: ServedModel | None = None
         """What this one replaced, as long as sequences that began there go on (spec V03)."""
+        self.metric_labels: tuple[tuple[str, str], ...] = ()
+        """Labels of its metrics besides name and version, where a host has several engines."""
         self.places: tuple[Placement, ...] = ()
         """Where each of the instances lives."""
         self._backend_model = backend_model

@@ -82,6 +82,7 @@ def _front(rules: Rules, scratch: Path, *, script: bool = False) -> Front:
 
         over = partial(inside.rest.over, malformed=malformed_status(rules))
         hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over)
+        inside.engine.measure_beside(hosted.served)
         atexit.register(hosted.close)
         return SageMakerService(inside, rules, hosted, script=script)
 

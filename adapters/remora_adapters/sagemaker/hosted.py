@@ -19,6 +19,7 @@ from remora.config import find_config, read_config
 from remora.engine import Engine
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
 from remora.messages import RepositoryIndex
+from remora.model import ServedModel
 from remora.options import EngineOptions
 from remora.server.rest import RestService
 from remora.system.tuning import give_back
@@ -78,6 +79,10 @@ class HostedModels:
         """All that are loaded, by name."""
         return [row for _, row in sorted(self._table.copy().items()) if row.rest is not None]
 
+    def served(self) -> list[ServedModel]:
+        """What serves in all their engines."""
+        return [model for row in self.loaded() if row.engine is not None for model in row.engine.models()]
+
     def add(self, name: str, url: str, target: str) -> Callable[[], None] | None:
         """Take a model into the table; returns the work that loads it, None when the name or its URL is there already.
 
@@ -136,6 +141,8 @@ class HostedModels:
         except BaseException:
             engine.stop(0.0)
             raise
+        for model in engine.models():  # names inside one model may be those inside another
+            model.metric_labels = (("target", row.target), ("hosted", row.name))
         row.engine, row.inner, row.script = engine, inner, layout.script
         row.rest = self._over(engine, row.target)
         _log.info("model %r (%r) is loaded from %r", row.name, row.target, row.url)

@@ -7,13 +7,14 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosting import Got, write_scale
+from hosting import Got, ask, running, write_scale
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions
 from remora_adapters import sagemaker
@@ -106,6 +107,32 @@ def test_a_model_is_known_by_its_opaque_name_whatever_the_target_is(endpoint: En
     assert endpoint.ask("DELETE", "/models/h1").status == 200
     assert endpoint.invoke("h2", target="same.tar.gz").status == 200
     assert endpoint.invoke("same.tar.gz").status == 404
+
+
+def test_the_metrics_page_tells_models_of_equal_names_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_scale(tmp_path / "models" / name / "model" / "scale")
+    host = sagemaker.host({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"})
+    with running(replace(host, server=replace(host.server, allow_metrics=True))) as ports:
+
+        def page() -> list[str]:
+            lines = ask(ports.metrics, "GET", "/metrics").body.decode().splitlines()
+            return [line for line in lines if line.startswith("nv_inference_request_success")]
+
+        assert page() == []
+        for name, times in (("one", 1), ("two", 2)):
+            place = {"model_name": name, "url": str(tmp_path / "models" / name / "model")}
+            target = {"X-Amzn-SageMaker-Target-Model": f"{name}.tar.gz"}
+            assert ask(ports.http, "POST", "/models", place, target).status == 200
+            for _ in range(times):
+                assert ask(ports.http, "POST", f"/models/{name}/invoke", V2, JSON).status == 200
+        labels = 'target="{0}.tar.gz",hosted="{0}",model="scale",version="1"'
+        assert page() == [
+            f"nv_inference_request_success{{{labels.format('one')}}} 1",
+            f"nv_inference_request_success{{{labels.format('two')}}} 2",
+        ]
+        assert ask(ports.http, "DELETE", "/models/one").status == 200
+        assert [line for line in page() if "one" in line] == []
 
 
 def test_the_same_name_or_the_same_url_again_is_a_conflict(endpoint: Endpoint) -> None:

@@ -1,0 +1,58 @@
+"""Copies of an inference component: containers beside each other, each with what it was given of the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from conftest import START_TIMEOUT_S, end, free_ports
+from hosting import ask, write_scale
+from sagemaker_door import V2
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+
+JSON = {"Content-Type": "application/json"}
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    for _ in range(int(START_TIMEOUT_S / 0.05)):
+        with suppress(OSError):
+            if ask(port, "GET", "/ping").status == 200:
+                return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            break
+    pytest.fail(log.read_text())
+
+
+def test_copies_share_a_host_and_the_end_of_one_is_none_of_the_others(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    write_scale(tmp_path / "model" / "scale")
+    processor = str(min(os.sched_getaffinity(0)))
+    words = ["taskset", "--cpu-list", processor, sys.executable, "-m", "remora_adapters.sagemaker", "serve"]
+    copies = {}
+    with ExitStack() as stack:
+        for port in free_ports(2):
+            environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_BIND_TO_PORT": str(port)}
+            environ |= {"CUDA_VISIBLE_DEVICES": ""}  # as a component without accelerators has it
+            with (tmp_path / f"{port}.txt").open("wb") as log:
+                copies[port] = subprocess.Popen(words, env=child_environment | environ, stdout=log, stderr=log)
+            stack.callback(copies[port].wait)
+            stack.callback(copies[port].kill)
+        for port, copy in copies.items():
+            wait_until_ready(copy, port, tmp_path / f"{port}.txt")
+            assert ask(port, "POST", "/invocations", V2, JSON).status == 200
+        (first, one), (second, other) = copies.items()
+        assert end(one) == 0
+        assert ask(second, "POST", "/invocations", V2, JSON).status == 200
+        masks = {frozenset(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{other.pid}/task").iterdir()}
+        assert masks == {frozenset({int(processor)})}
+        with pytest.raises(ConnectionRefusedError):
+            ask(first, "GET", "/ping")
+        assert end(other) == 0
