@@ -20,6 +20,7 @@ LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
 AZUREML_PEERS := azureml-inference-server-http==1.5.1 inference-schema[numpy-support]==1.8
 AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
+KSERVE_PEERS := kserve-storage==0.21.0
 SAGEMAKER2_PEERS := sagemaker==2.257.7
 SAGEMAKER3_PEERS := sagemaker==3.27.0
 # Emulators of clouds' storages.
@@ -91,10 +92,13 @@ test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## the deployment
 test-sagemaker: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-sagemaker2/stamp $(VENV)-sagemaker3/stamp  ## SageMaker's SDK, versions 2 and 3, and moto
 	$(PY) -m pytest tests/adapters/sagemaker/test_sdk.py -rP $(T)
 
+test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stamp  ## KServe's storage, client and server, with moto's S3
+	$(PY) -m pytest tests/adapters/test_kserve.py tests/adapters/test_kserve_peers.py -rP $(T)
+
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker  ## against what other people's servers and clients answer, each in its own environment
+test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve  ## against what other people's servers and clients answer, each in its own environment
 
 # Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
@@ -239,6 +243,11 @@ $(VENV)-azureml/stamp: Makefile pyproject.toml
 $(VENV)-azure-ai-ml/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-azure-ai-ml
 	@$(VENV)-azure-ai-ml/bin/python -m pip install --quiet --disable-pip-version-check $(AZURE_CLIENT_PEERS)
+	@touch $@
+
+$(VENV)-kserve-storage/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-kserve-storage
+	@$(VENV)-kserve-storage/bin/python -m pip install --quiet --disable-pip-version-check $(KSERVE_PEERS)
 	@touch $@
 
 # Both versions are one package, so each has an environment; the third brings 1 GB.

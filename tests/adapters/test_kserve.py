@@ -22,29 +22,7 @@ from remora_adapters import kserve as adapter
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
 
-THEIRS = """
-import sys
-import numpy
-from kserve import InferOutput, InferResponse, Model, ModelServer
-
-class Scale(Model):
-    def load(self):
-        self.ready = True
-
-    def predict(self, request, headers=None, response_headers=None):
-        if isinstance(request, dict):
-            rows = numpy.array(request["inputs"] if "inputs" in request else request["instances"], numpy.float32)
-            return {"predictions": (rows * 2).tolist()}
-        rows = request.inputs[0].as_numpy()
-        output = InferOutput("y", list(rows.shape), "FP32")
-        output.set_data_from_numpy(rows * 2, binary_data=False)
-        return InferResponse(request.id, "scale", [output])
-
-if __name__ == "__main__":
-    model = Scale("scale")
-    model.load()
-    ModelServer(http_port=int(sys.argv[1]), enable_grpc=False).start([model])
-"""
+THEIRS = Path(__file__).with_name("kserve_model_server.py")
 ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.5]]
 DOUBLED = [[2.0, 4.0, 6.0, 8.0], [10.0, 12.0, 14.0, 17.0]]
 JSON = {"Content-Type": "application/json"}
@@ -120,9 +98,8 @@ def comparable(path: str, got: Got) -> tuple[object, ...]:
 
 def test_kserves_own_server_answers_the_same(port: int, tmp_path: Path) -> None:
     (theirs,) = free_ports(1)
-    (tmp_path / "model.py").write_text(THEIRS)
     with (tmp_path / "log.txt").open("wb") as log:
-        process = subprocess.Popen([sys.executable, tmp_path / "model.py", str(theirs)], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, THEIRS, str(theirs)], stdout=log, stderr=log)
         try:
             wait_for(process, lambda: ask(theirs, "GET", "/v2/health/ready").status == 200, tmp_path / "log.txt")
             print("kserve", version("kserve"))
