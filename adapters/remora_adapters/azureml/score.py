@@ -19,6 +19,7 @@ from remora.messages import Outcome, Response
 from remora.options import EngineOptions
 from remora.protocols.http_answer import HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.v2_infer import InferCodec
+from remora.tracing.tracer import Arrival
 from remora_adapters.azureml import find_models
 
 _engine: list[Engine] = []
@@ -53,7 +54,10 @@ def _infer(request: AMLRequest) -> HttpAnswer:
         length = request.headers.get("Inference-Header-Content-Length")
         form, data, reply = _codec.decode(request.get_data(), length.encode() if length else None, model=name)
         done: Future[Outcome] = Future()
-        model.submit(form, data, lambda _, outcome: done.set_result(outcome))
+        headers = request.headers
+        arrival = Arrival("HTTP", lambda name: (headers.get(name.decode()) or "").encode("latin-1", "replace") or None)
+        traced = engine.traces.over(model, arrival)
+        traced.submit(form, data, lambda _, outcome: done.set_result(outcome))
         outcome = done.result()
     except Refusal as refusal:
         return refusal.answer

@@ -62,10 +62,12 @@ def traced(models: Path, tmp_path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def ask(engine: Engine, model: str, value: int = 1, name: str = "IN", **headers: bytes) -> Outcome:
+def ask(
+    engine: Engine, model: str, value: int = 1, name: str = "IN", protocol: str = "HTTP", **headers: bytes
+) -> Outcome:
     """One request as a front end hands it in."""
     form = InferForm((InputSpec(name, "INT32", (1, 1)),), id=f"r{value}")
-    arrival = Arrival("HTTP", {key.encode(): value for key, value in headers.items()}.get)
+    arrival = Arrival(protocol, {key.encode(): value for key, value in headers.items()}.get)
     done: Future[Outcome] = Future()
     served = engine.traces.over(engine.resolve(model), arrival)
     served.submit(form, [np.array([[value]], np.int32)], lambda _, outcome: done.set_result(outcome))
@@ -251,3 +253,45 @@ def test_a_collector_that_is_down_costs_no_answer_and_is_told_of_once(
     told = [record.message for record in caplog.records]
     assert len([text for text in told if "dropped from now on" in text or "cannot be written" in text]) <= 2
     assert told[-1] == "20 traces were dropped in all"
+
+
+def test_the_file_has_the_members_that_a_real_triton_wrote_of_the_same_requests(
+    models: Path, tmp_path: Path, backend: FakeBackend
+) -> None:
+    recorded = json.loads(Path(__file__).with_name("recorded.json").read_text())
+    file = f"triton,file={tmp_path}/t"
+    with engine_of(models, file, "triton,log-frequency=1", "rate=1", "level=TIMESTAMPS", "level=TENSORS") as engine:
+        ask(engine, "m")
+        ask(engine, "both", name="A")
+        ask(engine, "m", protocol="GRPC")
+        ask(engine, "cached", 2)
+        ask(engine, "cached", 2)
+        for model in backend.opened:
+            model.instances[0].failure = InternalError("as asked")
+        ask(engine, "m")
+    for index, kind in enumerate(
+        ["request", "ensemble of two steps", "gRPC request", "", "hit of the cache", "failure"]
+    ):
+        if not kind:  # of a miss Triton wrote its outputs twice
+            continue
+        rows = json.loads((tmp_path / f"t.{index}").read_text())
+        heads = sorted((row for row in rows if "model_name" in row), key=lambda row: int(row["id"]))
+        first = heads[0]["id"]
+        assert len(heads) == len(recorded[kind])
+        for head, real in zip(heads, recorded[kind], strict=True):
+            names = [name_of(row) for row in rows if row["id"] == head["id"]]
+            assert (head["parent_id"] - first + 1 if "parent_id" in head else 0) == real["parent"]
+            tensors = ("TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT")  # these models have fewer
+            theirs = [name for name in real["names"] if name not in tensors]
+            ours = [name for name in names if name not in tensors]
+            assert sorted(ours) == sorted(theirs)
+            assert {name for name in names if name in tensors} == {name for name in real["names"] if name in tensors}
+            if kind in ("request", "hit of the cache", "failure"):
+                assert ours == theirs
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """A member's name; a head is shown by its keys."""
+    if "model_name" in row:
+        return ",".join(row)
+    return str(row["timestamps"][0]["name"] if "timestamps" in row else row["activity"])

@@ -14,6 +14,7 @@ from remora.backends.worker.forms import (
     OutcomeWriter,
     RequestReader,
     RequestWriter,
+    TraceMark,
     error_head,
     index_of,
     outcome_from,
@@ -232,6 +233,18 @@ def test_a_request_says_all_that_it_did() -> None:
         for field in ("id", "parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end"):
             assert getattr(again.form, field) == getattr(form, field)
         assert same(again.inputs["IN"], request.inputs["IN"])
+
+
+def test_a_traced_request_says_whose_trace_it_is_and_the_next_one_says_nothing() -> None:
+    form = InferForm((), (), "r1")
+    writer, reader = RequestWriter(), RequestReader()
+    marks: list[object] = []
+    for trace in (TraceMark(7, '{"traceparent":"x"}'), None):
+        request = Request(form, {"IN": np.arange(2, dtype=np.int32)}, ("OUT",), 1, "key")
+        request.trace = trace
+        again = reader.request(there_and_back(wire.encode(Kind.EXECUTE, 1, [writer.draft(request)])).items[0])
+        marks.append(again.trace)
+    assert marks == [TraceMark(7, '{"traceparent":"x"}'), None]
 
 
 @pytest.mark.parametrize(
