@@ -16,6 +16,7 @@ import pytest
 from hosting import write_scale
 from remora_adapters import sagemaker
 from sagemaker_door import COUNTER, COUNTS, SEQUENCES, SUMS, V2, Door, opened, python_model
+from trace_receiver import collector
 
 JSON = {"Content-Type": "application/json"}
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -212,3 +213,19 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(base: Path) -> Non
             reply = client.recv(4096)
         assert reply.startswith(b"HTTP/1.1 400 ")
         assert b"exceeds the maximum" in reply
+
+
+def test_a_trace_goes_on_from_the_custom_attributes(base: Path) -> None:
+    with collector() as received:
+        entries = ("mode=opentelemetry", "rate=0", "level=TIMESTAMPS", f"opentelemetry,url={received.url}")
+        host = sagemaker.host({"SAGEMAKER_BASE_DIR": str(base)})
+        with opened(replace(host, engine=replace(host.engine, trace_config=entries))) as door:
+            parent = "traceparent=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            assert door.ask("POST", "/invocations", V2, JSON).status == 200
+            assert (
+                door.ask("POST", "/invocations", V2, JSON | {"X-Amzn-SageMaker-Custom-Attributes": parent}).status
+                == 200
+            )
+        spans = received.spans(3)
+    assert [span.name for span in spans] == ["InferRequest", "scale", "compute"]
+    assert spans[0].parent_span_id.hex() == "b7ad6b7169203331"
