@@ -104,7 +104,10 @@ class TraceWriter:
             self._queue.clear()
             self._changed.notify_all()
             thread = self._thread
-        self._sink.close()
+        try:
+            self._sink.close()
+        except Exception as error:  # as in `write`: the end of a server goes on
+            _log.warning("the last traces cannot be written: %s", error)
         if thread is not None:
             thread.join(timeout_s)
         if self.dropped:

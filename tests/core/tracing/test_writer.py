@@ -36,6 +36,8 @@ class FakeSink:
     def close(self) -> None:
         self.closed = True
         self.go.set()
+        if self.failure is not None:
+            raise self.failure
 
 
 def put(writer: TraceWriter, count: int) -> None:
@@ -103,3 +105,10 @@ def test_a_sink_that_hangs_does_not_hold_up_the_end() -> None:
     writer.close(0.01)
     assert sink.closed
     assert writer.dropped == 2
+
+
+def test_a_sink_that_cannot_be_closed_is_said_and_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    sink = FakeSink()
+    sink.failure = OSError("no space left")
+    TraceWriter(sink, room=10).close(PATIENCE_S)
+    assert [record.message for record in caplog.records] == ["the last traces cannot be written: no space left"]
