@@ -105,7 +105,8 @@ test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Ter
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra \
 		tests/adapters/test_manifests.py $(T)
 
-# Needs buildah, mmdebstrap and bubblewrap, and root to unpack a base system; what is missing is skipped by name.
+# Needs buildah, mmdebstrap, bubblewrap and uidmap, and root to unpack a base system; what is missing is skipped by name.
+# TEST_WITHOUT_ENGINE=1 also tries what stands for the images where nothing can build them.
 test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_IMAGES=1 $(PY) -m pytest tests/containers
 

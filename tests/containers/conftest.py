@@ -9,21 +9,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from containers.boxes import KEPT, PLAIN_USER, Image, bound
+from containers.dockerfiles import configuration
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-KEPT = ROOT / ".images"
 IMAGES = ("cpu", "sagemaker", "azureml", "lambda")
 BUILT_HERE = "the images are built by make test-containers"
 TOOLS = ("buildah", "mmdebstrap", "bwrap", "setpriv")
@@ -37,89 +35,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("images")
         for line in _FIGURES:
             terminalreporter.line(line)
-
-
-class Image(NamedTuple):
-    """A built image: its configuration (OCI) and its root file system."""
-
-    name: str
-    config: dict[str, Any]
-    root: Path
-
-    @contextmanager
-    def running(
-        self, arguments: list[str], *, uid: int, mounts: dict[str, Path], environment: dict[str, str]
-    ) -> Iterator[Container]:
-        """The image's entrypoint with these arguments instead of CMD: read-only root, only /tmp to write, one uid."""
-        for target in mounts:  # an engine makes mount points as well
-            (self.root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        told = dict(pair.split("=", 1) for pair in self.config["Env"]) | environment
-        box = ["bwrap", "--die-with-parent", "--unshare-pid", "--as-pid-1", "--unshare-ipc", "--clearenv"]
-        box += [
-            "--ro-bind",
-            str(self.root),
-            "/",
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--perms",
-            "1777",
-            "--tmpfs",
-            "/tmp",
-        ]
-        for target, source in mounts.items():
-            box += ["--ro-bind", str(source), target]
-        for name, value in told.items():
-            box += ["--setenv", name, value]
-        box += ["--chdir", self.config.get("WorkingDir", "/")]
-        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"]
-        become += ["--bounding-set=-all"] if uid else []
-        command = [*box, *become, *self.config["Entrypoint"], *arguments]
-        log = KEPT / f"{self.name}-{uid}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            yield Container(process, log, time.monotonic())
-        finally:
-            process.kill()
-            process.wait()
-
-
-class Container(NamedTuple):
-    """A running image: bubblewrap's process, what it printed, and when it was started."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-    started_s: float
-
-    def answer(self, url: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
-        """What a URL answers, once something listens there. Fails the test with the log when nothing does."""
-        request = urllib.request.Request(url, body, {"Content-Type": content_type} if body else {})
-        for _ in range(1200):
-            try:
-                with urllib.request.urlopen(request, timeout=10) as response:
-                    return bytes(response.read())
-            except urllib.error.HTTPError as error:
-                if error.code != 503:
-                    pytest.fail(f"{url}: {error.code} {error.read()!r}\n{self.said()}")
-            except OSError:
-                pass
-            try:
-                self.process.wait(0.025)
-            except subprocess.TimeoutExpired:
-                continue
-            break
-        pytest.fail(f"{url} never answered (exit status {self.process.poll()}):\n{self.said()}")
-
-    def stop(self) -> int:
-        """SIGTERM to the image's first process; its exit status, within the 30 s that the platforms leave."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGTERM)
-        return self.process.wait(30)
-
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
 
 
 @pytest.fixture(scope="session")
@@ -232,14 +147,67 @@ def gpu_image(buildah: list[str], gpu_context: Path, base: str) -> Image:
     return _build(buildah, "gpu", gpu_context)
 
 
-def _build(buildah: list[str], name: str, context: Path) -> Image:
+# For this command alone /etc/subuid and /etc/subgid say what an administrator would write there for a plain user.
+_WITH_RANGES = 'mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid && exec "$@"'
+
+
+@pytest.fixture(scope="session")
+def rootless_image(system: Path, context: Path) -> Iterator[Image]:
+    """The cpu image, built by a plain user: no daemon, and users only in a namespace of its own."""
+    missing = [tool for tool in ("buildah", "bwrap", "setpriv", "newuidmap") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (on Debian: apt-get install buildah bubblewrap uidmap)")
+    if os.geteuid():
+        pytest.skip("becoming a plain user that has ranges of users needs root")
+    home = Path(tempfile.mkdtemp(prefix="rootless-"))
+    shutil.copytree(context, home / "context")
+    (home / "ranges").write_text("nobody:100000:65536\n")
+    subprocess.run(["chown", "-R", "65534:65534", str(home)], check=True)
+    told = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "XDG_RUNTIME_DIR": home, "STORAGE_DRIVER": "vfs"}
+    environment = ["env", "--ignore-environment", f"--chdir={home}", *(f"{name}={told[name]}" for name in told)]
+    ranges = ["unshare", "--mount", "sh", "-c", _WITH_RANGES, str(home / "ranges")]
+    buildah = [*ranges, *PLAIN_USER, *environment, "buildah"]
+    done = subprocess.run([*buildah, "unshare", "true"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no namespace of users for a plain user here: {done.stderr.strip().splitlines()[-1]}")
+    _from(buildah, system)
+    built = _build(buildah, "cpu", home / "context", ("unshare", "buildah", "mount"))
+    yield built._replace(name="cpu-rootless", started_by=PLAIN_USER)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Image]:
+    """What stands for an image where nothing builds one: its wheels on this machine's system, otherwise the same."""
+    if shutil.which("buildah") and not os.environ.get("TEST_WITHOUT_ENGINE"):
+        pytest.skip("the images themselves are run here; TEST_WITHOUT_ENGINE=1 tries what stands for them elsewhere")
+    if shutil.which("bwrap") is None:
+        pytest.skip("not installed: bwrap (on Debian: apt-get install bubblewrap)")
+    prefix = tmp_path_factory.mktemp("installed")
+    prefix.chmod(0o755)
+    environment = os.environ | {"PREFIX": str(prefix), "OFFLINE": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    extras = "onnx,grpc,otel,s3,sagemaker,azureml,lambda"
+    install = ["sh", str(context / "containers" / "install.sh"), extras, "containers/lambda/requirements.txt"]
+    done = subprocess.run(install, cwd=context, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    binds = []
+    for place in ("/usr", "/bin", "/lib", "/lib64", "/etc"):
+        binds += (
+            ["--symlink", os.readlink(place), place] if Path(place).is_symlink() else ["--ro-bind-try", place, place]
+        )
+    binds += [*bound(sys.base_prefix, sys.base_prefix), *bound(prefix, "/opt/remora")]
+    return lambda name: Image(f"{name}-installed", configuration(name), prefix, tuple(binds))
+
+
+def _build(buildah: list[str], name: str, context: Path, mount: tuple[str, ...] = ("mount",)) -> Image:
     tag = f"localhost/remora:{name}"
     arguments = [f"--build-arg={pair}" for pair in (f"BASE_IMAGE={_BASE}", "OFFLINE=1", "VERSION=test")]
     file = str(context / "containers" / name / "Dockerfile")
     _run([*buildah, "bud", "--quiet", "--isolation=chroot", *arguments, "--file", file, "--tag", tag, str(context)])
     config = json.loads(_run([*buildah, "inspect", "--type=image", tag]))["OCIv1"]["config"]
     container = _run([*buildah, "from", tag])
-    return Image(name, config, Path(_run([*buildah, "mount", container])))
+    return Image(name, config, Path(_run([*buildah, *mount, container])))
 
 
 def _run(command: list[str], folder: Path | None = None) -> str:

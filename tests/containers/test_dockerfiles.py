@@ -10,44 +10,16 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from containers.dockerfiles import FILES, last, stages
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILES = {path.parent.name: path for path in sorted((ROOT / "containers").glob("*/Dockerfile"))}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # Both hold the module onnxruntime; the one installed later overwrites the other.
 ONE_OF = ({"onnx", "gpu"},)
 ARGUMENTS = ("ENTRYPOINT", "CMD")
-
-
-class Instruction(NamedTuple):
-    word: str
-    rest: str
-
-
-def instructions(text: str) -> list[Instruction]:
-    """A Dockerfile's instructions, continued lines joined, comments left out."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [Instruction(word.upper(), rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
-
-
-def stages(name: str) -> list[list[Instruction]]:
-    """The stages of an image's build, each from its FROM on; the first list is what stands before them."""
-    split: list[list[Instruction]] = [[]]
-    for each in instructions(FILES[name].read_text()):
-        if each.word == "FROM":
-            split.append([])
-        split[-1].append(each)
-    return split
-
-
-def last(name: str, word: str) -> str | None:
-    """What the last such instruction of an image's final stage says."""
-    said = [each.rest for each in stages(name)[-1] if each.word == word]
-    return said[-1] if said else None
 
 
 def argument(name: str, argument: str) -> str:
@@ -115,6 +87,23 @@ def test_nothing_is_written_outside_tmp(name: str) -> None:
     assert told["PYTHONDONTWRITEBYTECODE"] == "1"
     assert {told["HOME"], last(name, "WORKDIR")} == {"/tmp"}
     assert told["XDG_CACHE_HOME"].startswith("/tmp/")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_driver_is_forced_on_the_machine(name: str) -> None:
+    """Libraries of CUDA are found by the wheels that bring them, and the driver is the host's."""
+    words = " ".join(each.rest for stage in stages(name) for each in stage)
+    assert not re.search(r"LD_LIBRARY_PATH|LD_PRELOAD|compat|libcuda\.so", words)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_the_gpu_image_is_as_large_as_cuda(name: str) -> None:
+    assert ("gpu" in argument(name, "EXTRAS").split(",")) == (name == "gpu")
+
+
+def test_the_install_keeps_no_cache_compiles_and_builds_nothing() -> None:
+    script = (ROOT / "containers" / "install.sh").read_text()
+    assert all(word in script for word in ("--no-cache-dir", "--only-binary=:all:", "compileall", "chmod -R a+rX"))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from conftest import free_ports
+from conftest import ROOT, free_ports
 
-BUDGETS = tomllib.loads((Path(__file__).resolve().parents[2] / "containers" / "budgets.toml").read_text())
+BUDGETS = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
 USERS = {"as-root": 0, "as-10001": 10001}
 
 pytestmark = pytest.mark.timeout(1800)
@@ -33,6 +33,9 @@ def test_it_holds_one_runtime_and_each_library_of_cuda_once(gpu_image: Any) -> N
     names = {each["name"] for each in document["components"]}
     assert {"onnxruntime-gpu", "nvidia-cudnn-cu13", "nvidia-cublas"} <= names
     assert "onnxruntime" not in names
+    # The wheels are CUDA 13's, so SageMaker's instances need the AMI with its driver.
+    module = (ROOT / "infra" / "aws-sagemaker" / "main.tf").read_text()
+    assert '"al2023-ami-sagemaker-inference-gpu-4-1"' in module
     for library in ("libcublas.so.*", "libcudnn.so.*", "libcudart.so.*"):
         found = [path for path in gpu_image.root.rglob(library) if not path.is_symlink()]
         assert len(found) == 1, found

@@ -79,3 +79,15 @@ run "a_workspace_that_is_there_is_used" {
     error_message = "nothing is made beside the workspace named"
   }
 }
+
+run "several_instances_follow_the_load" {
+  command = plan
+  assert {
+    condition     = azurerm_monitor_autoscale_setting.deployment["blue"].profile[0].capacity[0].minimum == 1 && azurerm_monitor_autoscale_setting.deployment["blue"].profile[0].capacity[0].maximum == 3
+    error_message = "between the fewest and the most instances"
+  }
+  assert {
+    condition     = { for each in azurerm_monitor_autoscale_setting.deployment["blue"].profile[0].rule : each.scale_action[0].direction => each.metric_trigger[0].threshold } == { Increase = 70, Decrease = 25 }
+    error_message = "one rule adds instances, one takes them away"
+  }
+}
