@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra import provider_schemas
-from infra.terraform import INFRA, MODULES, ROOT, Prepared, mirrored, providers
+from infra.terraform import INFRA, MODULES, ROOT, Prepared, Tested, mirrored, providers
 
 STUBBED = {"google": "hashicorp/google", "azurerm": "hashicorp/azurerm", "azapi": "azure/azapi"}
 STUB_PYTHON = ROOT / ".venv-stub" / "bin" / "python"
@@ -62,15 +63,18 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield json.dumps(attached)
 
 
-@pytest.fixture
-def prepare(tool: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Prepared]:
+@pytest.fixture(scope="session")
+def prepare(
+    tool: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Prepared]:
     """Makes an initialised copy of a module by its name."""
 
     def initialised(module: str) -> Prepared:
-        folder = tmp_path / "module"
+        place = tmp_path_factory.mktemp("prepared")
+        folder = place / "module"
         shutil.copytree(MODULES[module], folder, ignore=shutil.ignore_patterns(".terraform*"))
         real = providers(module) == {"aws"}
-        environment = mirrored(request.getfixturevalue("mirror") if real else None, tmp_path / "rc")
+        environment = mirrored(request.getfixturevalue("mirror") if real else None, place / "rc")
         if not real:
             environment["TF_REATTACH_PROVIDERS"] = request.getfixturevalue("stubs")
         prepared = Prepared(folder, environment)
@@ -79,6 +83,18 @@ def prepare(tool: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callab
         return prepared
 
     return initialised
+
+
+@pytest.fixture(scope="session")
+def tested(prepare: Callable[[str], Prepared]) -> Callable[[str], Tested]:
+    """Runs a module's own tests by its name, once: several tests read what came of them, and it takes half a minute."""
+
+    @functools.cache
+    def ran(module: str) -> Tested:
+        prepared = prepare(module)
+        return Tested(prepared, prepared.run("test", "-json", "-verbose"))
+
+    return ran
 
 
 @pytest.fixture

@@ -24,12 +24,22 @@ class Prepared(NamedTuple):
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return terraform(*arguments, folder=self.folder, environment=self.environment)
 
+
+class Tested(NamedTuple):
+    """A module whose own tests ran once, and what Terraform said of them: events, in order."""
+
+    prepared: Prepared
+    done: subprocess.CompletedProcess[str]
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        return (json.loads(line) for line in self.done.stdout.splitlines())
+
     def resources(self, file: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """What the runs of a test file plan or make: run, address, values (what is not known yet is left out)."""
-        done = self.run("test", "-json", "-verbose", f"-filter=tests/{file}")
-        assert done.returncode == 0, done.stderr
-        for line in done.stdout.splitlines():
-            event = json.loads(line)
+        assert self.done.returncode == 0, self.done.stderr
+        for event in self.events():
+            if event.get("@testfile") != f"tests/{file}":
+                continue
             run = event.get("@testrun", "")
             for change in event.get("test_plan", {}).get("resource_changes", ()):
                 yield run, change["address"], change["change"]["after"] or {}

@@ -273,3 +273,14 @@ def test_every_yaml_file_is_part_of_a_set() -> None:
         listed |= {path.parent / name for name in document.get("resources", ()) if name.endswith(".yaml")}
     written = {path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"}
     assert written == listed
+
+
+def test_every_kustomization_is_built_by_itself_or_as_part_of_one_that_is() -> None:
+    files = {path.parent: yaml.safe_load(path.read_text()) for path in KUBERNETES.rglob("kustomization.yaml")}
+    built, reached = [KUBERNETES / name for name in SETS], set()
+    while built:
+        folder = built.pop()
+        reached.add(folder)
+        named = [*files[folder].get("resources", ()), *files[folder].get("components", ())]
+        built += [(folder / name).resolve() for name in named if (folder / name).is_dir()]
+    assert reached == set(files)

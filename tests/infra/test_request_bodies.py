@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.terraform import ROOT, Prepared
+from infra.terraform import ROOT, Tested
 
 WHEELS = ROOT / ".venv-stub" / "wheels"
 # Which request takes what a resource's properties say, and what CloudFormation adds to it or names by reference.
@@ -43,10 +43,10 @@ BODIES = {
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_every_cloudformation_property_is_one_of_the_service(prepare: Callable[[str], Prepared]) -> None:
+def test_every_cloudformation_property_is_one_of_the_service(tested: Callable[[str], Tested]) -> None:
     pytest.importorskip("botocore", reason="botocore is not installed here: make test-infra")
     seen = set()
-    for run, address, values in prepare("aws-sagemaker").resources("modes.tftest.hcl"):
+    for run, address, values in tested("aws-sagemaker").resources("modes.tftest.hcl"):
         if address.startswith("aws_cloudformation_stack.") and "template_body" in values:
             for name, resource in json.loads(values["template_body"])["Resources"].items():
                 seen.add(resource["Type"])
@@ -100,10 +100,10 @@ def test_a_property_that_does_not_exist_is_found() -> None:
     assert "NEAREST" in said
 
 
-def test_every_body_for_azure_is_one_of_the_service(prepare: Callable[[str], Prepared]) -> None:
+def test_every_body_for_azure_is_one_of_the_service(tested: Callable[[str], Tested]) -> None:
     classes = azure_classes()
     seen = set()
-    for run, address, values in prepare("azure-ml").resources("deployments.tftest.hcl"):
+    for run, address, values in tested("azure-ml").resources("deployments.tftest.hcl"):
         if not address.startswith("azapi_") or "body" not in values:
             continue
         kind = values["type"].split("@")[0].removeprefix("Microsoft.MachineLearningServices/workspaces/")
