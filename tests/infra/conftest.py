@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra import provider_schemas
-from infra.terraform import INFRA, MODULES, ROOT, Prepared, Tested, mirrored, providers
+from infra.terraform import INFRA, MODULES, ROOT, Prepared, Verdict, mirrored, providers
 
 STUBBED = {"google": "hashicorp/google", "azurerm": "hashicorp/azurerm", "azapi": "azure/azapi"}
 STUB_PYTHON = ROOT / ".venv-stub" / "bin" / "python"
@@ -86,13 +86,13 @@ def prepare(
 
 
 @pytest.fixture(scope="session")
-def tested(prepare: Callable[[str], Prepared]) -> Callable[[str], Tested]:
+def tested(prepare: Callable[[str], Prepared]) -> Callable[[str], Verdict]:
     """Runs a module's own tests by its name, once: several tests read what came of them, and it takes half a minute."""
 
     @functools.cache
-    def ran(module: str) -> Tested:
+    def ran(module: str) -> Verdict:
         prepared = prepare(module)
-        return Tested(prepared, prepared.run("test", "-json", "-verbose"))
+        return Verdict(prepared, prepared.run("test", "-json", "-verbose"))
 
     return ran
 

@@ -25,7 +25,7 @@ class Prepared(NamedTuple):
         return terraform(*arguments, folder=self.folder, environment=self.environment)
 
 
-class Tested(NamedTuple):
+class Verdict(NamedTuple):
     """A module whose own tests ran once, and what Terraform said of them: events, in order."""
 
     prepared: Prepared

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.terraform import ROOT, Tested
+from infra.terraform import ROOT, Verdict
 
 WHEELS = ROOT / ".venv-stub" / "wheels"
 # Which request takes what a resource's properties say, and what CloudFormation adds to it or names by reference.
@@ -43,7 +43,7 @@ BODIES = {
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_every_cloudformation_property_is_one_of_the_service(tested: Callable[[str], Tested]) -> None:
+def test_every_cloudformation_property_is_one_of_the_service(tested: Callable[[str], Verdict]) -> None:
     pytest.importorskip("botocore", reason="botocore is not installed here: make test-infra")
     seen = set()
     for run, address, values in tested("aws-sagemaker").resources("modes.tftest.hcl"):
@@ -100,7 +100,7 @@ def test_a_property_that_does_not_exist_is_found() -> None:
     assert "NEAREST" in said
 
 
-def test_every_body_for_azure_is_one_of_the_service(tested: Callable[[str], Tested]) -> None:
+def test_every_body_for_azure_is_one_of_the_service(tested: Callable[[str], Verdict]) -> None:
     classes = azure_classes()
     seen = set()
     for run, address, values in tested("azure-ml").resources("deployments.tftest.hcl"):

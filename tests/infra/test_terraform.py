@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.terraform import INFRA, MODULES, Prepared, Tested, terraform
+from infra.terraform import INFRA, MODULES, Prepared, Verdict, terraform
 
 PINNED = {"aws": "~> 5.100", "google": "~> 6.50", "azurerm": "~> 4.55", "azapi": "~> 2.4"}
 
@@ -99,7 +99,7 @@ def test_the_files_are_formatted() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_is_valid_and_its_tests_pass(module: str, tested: Callable[[str], Tested]) -> None:
+def test_a_module_is_valid_and_its_tests_pass(module: str, tested: Callable[[str], Verdict]) -> None:
     done = tested(module).prepared.run("validate", "-no-color")
     assert done.returncode == 0, done.stdout + done.stderr
     said = list(tested(module).events())
