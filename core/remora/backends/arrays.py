@@ -16,7 +16,7 @@ import numpy as np
 from remora.backends import Execution
 from remora.config import dtype_name
 from remora.device_arrays import DeviceArray, DeviceId, concatenated
-from remora.errors import InternalError, RemoraError
+from remora.errors import InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -197,6 +197,23 @@ class ArrayInstance:
             return self._outputs
         names = {name for request in requests for name in request.requested}
         return tuple(name for name in self._outputs if name in names)
+
+
+def texts(where: str, array: Array) -> list[str]:
+    """The elements of a BYTES array, for frameworks whose strings are text. ``where``: whose they are, for the error.
+
+    Raises:
+        InvalidArgumentError: an element is not UTF-8.
+    """
+    elements = array.ravel()
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError as error:
+        index = next(index for index, element in enumerate(elements) if element == error.object)
+        raise InvalidArgumentError(
+            f"{where} takes UTF-8 text, but element {index} has the byte 0x{error.object[error.start]:02x} at "
+            f"{error.start}: {error.reason}; send binary values as text, in base64 for example"
+        ) from error
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:

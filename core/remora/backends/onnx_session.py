@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from remora.backends.arrays import Run
+from remora.backends.arrays import Run, texts
 from remora.backends.onnx_binding import Binding
 from remora.backends.onnx_plan import GraphPlan, SessionPlan
 from remora.backends.onnx_signature import read_signature
 from remora.backends.transfers import Transfer
 from remora.device_arrays import Memory
-from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnsupportedError
+from remora.errors import InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -141,15 +141,7 @@ class OnnxSession:
         if name not in self._texts:
             return array
         decoded = np.empty(array.size, object)
-        for index, element in enumerate(array.ravel()):
-            try:
-                decoded[index] = element.decode()
-            except UnicodeDecodeError as error:
-                raise InvalidArgumentError(
-                    f"input '{name}' of model '{self._model}' takes UTF-8 text, but element {index} has the byte "
-                    f"0x{error.object[error.start]:02x} at {error.start}: {error.reason}; send binary values as text, "
-                    "in base64 for example"
-                ) from error
+        decoded[:] = texts(f"input '{name}' of model '{self._model}'", array)
         return decoded.reshape(array.shape)
 
     def _run_bfloat16(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from remora.backends import Instance, Placement, Source
+from remora.backends.arrays import texts
 from remora.backends.onnx_plan import concurrent_instances
 from remora.backends.opening import (
     count,
@@ -27,7 +28,7 @@ from remora.backends.opening import (
 )
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
-from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError, UnsupportedError
+from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -127,7 +128,10 @@ class _Run:
         given = {}
         for name, array in inputs.items():
             index, datatype = self._inputs[name]
-            given[index] = _texts(name, array) if datatype == "BYTES" else np.ascontiguousarray(array)
+            if datatype == "BYTES":
+                given[index] = np.array(texts(f"input '{name}'", array), np.str_).reshape(array.shape)
+            else:
+                given[index] = np.ascontiguousarray(array)
         try:
             found = self._request.infer(given, share_inputs=True)  # outputs are copies: the request keeps its memory
         except Exception as error:
@@ -178,17 +182,6 @@ def _info(model: str, role: str, port: Any, index: int) -> TensorInfo:
     shape = port.partial_shape
     dims = () if shape.rank.is_dynamic else tuple(d.get_length() if d.is_static else -1 for d in shape)
     return TensorInfo(name, _DATATYPES[kind], dims)
-
-
-def _texts(name: str, array: Array) -> Array:
-    try:
-        texts: Array = np.array([element.decode() for element in array.ravel()], np.str_)
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(
-            f"input '{name}' takes UTF-8 text, but an element has the byte 0x{error.object[error.start]:02x}: "
-            "send binary values as text, in base64 for example"
-        ) from error
-    return texts.reshape(array.shape)
 
 
 def _encoded(array: Array) -> Array:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from remora.backends.arrays import texts
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.device_arrays import DeviceArray
-from remora.errors import InternalError, InvalidArgumentError
+from remora.errors import InternalError
 from remora.messages import DTYPES, Array
 
 
@@ -28,13 +29,7 @@ def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:
         InvalidArgumentError: an element of a BYTES input is not UTF-8.
     """
     if datatype == "BYTES":
-        try:
-            return [element.decode() for element in array.ravel()]
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(
-                f"input '{name}' takes UTF-8 text, but an element has the byte 0x{error.object[error.start]:02x} at "
-                f"{error.start}: {error.reason}; send binary values as text, in base64 for example"
-            ) from error
+        return texts(f"input '{name}'", array)
     if isinstance(array, DeviceArray):  # of its own: the law that nobody writes to it is the taker's to keep
         return torch.from_dlpack(array)
     if not array.flags.c_contiguous or not array.size:  # without elements it may still have strange strides

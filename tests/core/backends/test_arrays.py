@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.backends import Execution
-from remora.backends.arrays import JOIN_LIMIT_BYTES, ArrayInstance, gather, scatter
+from remora.backends.arrays import JOIN_LIMIT_BYTES, ArrayInstance, gather, scatter, texts
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import Array, InferForm, InputSpec, Request, Response, Tensor, datatype_of
 from remora.proto.model_config_pb2 import ModelConfig
@@ -187,3 +187,9 @@ def test_inputs_of_sequence_controls_and_states_are_gathered() -> None:
     inputs = {"x": array, "START": array, "state_in": array}
     ArrayInstance("m_0", made, run).execute(Execution([request(inputs), request(inputs)]))
     assert seen == ["x", "START", "state_in"]
+
+
+def test_bytes_that_are_no_text_are_told_with_their_place() -> None:
+    assert texts("input 'x'", np.array([["ä".encode()], [b""]], object)) == ["ä", ""]
+    with pytest.raises(InvalidArgumentError, match="input 'x' takes UTF-8 text, but element 1 has the byte 0xff at 2"):
+        texts("input 'x'", np.array([b"good", b"no\xff", b"no\xff"], object))

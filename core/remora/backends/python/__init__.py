@@ -22,7 +22,7 @@ from remora.backends.python.failures import describe, describe_load
 from remora.backends.python.host import Host, hosted
 from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_class
 from remora.backends.python.loading import LoadedModule, load_module
-from remora.backends.worker.settings import PROCESS, isolation
+from remora.backends.worker.settings import PROCESS, asks_for_environment, isolation
 from remora.device_arrays import CUDA, HOST, DeviceId
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
@@ -65,8 +65,8 @@ class PythonBackend:
             from remora.backends.worker.model import WorkerModel  # only for those who have workers
 
             return WorkerModel(source, config)
-        if (source.model_dir / "requirements.txt").is_file() or "EXECUTION_ENV_PATH" in config.parameters:
-            from remora.backends.python.environment import check_in_thread  # most models ask for nothing
+        if asks_for_environment(source, config):
+            from remora.backends.python.environment import check_in_thread
 
             check_in_thread(source, config)
         return self.open_here(source, config)

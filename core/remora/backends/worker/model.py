@@ -17,7 +17,7 @@ from remora.backends.calling import current_origin
 from remora.backends.worker.errands import Errands
 from remora.backends.worker.forms import RequestWriter
 from remora.backends.worker.keeper import Keeper, Steps
-from remora.backends.worker.settings import WorkerSettings
+from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.wire import Draft, Kind, head
 from remora.errors import ConfigError, InvalidArgumentError
 from remora.messages import Outcome, Watcher
@@ -145,8 +145,8 @@ class WorkerInstance:
 
 
 def _interpreter(source: Source, config: ModelConfig) -> Path:
-    if (source.model_dir / "requirements.txt").is_file() or "EXECUTION_ENV_PATH" in config.parameters:
-        from remora.backends.python.environment import interpreter_for  # most models ask for nothing
+    if asks_for_environment(source, config):
+        from remora.backends.python.environment import interpreter_for
 
         return interpreter_for(source, config)
     return Path(sys.executable)

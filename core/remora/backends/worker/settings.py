@@ -1,10 +1,11 @@
-"""What an operator can say about worker processes; the law: read once, and what is wrong is refused by name."""
+"""What an operator, or a model, can say about where code runs; the law: read once, what is wrong is refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from remora.backends import Source
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -47,6 +48,11 @@ def isolation(config: ModelConfig, settings: Mapping[str, str]) -> str:
         said = config.parameters["ISOLATION"].string_value.lower()
         return _choice(said, f"parameter ISOLATION of model '{config.name}'", (PROCESS, THREAD))
     return _choice(settings.get("isolation", THREAD).lower(), "--backend-config=python,isolation", (PROCESS, THREAD))
+
+
+def asks_for_environment(source: Source, config: ModelConfig) -> bool:
+    """Whether a model asks for packages of its own. Most ask for nothing, and never import what would see to it."""
+    return "EXECUTION_ENV_PATH" in config.parameters or (source.model_dir / "requirements.txt").is_file()
 
 
 def _number(settings: Mapping[str, str], key: str, default: float, least: float = 0) -> float:
