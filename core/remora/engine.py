@@ -149,6 +149,10 @@ class Engine:
         """Be not ready from now on, and go on serving: traffic is to go elsewhere before `stop`."""
         self._lifecycle.draining = True
 
+    def hold_readiness(self, reason: str) -> Callable[[], None]:
+        """Be not ready for ``reason`` until what this returns is called: a server is waited for besides the models."""
+        return self._lifecycle.hold_readiness(reason)
+
     def readiness(self) -> Readiness:
         """Whether traffic may come, and what is waited for when it may not."""
         return self._lifecycle.readiness()

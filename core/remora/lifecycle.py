@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, NoReturn
 
@@ -79,6 +79,7 @@ class Lifecycle:
         self._ensembles = EnsembleLoader(self)
         self._ended = threading.Event()
         self._started: Future[None] = Future()
+        self._held: list[str] = []
         self.draining = False
         self.stopping = False
         self.table.missing = self._missing
@@ -107,16 +108,22 @@ class Lifecycle:
         return self._started.done()
 
     def is_ready(self) -> bool:
-        """Whether traffic may come (spec V01): a pure function of the table. Not before the start, nor in a drain."""
-        leaving = self.draining or self.stopping
-        return self.started and not leaving and (not self._options.strict_readiness or self.table.is_fine())
+        """Whether traffic may come (spec V01): not before the start, nor in a drain; else it depends on the table."""
+        away = self.draining or self.stopping or self._held
+        return self.started and not away and (not self._options.strict_readiness or self.table.is_fine())
 
     def readiness(self) -> Readiness:
         """Whether traffic may come, and why not."""
         reasons = [] if self.started else ["the models of the start are being loaded"]
+        reasons += self._held
         reasons += ["the server is draining"] if self.draining or self.stopping else []
         reasons += self.table.troubles() if self._options.strict_readiness or not self.started else []
-        return Readiness(self.is_ready(), self.started, self.draining, tuple(reasons))
+        return Readiness(self.is_ready(), self.started and not self._held, self.draining, tuple(reasons))
+
+    def hold_readiness(self, reason: str) -> Callable[[], None]:
+        """Be not ready for ``reason`` until what this returns is called, by any thread, once."""
+        self._held.append(reason)
+        return lambda: self._held.remove(reason)
 
     def _missing(self, name: str, version: int, error: RemoraError) -> NoReturn:
         """Nothing serves a request: it may wait for the start, else it has failed."""

@@ -12,6 +12,7 @@ import re
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -78,6 +79,7 @@ class Server:
         self._sockets: list[asyncio.Server] = []
         self._grpc: GrpcServer | None = None
         self._grpc_opening: asyncio.Task[None] | None = None
+        self._grpc_is_there: Callable[[], None] = lambda: None
         self._stopping = False
         self._splices: Splices | None = None
         self._inner = f"remora-{secrets.token_hex(16)}" if options.grpc_on_http_port else ""
@@ -111,16 +113,21 @@ class Server:
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
+        if options.allow_grpc:  # said before a probe can ask
+            self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         await self._open_ports(inside, mailbox)
         self.engine.ledger.mark("ports")
         self._sweep()
-        early = options.allow_grpc and self.engine.options.wait_for_models
-        if early:  # else requests over gRPC would be refused before they could wait
-            await self._open_grpc()
+        if options.allow_grpc:
+            await asyncio.gather(self._load(loading), self._open_grpc())
+            self.engine.ledger.mark("gRPC")
+        else:
+            await self._load(loading)
+
+    async def _load(self, loading: Future[Engine] | None) -> None:
+        loop = asyncio.get_running_loop()
         await (asyncio.wrap_future(loading) if loading else loop.run_in_executor(None, self.engine.start))
         self.engine.ledger.mark("models")
-        if options.allow_grpc and not early:
-            await self._open_grpc()
 
     async def _open_grpc(self) -> None:
         """Whoever asks first opens it: the start, or a connection on the HTTP port."""
@@ -131,7 +138,7 @@ class Server:
     async def _opened_grpc(self) -> None:
         port = await asyncio.get_running_loop().run_in_executor(None, self._start_grpc)
         self.ports = self.ports._replace(grpc=port)
-        self.engine.ledger.mark("gRPC")
+        self._grpc_is_there()
 
     async def _inner_grpc(self) -> str:
         """Where the HTTP port's connections of gRPC go; gRPC is opened for the first. Raises NoServerError."""

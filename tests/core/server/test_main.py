@@ -1,0 +1,85 @@
+"""The order of a start: what listens when, and what a probe says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from fakes import write_model
+from remora.engine import Engine
+from remora.options import ServerOptions
+from remora.server.main import Server
+
+PATIENCE_S = 60.0
+
+
+class SlowGrpc(Server):
+    """A server whose gRPC is opened when the test says so."""
+
+    gate: threading.Event
+
+    def _start_grpc(self) -> int:
+        assert self.gate.wait(PATIENCE_S)
+        return 50051
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_a_server_is_not_ready_before_grpc_listens_where_it_is_asked_for(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", config=None)
+
+    async def run() -> None:
+        options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False)
+        engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
+        server = SlowGrpc(engine, options)
+        server.gate = threading.Event()
+        starting = asyncio.create_task(server.start())
+        while not (server.ports.http and engine.readiness().waits_for == ("gRPC is being opened",)):
+            await asyncio.sleep(0)  # until the models are there
+        try:
+            port = server.ports.http
+            assert await asyncio.to_thread(get, port, "/readyz?verbose") == (
+                503,
+                b"not yet\nwaits for: gRPC is being opened\n",
+            )
+            for path, status in (("/livez", 200), ("/startupz", 503), ("/v2/health/ready", 400)):
+                assert (await asyncio.to_thread(get, port, path))[0] == status, path
+            server.gate.set()
+            await starting
+            for path in ("/livez", "/startupz", "/readyz", "/v2/health/ready"):
+                assert (await asyncio.to_thread(get, port, path))[0] == 200, path
+        finally:
+            server.gate.set()
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_grpc_is_opened_while_the_models_load(tmp_path: Path) -> None:
+    async def run() -> None:
+        options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False)
+        engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
+        server = SlowGrpc(engine, options)
+        server.gate = threading.Event()
+        server.gate.set()
+        loading = Future[Engine]()
+        starting = asyncio.create_task(server.start(loading))
+        while not server.ports.grpc:
+            await asyncio.sleep(0)
+        assert not starting.done()
+        loading.set_result(engine.start())
+        await starting
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
