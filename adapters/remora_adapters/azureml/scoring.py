@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from remora.messages import Buffer, ServerReady, Ticket
+from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 from remora.server.probes import PATHS as PROBES
 from remora_adapters.azureml.entry_script import Answer, EntryScript, answer_of, message_answer
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
@@ -73,7 +73,7 @@ class ScoringService:
         if settings.script is not None:
             asyncio.get_running_loop().run_in_executor(None, settings.script.open)
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
@@ -97,7 +97,7 @@ class ScoringService:
             labelled.respond(_http(message_answer(431, known.refusal)))
         return None
 
-    def _route(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _route(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
         if head.path == "/":
             exchange.respond(self._health())
         elif head.path == "/swagger.json":
@@ -142,7 +142,7 @@ class ScoringService:
         text = f"Scoring timeout after {self._settings.timeout_ms} ms"
         exchange.respond(_http(message_answer(500, text, failed=True)))
 
-    def _infer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _infer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2 through ``/score``, for deployments whose scoring route is that."""
         name = self._settings.model or self._inside.engine.only_model()
         if not name:

@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 
 from remora.errors import NotFoundError, RemoraError
-from remora.messages import Buffer, ModelReady, ServerReady, Ticket
+from remora.messages import Buffer, ModelReady, ServerReady
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, Headers, HttpAnswer, encode_json_error, failure
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 from remora.server.predict import Predictor
 from remora.server.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
@@ -46,7 +46,7 @@ class KServeService:
         self._now = now or (lambda: datetime.now(UTC).isoformat())
         self._predictor = Predictor(inside)
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         path = head.path
         if path.startswith("/v2"):
@@ -68,7 +68,7 @@ class KServeService:
 
     # -- V1 ---------------------------------------------------------------------------------------------------------
 
-    def _v1(self, head: Head, rest: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _v1(self, head: Head, rest: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
         name, colon, verb = rest.partition(":")
         if not name or "/" in rest:
             exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
@@ -84,7 +84,7 @@ class KServeService:
             return self._predict(head, name, body, exchange)
         return None
 
-    def _predict(self, head: Head, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _predict(self, head: Head, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
         locked = self._inside.rest.locked("infer", head)
         if locked is not None:
             exchange.respond(locked)
@@ -116,7 +116,7 @@ class KServeService:
 
     # -- V2 ---------------------------------------------------------------------------------------------------------
 
-    def _v2(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _v2(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2 of the server, but for what KServe says in other words."""
         rest = self._inside.rest
         if head.path == _V2:  # KServe's list of models, which Triton has not

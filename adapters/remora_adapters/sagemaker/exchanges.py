@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from remora.messages import Buffer, TensorInfo, Ticket
+from remora.messages import Buffer, TensorInfo
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer, failure
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 from remora.server.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
 from remora_adapters.sagemaker.routes import memory_aware, translated
@@ -168,7 +168,7 @@ class Gathering:
             return failure(400, f"the {media} body cannot be used: {error}", plain=True)
         return None
 
-    def submit(self) -> Ticket | None:
+    def submit(self) -> Cancellable | None:
         """Send on as many requests as may be under way; the ticket when there is only one."""
         ticket = None
         if self._submitting:  # answered at once, inside of the call below

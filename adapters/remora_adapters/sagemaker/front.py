@@ -16,12 +16,12 @@ import orjson
 
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Buffer, ServerLive, ServerReady, Ticket
+from remora.messages import Buffer, ServerLive, ServerReady
 from remora.model_table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 from remora.server.rest import RestService
 from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
@@ -94,7 +94,7 @@ class SageMakerService:
         self._script = script
         self._only: Model | None = Model(self._rest, self._engine, rules.model, script) if rules.model else None
         self._hosts: dict[str, Model] = {}
-        self._act: dict[str, Callable[[_Plan, Head, Buffer, Exchange], Ticket | None]] = {
+        self._act: dict[str, Callable[[_Plan, Head, Buffer, Exchange], Cancellable | None]] = {
             "invoke": self._invoke,
             "invoke-model": self._invoke_model,
             "ping": self._ping,
@@ -105,7 +105,7 @@ class SageMakerService:
             "unload": self._unload,
         }
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
         plan = head.note
         if not isinstance(plan, _Plan):
@@ -117,7 +117,7 @@ class SageMakerService:
 
     # -- invocations ------------------------------------------------------------------------------------------------
 
-    def _invoke(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _invoke(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         model = self._only
         if model is None:
             names = {each.name for each in self._engine.models()}
@@ -127,7 +127,7 @@ class SageMakerService:
             model = self._only = Model(self._rest, self._engine, names.pop(), self._script)
         return self._run(plan, model, head, body, Back(exchange, plan.extra))
 
-    def _invoke_model(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _invoke_model(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         row = self._hosted.get(plan.route.model)
         if row is None or row.rest is None or row.engine is None:
             exchange.respond(_GONE)
@@ -142,7 +142,7 @@ class SageMakerService:
             model = self._hosts[row.name] = Model(row.rest, row.engine, row.inner, row.script)
         return self._run(plan, model, head, body, Back(exchange, plan.extra, memory=True))
 
-    def _run(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _run(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Send a body on to V2, in whatever form it is."""
         if model.script:
             return self._run_script(plan, model, head, body, exchange)
@@ -166,7 +166,9 @@ class SageMakerService:
             kind = "generate_stream"
         return routes.v2_head(head, f"/v2/models/{model.name}/{kind}", json_length, self._rules.timeout_ms)
 
-    def _run_in_session(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _run_in_session(
+        self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange
+    ) -> Cancellable | None:
         try:
             session = sessions.session_of(plan.session, uuid.uuid4().hex)
             length = routes.header_length(head)
@@ -191,7 +193,9 @@ class SageMakerService:
             return _IDLE_S
         return config.sequence_batching.max_sequence_idle_microseconds // 1_000_000 or _IDLE_S
 
-    def _run_translated(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _run_translated(
+        self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange
+    ) -> Cancellable | None:
         accept = (head.get(b"accept") or b"").decode("latin-1")
         if accept in ("", "*/*") and self._rules.accept:
             accept = self._rules.accept
@@ -221,7 +225,9 @@ class SageMakerService:
             return None
         return gathering.submit()
 
-    def _run_script(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _run_script(
+        self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange
+    ) -> Cancellable | None:
         media = routes.media_type(head) or b"application/json"
         accept = (head.get(b"accept") or b"").partition(b",")[0].partition(b";")[0].strip().lower()
         if accept in (b"", b"*/*"):

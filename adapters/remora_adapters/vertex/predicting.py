@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import orjson
 
-from remora.messages import Buffer, ServerReady, Ticket
+from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer, Refusal, failure
 from remora.protocols.v2_routes import route
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 from remora.server.predict import Predictor
 
 REDIRECT = b"x-vertex-ai-triton-redirect"
@@ -44,7 +44,7 @@ class VertexService:
         self._binaries = inside.rest.over(inside.engine)  # the answers' fixed parts are not V2's
         self._predictor = Predictor(inside)
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         if head.path == self._predict:
             return self._post(head, body, exchange)
@@ -54,7 +54,7 @@ class VertexService:
             return None
         return self._looking(head, body, exchange)
 
-    def _post(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _post(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         redirect = head.get(REDIRECT)
         if head.method != "POST":
             exchange.respond(failure(405, "Method Not Allowed", plain=False))
@@ -64,7 +64,7 @@ class VertexService:
             return self._predicted(head, body, exchange)
         return None
 
-    def _predicted(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _predicted(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         name = self._default or self._inside.engine.only_model()
         if not name:
             count = len({model.name for model in self._inside.engine.models()})
@@ -82,7 +82,7 @@ class VertexService:
             return None
         return self._inside.rest.infer(name, head, body, exchange)
 
-    def _binary(self, head: Head, kind: bytes, name: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _binary(self, head: Head, kind: bytes, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2 with raw tensors, whose length of JSON is in the content type, and so is the answer's."""
         known = head.note
         if not isinstance(known, _Binary) or known.model != name:
@@ -97,7 +97,7 @@ class VertexService:
             return None
         return self._binaries.handle(known.head, body, _BinaryExchange(exchange))
 
-    def _redirected(self, head: Head, target: str, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _redirected(self, head: Head, target: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
         path = f"/{target.lstrip('/')}".partition("?")[0]
         kept = tuple(pair for pair in head.headers if pair[0].lower() != REDIRECT)
         method = "POST"
@@ -108,7 +108,7 @@ class VertexService:
                 method = "GET"
         return self._looking(Head(method, path, kept), body if method == "POST" else b"", exchange)
 
-    def _looking(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _looking(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2, but for what changes something."""
         try:
             where = route(head.method, head.path)

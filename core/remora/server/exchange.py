@@ -33,6 +33,13 @@ class Exchange(Protocol):
         """No more pieces come."""
 
 
+class Cancellable(Protocol):
+    """A request that is not answered yet: a ticket, or what waits to become one."""
+
+    def cancel(self) -> None:
+        """Ask that the request never run, or end early; it is still answered. In the exchange's own thread."""
+
+
 def arrival_of(head: Head, exchange: Exchange) -> Arrival:
     """How a request came, for its trace: a connection knows since when it was receiving one that came in pieces."""
     return Arrival("HTTP", head.get, int(getattr(exchange, "receiving_since", 0.0) * 1e9))

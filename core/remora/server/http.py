@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from remora.messages import Buffer, Ticket
+from remora.messages import Buffer
 from remora.protocols.http1 import (
     HEAD_LIMIT,
     HTTP2_PREFACE,
@@ -31,7 +31,7 @@ from remora.protocols.http1 import (
     too_large,
 )
 from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, Wire, failure
-from remora.server.exchange import STREAM_BACKLOG, Exchange
+from remora.server.exchange import STREAM_BACKLOG, Cancellable, Exchange
 
 _log = logging.getLogger("remora.http")
 
@@ -46,7 +46,7 @@ _ALIGNMENT = 64
 class Service(Protocol):
     """What answers requests."""
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None: ...
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None: ...
 
 
 Handover = Callable[[asyncio.Transport, bytes], None]
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._chunks: ChunkDecoder | None = None
         self._used = False  # a request came
         self._busy = False  # a request is being answered
-        self._ticket: Ticket | None = None
+        self._ticket: Cancellable | None = None
         self._paused = False
         self._unread = False  # the client lets its answers pile up
         self._ended = False  # the client sends no more

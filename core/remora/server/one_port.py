@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from remora.messages import Buffer, Ticket
+from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 
 METRICS = "/metrics"
 
@@ -16,7 +16,7 @@ class OnePortService:
     def __init__(self, inside: Inside) -> None:
         self._rest = inside.rest
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         if head.path == METRICS and head.method in ("GET", "HEAD"):
             exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())

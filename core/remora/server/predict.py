@@ -13,7 +13,7 @@ from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, HttpAnswer, encode_json_error
 from remora.protocols.v1_predict import Part, Rows, decode_predict, encode_predict
 from remora.server.doors import Inside
-from remora.server.exchange import Exchange, arrival_of
+from remora.server.exchange import Cancellable, Exchange, arrival_of
 
 
 class Predictor:
@@ -26,7 +26,7 @@ class Predictor:
         self._mailbox = inside.mailbox
         self._limit = inside.options.http_max_input_size
 
-    def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
         return self._when_loaded(lambda: self._handle(name, head, body, exchange), exchange)
 

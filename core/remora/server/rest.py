@@ -46,7 +46,7 @@ from remora.protocols.v2_rest import (
     route,
 )
 from remora.server import deadlines
-from remora.server.exchange import Exchange, arrival_of
+from remora.server.exchange import Cancellable, Exchange, arrival_of
 from remora.server.generate import GenerateRoutes
 from remora.server.probes import PATHS as PROBES
 from remora.server.probes import probe
@@ -208,45 +208,43 @@ class RestService:
         other._malformed = malformed
         return other
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
-        """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request through ``exchange``, now or later; what this returns, if anything, can be cancelled."""
         plan = head.note
         if not isinstance(plan, _Plan):
             plan = head.note = _Plan(head, self._restrictions)
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
-            self._wait(loading, plan, head, body, exchange, plan.timeout_ns)
-            return None
+            return self._wait(loading, plan, head, body, exchange, plan.timeout_ns)
 
-    def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer an inference of ``model`` that came by a path of its host's own."""
         known = head.note
         if not isinstance(known, _Forward) or known.model != model:
             known = head.note = _Forward(model, Head("POST", f"/v2/models/{model}/infer", head.headers))
         return self.handle(known.head, body, exchange)
 
-    def when_loaded(self, work: Callable[[], Ticket | None], exchange: Exchange) -> Ticket | None:
+    def when_loaded(self, work: Callable[[], Cancellable | None], exchange: Exchange) -> Cancellable | None:
         """Do a host's own work for ``exchange``, and again once the model is there that LoadingError speaks of."""
         try:
             return work()
         except LoadingError as loading:
-            self._waiting.take(loading, exchange, 0, lambda _waited_ns: self.when_loaded(work, exchange))
-            return None
+            return self._waiting.take(loading, exchange, 0, lambda _waited_ns: self.when_loaded(work, exchange))
 
     def _wait(
         self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int
-    ) -> None:
+    ) -> Cancellable | None:
         """Handle a request again when what it needs is loaded; its deadline stays where it was."""
 
-        def go_on(waited_ns: int) -> None:
+        def go_on(waited_ns: int) -> Cancellable | None:
             left_ns = max(timeout_ns - waited_ns, 1) if timeout_ns else 0
             try:
-                self._handle(plan, head, body, exchange, left_ns)
+                return self._handle(plan, head, body, exchange, left_ns)
             except LoadingError as again:
-                self._wait(again, plan, head, body, exchange, left_ns)
+                return self._wait(again, plan, head, body, exchange, left_ns)
 
-        self._waiting.take(loading, exchange, timeout_ns, go_on)
+        return self._waiting.take(loading, exchange, timeout_ns, go_on)
 
     def _handle(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
         """Raises LoadingError when the request may wait for its model."""

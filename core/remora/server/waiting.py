@@ -7,12 +7,16 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from remora.errors import RemoraError, UnavailableError
+from remora.errors import CancelledError, RemoraError, UnavailableError
 from remora.model_table import LoadingError
 from remora.protocols.http_answer import INTERNAL, encode_error, failure
-from remora.server.exchange import Exchange
+from remora.server.exchange import Cancellable, Exchange
 
 _log = logging.getLogger("remora.http")
+
+
+GoOn = Callable[[int], Cancellable | None]
+"""Handles a request that has waited for so many nanoseconds; what it has become can be cancelled."""
 
 
 class WaitingRoom:
@@ -26,52 +30,73 @@ class WaitingRoom:
     def __init__(self, seats: int, patience_s: float) -> None:
         self._seats = seats
         self._patience_s = patience_s
-        self._taken = 0
+        self.taken = 0
 
-    def take(self, loading: LoadingError, exchange: Exchange, timeout_ns: int, go_on: Callable[[int], object]) -> None:
+    def take(self, loading: LoadingError, exchange: Exchange, timeout_ns: int, go_on: GoOn) -> Cancellable | None:
         """Call ``go_on`` with the nanoseconds that it took, once what is loading is there.
 
         The exchange is answered with 503 when there is no seat, when the load fails, or when it takes longer than
-        ``timeout_ns`` (0 for none) or the room's patience.
+        ``timeout_ns`` (0 for none) or the room's patience. What this returns can be cancelled, before and after.
         """
-        if self._taken >= self._seats:
-            error = UnavailableError(f"{loading.message}, and {self._taken} wait for it")
+        if self.taken >= self._seats:
+            error = UnavailableError(f"{loading.message}, and {self.taken} wait for it")
             exchange.respond(encode_error(error, plain=True))
-            return
-        self._taken += 1
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
+            return None
         limit_s = min(self._patience_s, timeout_ns / 1e9) if timeout_ns else self._patience_s
-        left = False
+        return _Waiting(self, loading, exchange, limit_s, go_on)
 
-        def leave() -> bool:
-            nonlocal left
-            was_there, left = not left, True
-            self._taken -= was_there
-            timer.cancel()
-            return was_there
 
-        def give_up() -> None:
-            if leave():
-                error = UnavailableError(f"{loading.message}: the request waited for {limit_s:g} s")
-                exchange.respond(encode_error(error, plain=True))
+class _Waiting:
+    """A request in the room; once it has gone on, it stands for what the request has become."""
 
-        def arrived(ready: Future[None]) -> None:
-            if not leave():
-                return
-            fault = ready.exception()
-            if fault is not None:
-                known = fault if isinstance(fault, RemoraError) else UnavailableError(loading.message)
-                exchange.respond(encode_error(known, plain=True))
-                return
-            try:
-                go_on(int((loop.time() - begin) * 1e9))
-            except Exception:  # nobody else is there to answer
-                _log.exception("a request that had waited failed")
-                exchange.respond(failure(500, INTERNAL, plain=True))
+    def __init__(
+        self, room: WaitingRoom, loading: LoadingError, exchange: Exchange, limit_s: float, go_on: GoOn
+    ) -> None:
+        self._room = room
+        self._loading = loading
+        self._exchange = exchange
+        self._limit_s = limit_s
+        self._go_on = go_on
+        self._waits = True
+        self._became: Cancellable | None = None
+        loop = self._loop = asyncio.get_running_loop()
+        self._begin = loop.time()
+        room.taken += 1
+        self._timer = loop.call_later(limit_s, self._give_up)
+        loading.ready.add_done_callback(lambda ready: _tell(loop, self._arrived, ready))
 
-        timer = loop.call_later(limit_s, give_up)
-        loading.ready.add_done_callback(lambda ready: _tell(loop, arrived, ready))
+    def cancel(self) -> None:
+        if self._leave():
+            self._refuse(CancelledError(f"{self._loading.message}: the client left before"))
+        elif self._became is not None:
+            self._became.cancel()
+
+    def _leave(self) -> bool:
+        """Give the seat back; False when it was given back before."""
+        waited, self._waits = self._waits, False
+        self._room.taken -= waited
+        self._timer.cancel()
+        return waited
+
+    def _give_up(self) -> None:
+        if self._leave():
+            self._refuse(UnavailableError(f"{self._loading.message}: the request waited for {self._limit_s:g} s"))
+
+    def _arrived(self, ready: Future[None]) -> None:
+        if not self._leave():
+            return
+        fault = ready.exception()
+        if fault is not None:
+            self._refuse(fault if isinstance(fault, RemoraError) else UnavailableError(self._loading.message))
+            return
+        try:
+            self._became = self._go_on(int((self._loop.time() - self._begin) * 1e9))
+        except Exception:  # nobody else is there to answer
+            _log.exception("a request that had waited failed")
+            self._exchange.respond(failure(500, INTERNAL, plain=True))
+
+    def _refuse(self, error: RemoraError) -> None:
+        self._exchange.respond(encode_error(error, plain=True))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, arrived: Callable[[Future[None]], None], ready: Future[None]) -> None:

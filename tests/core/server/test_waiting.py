@@ -6,9 +6,14 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from fakes import FakeExchange
+from fakes import UNTRACED, FakeExchange
 from remora.errors import InternalError
 from remora.model_table import LoadingError
+from remora.options import EngineOptions
+from remora.protocols.http1 import Head
+from remora.protocols.v2_rest import InferCodec
+from remora.server.exchange import Cancellable
+from remora.server.rest import RestService
 from remora.server.waiting import WaitingRoom
 
 
@@ -16,9 +21,12 @@ def run(scenario: Callable[[WaitingRoom, Future[None], FakeExchange, list[int]],
     """Play a scenario in a loop; returns the exchange of one request when all that was due has happened."""
     exchange, ready, went_on = FakeExchange(), Future[None](), list[int]()
 
+    def go_on(waited_ns: int) -> None:
+        went_on.append(waited_ns)
+
     async def play() -> None:
         waiting = WaitingRoom(int(room.get("seats", 1)), room.get("patience_s", 60.0))
-        waiting.take(LoadingError("m is being loaded", ready), exchange, int(room.get("timeout_ns", 0)), went_on.append)
+        waiting.take(LoadingError("m is being loaded", ready), exchange, int(room.get("timeout_ns", 0)), go_on)
         scenario(waiting, ready, exchange, went_on)
         while not exchange.answers and not went_on:
             await asyncio.sleep(0)
@@ -68,6 +76,98 @@ def test_what_fails_after_the_wait_is_answered_without_its_text() -> None:
     asyncio.run(play())
     (answer,) = exchange.answers
     assert (answer.status, b"fault" in b"".join(map(bytes, answer.body))) == (500, False)
+
+
+class FakeTicket:
+    cancelled = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_who_leaves_while_waiting_gives_the_seat_back_and_is_not_run() -> None:
+    exchange, ready, went_on = FakeExchange(), Future[None](), list[int]()
+
+    async def play() -> None:
+        room = WaitingRoom(1, 60.0)
+        waiting = room.take(LoadingError("m is being loaded", ready), exchange, 0, lambda ns: went_on.append(ns))
+        assert waiting is not None
+        waiting.cancel()
+        waiting.cancel()
+        assert b"the client left" in b"".join(map(bytes, exchange.answers[0].body))
+        assert room.take(LoadingError("m is being loaded", ready), FakeExchange(), 0, lambda _ns: None), "a free seat"
+        ready.set_result(None)
+        while room.taken:
+            await asyncio.sleep(0)
+
+    asyncio.run(play())
+    assert (len(exchange.answers), went_on) == (1, [])
+
+
+def test_who_leaves_after_the_wait_cancels_what_the_request_has_become() -> None:
+    ready, again, ticket = Future[None](), Future[None](), FakeTicket()
+
+    async def play() -> None:
+        room = WaitingRoom(1, 60.0)
+
+        def wait_again(_waited_ns: int) -> Cancellable | None:
+            return room.take(LoadingError("m is being loaded", again), FakeExchange(), 0, lambda _ns: ticket)
+
+        waiting = room.take(LoadingError("m is being loaded", ready), FakeExchange(), 0, wait_again)
+        assert waiting is not None
+        for load in (ready, again):
+            load.set_result(None)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        waiting.cancel()
+
+    asyncio.run(play())
+    assert ticket.cancelled == 1
+
+
+class ArrivingModel:
+    """An engine and its one model, which is there when the future is done."""
+
+    options = EngineOptions()
+    traces = UNTRACED
+    decoupled = False
+    name = "m"
+
+    def __init__(self) -> None:
+        self.ready = Future[None]()
+        self.ticket: FakeTicket | None = None
+
+    def resolve(self, _name: str, _version: int) -> ArrivingModel:
+        if not self.ready.done():
+            raise LoadingError("m is being loaded", self.ready)
+        return self
+
+    def submit(self, *_form: object, **_options: object) -> FakeTicket:
+        self.ticket = FakeTicket()
+        return self.ticket
+
+
+def test_a_request_over_v2_can_be_cancelled_before_and_after_its_wait() -> None:
+    body = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[1,1],"data":[21]}]}'
+    engine, exchange = ArrivingModel(), FakeExchange()
+
+    async def play() -> None:
+        rest = RestService(engine, InferCodec(), None, lambda _work, _exchange: None)  # type: ignore[arg-type]
+        early = rest.handle(Head("POST", "/v2/models/m/infer", ()), body, exchange)
+        late = rest.handle(Head("POST", "/v2/models/m/infer", ()), body, FakeExchange())
+        assert early is not None
+        assert late is not None
+        early.cancel()
+        engine.ready.set_result(None)
+        while engine.ticket is None:
+            await asyncio.sleep(0)
+        assert not engine.ticket.cancelled
+        late.cancel()
+
+    asyncio.run(asyncio.wait_for(play(), 60.0))
+    assert len(exchange.answers) == 1
+    assert engine.ticket is not None
+    assert engine.ticket.cancelled == 1
 
 
 def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_afterwards() -> None:
