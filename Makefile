@@ -30,7 +30,7 @@ STORAGE_NODE_PEERS := azurite@3.35.0
 HELM_LIBRARY := helm-sdkpy==0.1.32
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle soak test-lambda test-azureml \
+.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories test-oracle differ soak test-lambda test-azureml \
         test-azure-ai-ml test-infra test-containers test-gpu test-tensorrt-bindings test-gpu-image test-backends test-storage test-peers mutants bench proto reference lock wheel image clean
 .PHONY: test-sagemaker test-kserve
 
@@ -79,6 +79,11 @@ test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
 	elif [ ! -f tests/oracle/run.py ]; then echo "SKIPPED test-oracle: no tests/oracle/run.py"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE); fi
+
+# Another seed asks other requests; differences that are meant to be are listed in tests/oracle/accepted.json.
+differ: $(VENV)/dev.stamp  ## ask a real Triton and remora changed requests: F="cases/errors", SECONDS= for each file, SEED=
+	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
+	else $(PY) tests/oracle/mutated.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
 
 test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)

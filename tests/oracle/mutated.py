@@ -1,0 +1,270 @@
+"""Asks a real Triton and `remora serve` the recorded requests, each changed a little, and shows where they differ.
+
+A case of a chain is asked with the whole chain around it, first of Triton, then of remora. Whatever may have left the
+two in different states (a difference, a death, a silence) starts both afresh. What `accepted.json` lists, with its
+reason, is only counted. The same seed asks the same requests, as far as the time goes.
+
+    python tests/oracle/mutated.py --oracle DIR [--seconds 60] [--seed 0] [--report FILE] [FILE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+from mutations import Mutator, unfitted
+from run import COMMAND, FILES
+
+HERE = Path(__file__).resolve().parent
+TRITON = "{oracle}/run_triton.sh {{repo}} {{http}} {{grpc}} {{metrics}} {{flags}}"
+PATIENCE_S = 10
+RETRY_S = 3
+ASKED = ("method", "request", "requests", "metadata", "requests_http")
+SAID = ("body", "body_b64", "details", "failure", "response", "messages", "replies")
+# Texts that differ only in such parts are one difference.
+VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[-+]?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A difference that is meant to be. Patterns that are given must all be found."""
+
+    why: str
+    case: str = ""
+    asked: str = ""
+    theirs: str = ""
+    ours: str = ""
+    what: str = ""
+
+    def covers(self, difference: Difference) -> bool:
+        return all(
+            re.search(getattr(self, part), getattr(difference, part), re.DOTALL)
+            for part in ("case", "asked", "theirs", "ours", "what")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    case: str
+    asked: str
+    theirs: str
+    ours: str
+    what: str
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        return VARYING.sub("*", self.theirs)[:160], VARYING.sub("*", self.ours)[:160]
+
+
+class Pair:
+    """Triton and remora with the same models and flags."""
+
+    def __init__(self, replay: ModuleType, oracle: Path, setup: dict[str, Any]) -> None:
+        triton, remora = TRITON.format(oracle=oracle), COMMAND.format(python=sys.executable)
+        models = oracle / "models"
+        self._servers = [replay.Server(triton, setup, models, head_flags=False), replay.Server(remora, setup, models)]
+
+    def __enter__(self) -> Pair:
+        try:
+            for server in self._servers:
+                server.wait_until_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.target.close()
+            server.stop()
+
+    def dead(self) -> list[str]:
+        return [
+            name
+            for name, server in zip(("triton", "remora"), self._servers, strict=True)
+            if server.process.poll() is not None
+        ]
+
+    def answers(self, replay: ModuleType, cases: list[dict[str, Any]]) -> list[list[Any]]:
+        """What each of the two says to all cases in order."""
+        return [[self._answer(replay, server, case) for case in cases] for server in self._servers]
+
+    def _answer(self, replay: ModuleType, server: Any, case: dict[str, Any]) -> dict[str, Any]:
+        limit = time.monotonic() + min(case.get("retry_s", 0), RETRY_S)
+        while True:
+            try:
+                answer = server.target.answer(case)
+            except (OSError, ValueError) as error:
+                answer = {"failure": repr(error), "code": "FAILURE", "details": repr(error)}
+            if time.monotonic() >= limit or replay.compare(case, case["answer"], answer) is None:
+                break
+            time.sleep(0.2)
+        text = json.dumps(answer).replace(str(server.repo), "<repo>").replace(str(server.work), "<work>")
+        return json.loads(text)
+
+
+class Fuzz:
+    """One file of cases, asked until a time."""
+
+    def __init__(self, replay: ModuleType, oracle: Path, path: Path, seed: str) -> None:
+        self.replay, self.oracle, self.path = replay, oracle, path
+        self.setup, cases = replay.load_cases(path)
+        self.dice = random.Random(f"{path.stem} {seed}")
+        self.mutator = Mutator(self.dice)
+        self.units = list(units(cases))
+        self.asked = self.deaths = 0
+
+    def differences(self, seconds: float) -> Iterator[Difference]:
+        """For so long, the first start left out."""
+        until = 0.0
+        while not until or time.monotonic() < until:
+            try:
+                with Pair(self.replay, self.oracle, self.setup) as pair:
+                    until = until or time.monotonic() + seconds
+                    yield from self._rounds(pair, until)
+            except RuntimeError as error:
+                print(f"{self.path.stem}: {error}")
+                return
+
+    def _rounds(self, pair: Pair, until: float) -> Iterator[Difference]:
+        """Until the two may be in different states."""
+        while time.monotonic() < until:
+            cases = self._round()
+            self.asked += 1
+            theirs, ours = pair.answers(self.replay, cases)
+            dead = pair.dead()
+            if "remora" in dead:
+                yield Difference(cases[-1]["id"], asked(cases[-1]), shown(theirs[-1]), "remora died", "died")
+            if dead or any("DEADLINE_EXCEEDED" in shown(row) or "failure" in row for row in theirs):
+                self.deaths += 1
+                return
+            for number, (case, want, got) in enumerate(zip(cases, theirs, ours, strict=True)):
+                what = self._compared(case, want, got)
+                if what:
+                    before = "".join(f" <- {asked(each)}" for each in reversed(cases[:number]))
+                    yield Difference(case["id"], asked(case) + before, shown(want), shown(got), what)
+                    break
+            else:
+                continue
+            if len(cases) > 1:
+                return
+
+    def _compared(self, case: dict[str, Any], want: dict[str, Any], got: dict[str, Any]) -> str:
+        try:
+            what = self.replay.compare(case, want, got) or ""
+        except (KeyError, ValueError, AttributeError) as error:
+            what = f"cannot be read: {error!r}"
+        # The other answer of a case may be of another kind than the recorded one: no events, no JSON.
+        return "" if "cannot be read" in what and shown(want) == shown(got) else what
+
+    def _round(self) -> list[dict[str, Any]]:
+        unit = self.dice.choice(self.units)
+        changed = self.dice.randrange(len(unit))
+        return [self._mutated(case) if number == changed else case for number, case in enumerate(unit)]
+
+    def _mutated(self, case: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(50):
+            changed = self.mutator.mutated(case) | {"timeout_s": PATIENCE_S}
+            if not self.replay.is_grpc(case) or self._is_message(changed):
+                return changed
+        return unfitted(case)
+
+    def _is_message(self, case: dict[str, Any]) -> bool:
+        """gRPC cases are JSON of protobuf: not every document is a message."""
+        from google.protobuf import json_format
+        from tritonclient.grpc import service_pb2
+
+        name = "ModelInfer" if case["method"] == "ModelStreamInfer" else case["method"]
+        try:
+            for document in [case["request"]] if "request" in case else case.get("requests", []):
+                json_format.ParseDict(document, getattr(service_pb2, name + "Request")())
+        except (json_format.ParseError, ValueError, TypeError, AttributeError, OverflowError):
+            return False
+        return True
+
+
+def units(cases: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Chains whole, other cases by themselves."""
+    chains = collections.defaultdict(list)
+    for case in cases:
+        chains[case.get("chain")].append(case)
+    yield from ([case] for case in chains.pop(None, []))
+    yield from chains.values()
+
+
+def asked(case: dict[str, Any]) -> str:
+    """What a case asks, in a line."""
+    if "path" not in case:
+        return json.dumps({key: case[key] for key in ASKED if key in case})
+    body = case.get("body") or ("b64:" + case["body_b64"] if case.get("body_b64") else "")
+    return f"{case['method']} {case['path']} {json.dumps(case.get('headers', {}))} {body}"
+
+
+def shown(answer: dict[str, Any]) -> str:
+    """What came, in a line."""
+    said = next((answer[key] for key in SAID if answer.get(key)), "")
+    return f"{answer.get('status', answer.get('code', ''))} {said if isinstance(said, str) else json.dumps(said)}"
+
+
+def accepted_differences() -> list[Accepted]:
+    return [Accepted(**row) for row in json.loads((HERE / "accepted.json").read_text(encoding="utf-8"))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--oracle", type=Path, required=True, help="the folder of the recordings and of run_triton.sh")
+    parser.add_argument("--seconds", type=float, default=60, help="for each file")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--report", type=Path, help="write every difference there, as JSON lines")
+    parser.add_argument(
+        "files", nargs="*", default=FILES, help="cases/errors, grpc_cases/grpc_infer ...; all of them without"
+    )
+    options = parser.parse_args()
+    sys.path.insert(0, str(options.oracle))
+    import replay
+
+    accepted = accepted_differences()
+    report = options.report.open("a", encoding="utf-8") if options.report else None
+    found = 0
+    for name in options.files:
+        fuzz = Fuzz(replay, options.oracle, options.oracle / f"{name}.jsonl", options.seed)
+        found += judged(fuzz, accepted, options.seconds, report)
+    print(f"differ: {found} kinds of differences")
+    return 1 if found else 0
+
+
+def judged(fuzz: Fuzz, accepted: list[Accepted], seconds: float, report: TextIO | None) -> int:
+    """Print one difference of each kind that nobody accepted; how many kinds there are."""
+    kinds: set[tuple[str, str]] = set()
+    known = 0
+    for difference in fuzz.differences(seconds):
+        if any(row.covers(difference) for row in accepted):
+            known += 1
+            continue
+        if difference.kind not in kinds:
+            kinds.add(difference.kind)
+            show(difference)
+        if report:
+            print(json.dumps({"file": fuzz.path.stem} | asdict(difference)), file=report, flush=True)
+    found = f"{len(kinds)} kinds of differences, {known} accepted, {fuzz.deaths} deaths or silences of Triton"
+    print(f"{fuzz.path.stem}: {fuzz.asked} asked, {found}", flush=True)
+    return len(kinds)
+
+
+def show(difference: Difference) -> None:
+    print(f"DIFFERS {difference.case}: {difference.what[:160]}\n    asked  {difference.asked[:500]!r}")
+    print(f"    triton {difference.theirs[:260]!r}\n    remora {difference.ours[:260]!r}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
