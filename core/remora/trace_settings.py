@@ -6,6 +6,7 @@ say but for what clients have set.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -19,8 +20,9 @@ LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 MODES: Final = ("triton", "opentelemetry")
 _LEAST: Final = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
 _MOST = 2**31 - 1
-
-
+_SHOWN_RANGE: Final = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MOST), "log_frequency": (0, 2**32 - 1)}
+_C_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*+([+-]?)(?=[0-9])0*+([0-9]*+)")
+_MOST_DIGITS = 11  # longer ones are out of range, whatever they are
 _NOTHING: Final[Changes] = {}
 
 
@@ -205,11 +207,13 @@ def checked(changes: Changes) -> Changes:
     kept: dict[str, tuple[str, ...] | None] = {}
     if "trace_level" in changes:
         levels = changes["trace_level"]
-        kept["trace_level"] = levels and _levels(levels)
+        known = levels and _levels(levels)
+        if known != ():  # of unknown ones alone Triton takes no notice
+            kept["trace_level"] = known
     for name in _LEAST:
         if name in changes:
             value = changes[name]
-            kept[name] = value and (_number(name, value),)
+            kept[name] = value and (_as_c_reads(name, value),)
     return kept
 
 
@@ -222,7 +226,27 @@ def _levels(levels: tuple[str, ...]) -> tuple[str, ...]:
     """The levels that exist: Triton passes over others."""
     if "OFF" in levels and len(levels) > 1:
         raise InvalidArgumentError("Expect only one trace level 'OFF' is specified")
-    return tuple(level for level in LEVELS if level in levels) or ("OFF",)
+    return levels if levels == ("OFF",) else tuple(level for level in LEVELS if level in levels)
+
+
+def _as_c_reads(name: str, values: tuple[str, ...]) -> str:
+    """A client's number: Triton takes what C's ``stoi`` finds, and shows all but the count without a sign."""
+    if len(values) != 1:
+        raise InvalidArgumentError(f"expect only 1 value for '{name}'")
+    text = values[0]
+    found = _C_INTEGER.match(text)
+    if found is None:
+        raise InvalidArgumentError(f"Unable to parse '{name}', got: {text}")
+    sign, digits = found.groups()
+    number = int(sign + (digits[:_MOST_DIGITS] or "0"))
+    if not -_MOST - 1 <= number <= _MOST:
+        least, most = _SHOWN_RANGE[name]
+        raise InvalidArgumentError(f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}")
+    if name != "trace_count":
+        return str(number % 2**32)
+    if number < -1:
+        raise InvalidArgumentError(f"Unable to parse '{name}'. Expecting value >= -1, got:{text}")
+    return str(number)
 
 
 def _number(name: str, values: tuple[str, ...]) -> str:

@@ -25,7 +25,17 @@ from remora.trace_settings import Changes, SpanExport, TraceSettings, checked, m
         (
             {"trace_count": ("-2",)},
             InvalidArgumentError,
-            "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: -2",
+            "Unable to parse 'trace_count'. Expecting value >= -1, got:-2",
+        ),
+        (
+            {"trace_count": ("2147483648",)},
+            InvalidArgumentError,
+            "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: 2147483648",
+        ),
+        (
+            {"trace_rate": ("4294967295",)},
+            InvalidArgumentError,
+            "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 4294967295",
         ),
         (
             {"trace_level": ("OFF", "TENSORS")},
@@ -42,8 +52,25 @@ def test_what_cannot_be_set_is_refused_in_tritons_words(
     assert (type(caught.value), caught.value.message) == (kind, message)
 
 
-def test_levels_that_nobody_knows_come_to_none() -> None:
-    assert checked({"trace_level": ("LOUD",)}) == {"trace_level": ("OFF",)}
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("trace_rate", "1.5", "1"),
+        ("trace_rate", "\t\n 00012z", "12"),
+        ("trace_count", "+3", "3"),
+        ("trace_count", "-1", "-1"),
+        ("log_frequency", "0x10", "0"),
+        ("log_frequency", "-1", "4294967295"),
+        ("trace_rate", "-2147483648", "2147483648"),
+    ],
+)
+def test_numbers_are_read_as_triton_reads_them_with_cs_stoi(name: str, text: str, kept: str) -> None:
+    assert checked({name: (text,)}) == {name: (kept,)}
+
+
+def test_levels_that_nobody_knows_change_nothing() -> None:
+    assert checked({"trace_level": ("LOUD",)}) == {}
+    assert checked({"trace_level": ("OFF",)}) == {"trace_level": ("OFF",)}
     assert checked({"trace_level": ("TENSORS", "LOUD")}) == {"trace_level": ("TENSORS",)}
 
 
