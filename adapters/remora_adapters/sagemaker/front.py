@@ -39,6 +39,7 @@ _IDLE_S = 3600
 _ASIDE_BYTES = 65_536
 """Longer bodies than this are translated in another thread: /ping has to be answered meanwhile."""
 _PAGE = 100
+_NOT_EXPLICIT = "repository registration is not allowed if model control mode is not EXPLICIT"
 _NO_MODEL = "there is no single model to answer: name it in SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 
 
@@ -283,9 +284,11 @@ class SageMakerService:
         exchange.respond(locked or (_GONE if row is None else HttpAnswer(200, (PLAIN,), [orjson.dumps(_entry(row))])))
 
     def _load(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        locked = self._rest.locked("load", head)
-        if locked is not None:
-            exchange.respond(locked)
+        refusal = self._rest.locked("load", head)
+        if refusal is None and self._rules.as_triton and self._engine.options.model_control_mode != "explicit":
+            refusal = routes.refused(400, _NOT_EXPLICIT)
+        if refusal is not None:
+            exchange.respond(refusal)
             return
         try:
             name, url = _asked(body)

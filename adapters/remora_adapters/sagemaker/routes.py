@@ -51,6 +51,10 @@ def route(method: str, path: str) -> Route:
             return Route("execution-parameters")
         case ["models"] | ["models", ""] if method in ("GET", "POST"):
             return Route("list" if method == "GET" else "load")
+        case ["models"] | ["models", ""] if method == "DELETE":
+            return Route("unload")  # of no model: Triton says 404
+        case ["models", name] if name and method == "POST":
+            return Route("load")  # the body says which
         case ["models", name] if name and method in ("GET", "DELETE"):
             return Route("get" if method == "GET" else "unload", name)
         case ["models", name, "invoke"] if name and method == "POST":

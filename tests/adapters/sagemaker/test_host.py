@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from fakes import write_model
-from remora.options import ServerOptions
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Host
 from remora_adapters import sagemaker
+from sagemaker_door import opened
 
 
 def environ(base: Path, **more: str) -> dict[str, str]:
@@ -99,3 +101,16 @@ def test_tritons_flag_opens_its_front_end_beside_v2() -> None:
     assert (door.what, door.address, door.port) == ("SageMaker", "0.0.0.0", 9080)
     with pytest.raises(ValueError, match="cannot listen to HTTP requests at port 8000"):
         sagemaker.beside(ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9010"), {})
+
+
+def test_tritons_front_end_registers_models_in_mode_explicit_only(tmp_path: Path) -> None:
+    front = sagemaker.beside(ServerOptions(allow_sagemaker=True), {}).front
+    for mode, text in (
+        ("none", b"repository registration is not allowed if model control mode is not EXPLICIT"),
+        ("explicit", b"the model's url must be"),
+    ):
+        engine = EngineOptions(paths=(tmp_path,), model_control_mode=mode)
+        with opened(Host(engine, ServerOptions(allow_grpc=False, allow_metrics=False), front)) as door:
+            reply = door.ask("POST", "/models", b'{"model_name": "one", "url": "/somewhere"}')
+            assert (reply.status, text in reply.body) == (400, True)
+            assert door.ask("DELETE", "/models").status == 404

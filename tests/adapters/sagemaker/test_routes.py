@@ -40,7 +40,9 @@ def head(*headers: tuple[bytes, bytes]) -> Head:
         ("GET", "/models", Route("list")),
         ("POST", "/models", Route("load")),
         ("GET", "/models/abc", Route("get", "abc")),
+        ("POST", "/models/abc", Route("load")),
         ("DELETE", "/models/abc", Route("unload", "abc")),
+        ("DELETE", "/models", Route("unload")),
         ("POST", "/models/abc/invoke", Route("invoke-model", "abc")),
     ],
 )
