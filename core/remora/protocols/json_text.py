@@ -278,14 +278,14 @@ class Reader:
         if kind != ord("u"):
             self._refuse(BAD_ESCAPE)
         code = self._hex(start, start)
-        if 0xD800 <= code <= 0xDFFF:
-            if code > 0xDBFF or self._text[start + 6 : start + 8] != b"\\u":
+        if 0xD800 <= code <= 0xDBFF:
+            if self._text[start + 6 : start + 8] != b"\\u":
                 self._refuse(BAD_SURROGATE, start)
             low = self._hex(start + 6, start)
             if not 0xDC00 <= low <= 0xDFFF:
                 self._refuse(BAD_SURROGATE, start)
             code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
-        return chr(code).encode()
+        return chr(code).encode("utf-8", "surrogatepass")  # a low surrogate may stand alone, as in Triton's RapidJSON
 
     def _hex(self, escape: int, blame: int) -> int:
         """The code of the ``\\uXXXX`` at ``escape``."""

@@ -76,7 +76,8 @@ def test_broken_text_is_refused_with_rapidjsons_words_and_offset(text: bytes, re
 @example(b"Inff")
 def test_errors_and_acceptance_agree_with_rapidjson(text: bytes) -> None:
     # RapidJSON calls 0e400 too big without looking at the zero; the fast road reads it, and so does the slow one.
-    assume(not re.search(rb"0[eE]", text))
+    # And its later versions refuse a low surrogate that stands alone, which Triton's takes.
+    assume(not re.search(rb"0[eE]|\\u[dD][c-fC-F]", text))
     rapidjson = pytest.importorskip("rapidjson", reason="the reference for error offsets is python-rapidjson")
     try:
         rapidjson.loads(text, number_mode=rapidjson.NM_NAN)
@@ -118,6 +119,7 @@ def test_what_only_rapidjson_takes_is_taken() -> None:
     assert parse(b"\xef\xbb\xbf{}") == {}
     assert parse(b"[]\x00 anything") == []
     assert parse(b'["\xff"]') == ["\udcff"]
+    assert parse(b'["\\udc00"]') == [b"\xed\xb0\x80".decode("utf-8", "surrogateescape")]
     assert parse(b"[NaN, 18446744073709551616, -9223372036854775809]")[1:] == [2.0**64, -(2.0**63)]
 
 
