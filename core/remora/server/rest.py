@@ -396,7 +396,7 @@ class MetricsService:
         if head.method != "GET":
             refused = b'{"error":"Method Not Allowed"}'
             exchange.respond(HttpAnswer(405, _PLAIN, [refused]))
-        elif head.path == "/metrics":
+        elif head.path in ("/metrics", "/metrics/"):
             exchange.respond(self._rest.metrics())
         else:
-            exchange.respond(HttpAnswer(200, _PLAIN, []))
+            exchange.respond(HttpAnswer(200, METRICS_HEADERS, []))
