@@ -77,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _front(rules: Rules, scratch: Path, *, script: bool = False) -> Front:
     def front(inside: Inside) -> Service:
-        from remora_adapters.sagemaker.front import SageMakerService, malformed_status
+        from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
         from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
 
-        over = partial(inside.rest.over, malformed=malformed_status(rules))
+        over = partial(inside.rest.over, malformed=MALFORMED)
         hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over)
         inside.engine.measure_beside(hosted.served)
         atexit.register(hosted.close)

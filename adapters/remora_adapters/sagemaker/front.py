@@ -39,6 +39,9 @@ _IDLE_S = 3600
 _ASIDE_BYTES = 65_536
 """Longer bodies than this are translated in another thread: /ping has to be answered meanwhile."""
 _PAGE = 100
+MALFORMED = 400
+"""The status of a body that cannot be read: the client's fault, where Triton says 500 (spec H13) but of the models of a
+multi-model endpoint. A platform that sees a 500 blames the container, and a client that sees one tries again."""
 _NOT_EXPLICIT = "repository registration is not allowed if model control mode is not EXPLICIT"
 _NO_MODEL = "there is no single model to answer: name it in SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 
@@ -88,7 +91,7 @@ class SageMakerService:
 
     def __init__(self, inside: Inside, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
         self._engine = inside.engine
-        self._rest = inside.rest.over(inside.engine, malformed=malformed_status(rules))
+        self._rest = inside.rest.over(inside.engine, malformed=0 if rules.as_triton else MALFORMED)
         self._later = inside.later
         self._rules = rules
         self._hosted = hosted
@@ -333,14 +336,6 @@ class SageMakerService:
             return _OK
 
         self._later(unload, exchange)
-
-
-def malformed_status(rules: Rules) -> int:
-    """The status of a body that cannot be read: the client's fault, where Triton says 500 (spec H13); 0 for Triton's.
-
-    A platform that sees a 500 blames the container, and a client that sees one tries again.
-    """
-    return 0 if rules.as_triton else 400
 
 
 def _asked(body: Buffer) -> tuple[str, str]:

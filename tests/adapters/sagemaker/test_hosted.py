@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 
 from hosting import Got, ask, running, write_scale
 from remora.errors import InvalidArgumentError
-from remora.options import EngineOptions
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Host
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker.hosted import HostedModels
+from remora_adapters.sagemaker.settings import Rules
 from sagemaker_door import V2, Door, opened
 
+QUIET = ServerOptions(allow_grpc=False, allow_metrics=False)
 JSON = {"Content-Type": "application/json"}
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
@@ -133,6 +136,18 @@ def test_the_metrics_page_tells_models_of_equal_names_apart(tmp_path: Path) -> N
         ]
         assert ask(ports.http, "DELETE", "/models/one").status == 200
         assert [line for line in page() if "one" in line] == []
+
+
+def test_a_body_that_cannot_be_read_is_the_clients_fault_on_tritons_own_port_too(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "h1" / "model" / "scale")
+    front = sagemaker._front(Rules(as_triton=True, models_root=tmp_path / "models"), tmp_path / "scratch")
+    none = tmp_path / "none"
+    none.mkdir()
+    with opened(Host(EngineOptions(paths=(none,), model_control_mode="explicit"), QUIET, front)) as door:
+        place = {"model_name": "h1", "url": f"{tmp_path}/models/h1/model"}
+        assert door.ask("POST", "/models", json.dumps(place).encode(), JSON).status == 200
+        assert door.ask("POST", "/models/h1/invoke", b"{bad", JSON).status == 400
+        assert door.ask("POST", "/models/h1/invoke", V2, JSON).status == 200
 
 
 def test_the_same_name_or_the_same_url_again_is_a_conflict(endpoint: Endpoint) -> None:
