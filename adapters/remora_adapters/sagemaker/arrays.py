@@ -1,4 +1,4 @@
-"""Arrays as CSV and .npy bodies and back; the law: what a body claims is held against its length, no object is read."""
+"""Arrays as CSV, JSON and .npy bodies and back; the law: claims are held against their length, no object is read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import orjson
 
+from remora.errors import RemoraError
 from remora.messages import Array
+from remora.protocols.json_tensors import flatten
+from remora.protocols.json_text import MAX_DEPTH
 
 JSON = "application/json"
 CSV = "text/csv"
@@ -17,6 +21,8 @@ NPY = "application/x-npy"
 LINES = "application/jsonlines"
 
 _NPY_HEADER_LIMIT = 10_000
+_TEXT_ROOM_BYTES = 16 << 20
+"""As numpy's own, texts get the room of the longest each, 4 bytes a character; what would take more stays Python's."""
 
 
 def rows_of_csv(body: bytes) -> list[list[str]]:
@@ -39,6 +45,21 @@ def rows_of_csv(body: bytes) -> list[list[str]]:
 def array_of_csv(body: bytes) -> Array:
     """Numbers of a CSV body, float64, one row of the array for each line. Raises ValueError."""
     return np.array([[float(cell) for cell in row] for row in rows_of_csv(body)])
+
+
+def array_of_json(body: bytes | str) -> Array:
+    """The values of a JSON body in the type that numpy gives them, but long texts as objects. Raises ValueError."""
+    values = orjson.loads(body)
+    try:
+        flat, kinds = flatten(values, MAX_DEPTH) if isinstance(values, list) else ([], set[type]())
+    except RemoraError as error:
+        raise ValueError(error.message) from error
+    if str not in kinds or 4 * len(flat) * max(len(item) for item in flat if type(item) is str) <= _TEXT_ROOM_BYTES:
+        return np.array(values)
+    array = np.array(values, object)
+    if array.size != len(flat):
+        raise ValueError("its rows differ in length")
+    return array
 
 
 def array_of_npy(body: bytes | memoryview) -> Array:

@@ -25,7 +25,16 @@ import numpy as np
 import orjson
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found,unused-ignore]
 
-from remora_adapters.sagemaker.arrays import CSV, JSON, NPY, array_of_csv, array_of_npy, csv_of_arrays, npy_of_array
+from remora_adapters.sagemaker.arrays import (
+    CSV,
+    JSON,
+    NPY,
+    array_of_csv,
+    array_of_json,
+    array_of_npy,
+    csv_of_arrays,
+    npy_of_array,
+)
 
 _TEXT = (JSON, CSV, "application/jsonlines", "text/plain")
 _OK, _BAD_TYPE, _NOT_ACCEPTABLE, _FAILED = 200, 415, 406, 500
@@ -136,7 +145,7 @@ def _function(module: ModuleType, name: str, plain: int) -> Callable[..., Any] |
 def _default_input(data: str | bytes, content_type: str) -> Any:
     try:
         if content_type == JSON:
-            return np.array(orjson.loads(data))
+            return array_of_json(data)
         if content_type == CSV:
             return array_of_csv(data.encode() if isinstance(data, str) else data)
         if content_type == NPY:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from remora_adapters.sagemaker.arrays import array_of_csv, array_of_npy, csv_of_arrays, npy_of_array, rows_of_csv
+from remora_adapters.sagemaker.arrays import (
+    array_of_csv,
+    array_of_json,
+    array_of_npy,
+    csv_of_arrays,
+    npy_of_array,
+    rows_of_csv,
+)
 
 SHAPES = npst.array_shapes(max_dims=3, max_side=4)
 NUMBERS = st.sampled_from(["<f4", "<f8", "<i8", "u1", "?"]).flatmap(lambda dtype: npst.arrays(dtype, SHAPES))
@@ -46,6 +55,31 @@ def test_a_claim_of_more_than_memory_takes_none() -> None:
     body = npy_of_array(np.zeros(4, np.float32)).replace(b"(4,)", b"(9223372036854775807,)".ljust(4))
     with pytest.raises(ValueError, match=r"claims|not a \.npy"):
         array_of_npy(body)
+
+
+@pytest.mark.parametrize("body", ["[[1, 2], [3, 4]]", "[1.5, 2]", '["a", "bc"]', '{"a": 1}', "3", "[]", "[true]"])
+def test_json_becomes_what_numpy_makes_of_it(body: str) -> None:
+    found, expected = array_of_json(body), np.array(json.loads(body))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_one_long_text_in_json_takes_no_room_beside_the_short_ones() -> None:
+    texts = ["x" * 100_000, *["y"] * 9_999]  # 110 KB; 4 GB as numpy's own texts
+    tracemalloc.start()
+    try:
+        found = array_of_json(json.dumps([texts]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.tolist() == [texts]
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize("body", [json.dumps([["x" * 5_000_000], ["y", "z"]]), "[" * 200 + "]" * 200, "[1,"])
+def test_json_that_is_no_array_is_refused(body: str) -> None:
+    with pytest.raises(ValueError, match=r"rows differ|dimension|unexpected end|column"):
+        array_of_json(body)
 
 
 def test_an_array_of_objects_is_never_read() -> None:
