@@ -11,6 +11,8 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+from remora.system.machine import memory_bytes
+
 _NO_LIMIT = 1 << 60
 """Larger than any memory; cgroup v1 writes "no limit" as a number near 2^63."""
 
@@ -46,7 +48,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 def memory_in_use_bytes(root: Path = Path("/")) -> int:
     """What is taken of the memory that `memory_limit_bytes` limits, without what the kernel can take back at once."""
     limits = [(limit, folder) for limit, folder in _cgroup_limits(root) if 0 < limit < _NO_LIMIT]
-    total, available = (_meminfo(root, key) for key in ("MemTotal", "MemAvailable"))
+    total, used = memory_bytes(root / "proc")
     if limits and min(limits)[0] < total:
         folder = min(limits)[1]
         taken = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
@@ -54,7 +56,7 @@ def memory_in_use_bytes(root: Path = Path("/")) -> int:
             rows = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
             cached = rows.get("inactive_file", rows.get("total_inactive_file", "0"))
             return max(int(taken) - int(cached), 0)
-    return max(total - available, 0)
+    return used
 
 
 def cpu_signature(root: Path = Path("/")) -> str:
@@ -83,7 +85,7 @@ def _quotas(root: Path) -> Iterator[int]:
 
 def _memory_limits(root: Path) -> Iterator[int]:
     yield from (limit for limit, _ in _cgroup_limits(root))
-    yield _meminfo(root, "MemTotal")
+    yield memory_bytes(root / "proc")[0]
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path]]:
@@ -92,15 +94,6 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path]]:
         text = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
         if text.isdigit():
             yield int(text), folder
-
-
-def _meminfo(root: Path, key: str) -> int:
-    """A row of /proc/meminfo in bytes; 0 when it is not there."""
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == key and value.split()[:1]:
-            return int(value.split()[0]) * 1024  # "16384 kB"
-    return 0
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

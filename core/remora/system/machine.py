@@ -9,13 +9,15 @@ from pathlib import Path
 
 
 def memory_bytes(proc: Path = Path("/proc")) -> tuple[int, int]:
-    """(total, used) main memory in bytes."""
+    """(total, used) main memory in bytes; what is not told is 0."""
     try:
-        rows = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines() if ":" in line)
-        total, available = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
+        text = (proc / "meminfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
         return 0, 0
-    return total, total - available
+    rows = dict(line.partition(":")[::2] for line in text.splitlines())
+    words = [rows.get(key, "").split() or ["0"] for key in ("MemTotal", "MemAvailable")]
+    total, available = (int(each[0]) * 1024 if each[0].isdecimal() else 0 for each in words)  # "16384 kB"
+    return total, max(total - available, 0)
 
 
 class CpuUsage:

@@ -1,4 +1,4 @@
-"""How old this process is, from /proc."""
+"""How old this process is and how much memory is in use, from /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.system.machine import process_age_s
+from remora.system.machine import memory_bytes, process_age_s
 
 
 def test_the_age_is_that_of_the_process_in_the_middle_of_its_first_tick(tmp_path: Path) -> None:
@@ -22,3 +22,21 @@ def test_the_age_is_that_of_the_process_in_the_middle_of_its_first_tick(tmp_path
 
 def test_where_there_is_no_proc_the_age_is_not_known(tmp_path: Path) -> None:
     assert process_age_s(tmp_path) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "expected"),
+    [
+        ("MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:  4096 kB\n", (16 << 20, 12 << 20)),
+        ("MemTotal: 16384 kB\n", (16 << 20, 16 << 20)),  # a kernel that does not tell what is available
+        ("MemTotal: much\nMemAvailable:\n", (0, 0)),
+        ("", (0, 0)),
+    ],
+)
+def test_memory_is_told_as_far_as_the_kernel_tells_it(meminfo: str, expected: tuple[int, int], tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(meminfo)
+    assert memory_bytes(tmp_path) == expected
+
+
+def test_where_there_is_no_proc_memory_is_not_known(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path) == (0, 0)
