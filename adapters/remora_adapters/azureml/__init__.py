@@ -19,6 +19,7 @@ from remora.server.doors import Door, Host
 if TYPE_CHECKING:
     from remora.server.doors import Inside
     from remora.server.http import Service
+    from remora_adapters.azureml.entry_script import EntryScript
 
 _PORT, _HEALTH_PORT = 5001, 5000
 _APP_ROOT = "/var/azureml-app"
@@ -41,17 +42,21 @@ def host(environ: Mapping[str, str]) -> Host:
     models = environ.get("AZUREML_MODEL_DIR", "")
 
     def front(inside: Inside) -> Service:
-        from remora_adapters.azureml.entry_script import EntryScript  # while the models load
-        from remora_adapters.azureml.scoring import ScoringService, ScoringSettings
+        from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
+
+        script = entry_script() if has_script else None
+        version = environ.get("HTTP_X_MS_SERVER_VERSION", "")
+        default = environ.get("REMORA_DEFAULT_MODEL", "")
+        return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version))
+
+    def entry_script() -> EntryScript:
+        from remora_adapters.azureml.entry_script import EntryScript
 
         search = [
             root,
             *([root / environ["AZUREML_SOURCE_DIRECTORY"]] if "AZUREML_SOURCE_DIRECTORY" in environ else []),
         ]
-        script = EntryScript(root / named if named else None, tuple(search), at_a_time=workers) if has_script else None
-        version = environ.get("HTTP_X_MS_SERVER_VERSION", "")
-        default = environ.get("REMORA_DEFAULT_MODEL", "")
-        return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version))
+        return EntryScript(root / named if named else None, tuple(search), at_a_time=workers)
 
     workers = _number(environ, "WORKER_COUNT", 1)
     timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from remora_adapters.azureml import raw_http
-from remora_adapters.azureml.raw_http import FAILED, AMLRequest, AMLResponse
+from remora_adapters.azureml.answers import FAILED, Answer, message_answer
+from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
 
 _log = logging.getLogger("remora.azureml")
 
@@ -40,19 +41,6 @@ class BadInputError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class Answer(NamedTuple):
-    """What a client gets."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
-
-
-def message_answer(status: int, message: str, *, failed: bool = False) -> Answer:
-    """Azure's form of an error."""
-    return answer_of(AMLResponse({"message": message}, status, json_str=True, run_function_failed=failed))
 
 
 def answer_of(response: Any) -> Answer:

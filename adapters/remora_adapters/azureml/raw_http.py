@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from wsgiref.headers import Headers
 
+from remora_adapters.azureml.answers import FAILED
+
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 _RAW = "_remora_rawhttp"
 _PACKAGES = ("azureml.contrib.services", "azureml_inference_server_http.api")
-FAILED = "x-ms-run-function-failed"
-"""The header that says whether the script failed: ``True`` or ``False``."""
 
 
 def rawhttp(run: Run) -> Run:

@@ -12,19 +12,25 @@ import uuid
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer
+from remora.protocols.http_answer import Headers, HttpAnswer, Wire
 from remora.server.doors import Inside
 from remora.server.exchange import Cancellable, Exchange
+from remora.server.http import fixed_part
 from remora.server.probes import PATHS as PROBES
-from remora_adapters.azureml.entry_script import Answer, EntryScript, answer_of, message_answer
-from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
+from remora_adapters.azureml.answers import Answer, empty_answer, message_answer
+
+if TYPE_CHECKING:
+    from remora_adapters.azureml.entry_script import EntryScript
 
 _HEADER_LIMIT = 100
+_PLACE = b"\0" * 36
+"""Stands for an id in bytes that are made once: no header can hold it, and it is as long as the ids are."""
+_STARTS = 64
 _NOT_FOUND = (
     "The requested URL was not found on the server. If you entered the URL manually please check your spelling and try "
     "again."
@@ -35,6 +41,7 @@ _NO_MODEL = (
     "REMORA_DEFAULT_MODEL, or ask for /v2/models/NAME/infer"
 )
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
+_METHODS = {"/": ("GET", "HEAD"), "/score": ("GET", "POST", "OPTIONS"), "/swagger.json": ("GET", "HEAD")}
 _SWAGGER = {"2": "swagger.json", "2.0": "swagger.json", "3": "swagger3.json", "3.0": "swagger3.json"}
 
 
@@ -75,37 +82,37 @@ class ScoringService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
+        known = head.note
+        if isinstance(known, _Known):  # a head that came before
+            return self._answer(head, known, body, exchange)
         if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
             if not trouble:
                 return self._inside.rest.handle(head, body, exchange)
             exchange.respond(HttpAnswer(503, ((b"Content-Type", b"text/plain"),), [trouble.encode()]))
             return None
-        allowed = {"/": ("GET", "HEAD"), "/score": ("GET", "POST", "OPTIONS"), "/swagger.json": ("GET", "HEAD")}
-        methods = allowed.get(head.path)
+        methods = _METHODS.get(head.path)
         if methods is None:
             exchange.respond(_http(message_answer(404, _NOT_FOUND)))
         elif head.method not in methods:
             exchange.respond(_http(message_answer(405, _NOT_ALLOWED), ((b"Allow", ", ".join(methods).encode()),)))
         else:
-            known = head.note
-            if not isinstance(known, _Known):
-                known = head.note = self._known(head)
-            labelled = _Labelled(exchange, known.headers(self._new_id))
-            if not known.refusal:
-                return self._route(head, known, body, labelled)
-            labelled.respond(_http(message_answer(431, known.refusal)))
+            head.note = known = self._known(head)
+            return self._answer(head, known, body, exchange)
         return None
 
-    def _route(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        if head.path == "/":
-            exchange.respond(self._health())
+    def _answer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        labelled = _Labelled(exchange, known, self._new_id().encode("latin-1") if known.new else b"")
+        if known.refusal:
+            labelled.respond(_http(message_answer(431, known.refusal)))
+        elif head.path == "/":
+            labelled.respond(self._health())
         elif head.path == "/swagger.json":
-            exchange.respond(_http(self._swagger(head.query)))
+            labelled.respond(_http(self._swagger(head.query)))
         elif self._settings.script is not None:
-            self._run(self._settings.script, head, body, exchange)
+            self._run(self._settings.script, head, body, labelled)
         else:
-            return self._infer(head, known, body, exchange)
+            return self._infer(head, known, body, labelled)
         return None
 
     def _trouble(self) -> str:
@@ -124,6 +131,8 @@ class ScoringService:
     # -- scoring ----------------------------------------------------------------------------------------------------
 
     def _run(self, script: EntryScript, head: Head, body: Buffer, exchange: Exchange) -> None:
+        from remora_adapters.azureml.raw_http import AMLRequest  # came with the script
+
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
         request = AMLRequest(head.method, unquote(head.path), head.query, headers, bytes(body))
         once = _Once(exchange)
@@ -133,7 +142,7 @@ class ScoringService:
         def score() -> HttpAnswer:
             answer = script.score(request)
             if answer.status == 405 and request.method == "OPTIONS":
-                answer = answer_of(AMLResponse("", 200))
+                answer = empty_answer()
             return _http(answer)
 
         self._inside.later(score, once)
@@ -212,22 +221,35 @@ def _described(version: str) -> dict[str, object]:
 
 
 class _Known:
-    """What is the same in all requests of one head: the ids of their answers, and the V2 head that they stand for."""
+    """What is the same in all requests of one head: the ids of their answers, and the V2 head that they stand for.
 
-    __slots__ = ("_after", "_before", "_new", "model", "refusal", "v2")
+    ``new`` names the headers that carry an id of each answer's own; none where the request brought one.
+    """
+
+    __slots__ = ("_after", "_before", "_starts", "model", "new", "refusal", "v2")
 
     def __init__(self, before: Headers, new: tuple[bytes, ...], after: Headers, refusal: str) -> None:
-        self._before, self._new, self._after = before, new, after
+        self._before, self.new, self._after = before, new, after
+        self._starts: dict[Wire, bytes] = {}
         self.refusal = refusal
         self.model = ""
         self.v2: Head | None = None
 
-    def headers(self, new_id: Callable[[], str]) -> Headers:
-        """An answer's ids, a new one among them where the request brought none."""
-        if not self._new:
-            return self._before + self._after
-        made = new_id().encode("latin-1")
-        return self._before + tuple([(name, made) for name in self._new]) + self._after
+    def label(self, answer: HttpAnswer, own: bytes) -> HttpAnswer:
+        """An answer with its ids, ``own`` among them where it has one of its own.
+
+        Where answers share their fixed part, its bytes are made once and each one's id is put into them.
+        """
+        status, headers, body, wire = answer
+        labels = (*headers, *self._before, *[(name, own) for name in self.new], *self._after)
+        if wire is None or len(own) != len(_PLACE):
+            return HttpAnswer(status, labels, body)
+        start = self._starts.get(wire)
+        if start is None:
+            if len(self._starts) >= _STARTS:
+                self._starts.clear()
+            start = self._starts[wire] = fixed_part(self.label(HttpAnswer(status, headers, body), _PLACE))
+        return HttpAnswer(status, labels, body, Wire(start.replace(_PLACE, own)))
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> Headers:
@@ -257,19 +279,20 @@ def _http(answer: Answer, more: Headers = ()) -> HttpAnswer:
 class _Labelled:
     """An exchange whose answer carries the request's ids."""
 
-    __slots__ = ("_exchange", "_headers", "finish", "send")
+    __slots__ = ("_exchange", "_id", "_known", "finish", "send")
 
-    def __init__(self, exchange: Exchange, headers: Headers) -> None:
+    def __init__(self, exchange: Exchange, known: _Known, own: bytes) -> None:
         self._exchange = exchange
-        self._headers = headers
+        self._known = known
+        self._id = own
         self.send = exchange.send
         self.finish = exchange.finish
 
     def respond(self, answer: HttpAnswer) -> None:
-        self._exchange.respond(HttpAnswer(answer.status, (*answer.headers, *self._headers), answer.body))
+        self._exchange.respond(self._known.label(answer, self._id))
 
     def begin(self, status: int, headers: Headers) -> None:
-        self._exchange.begin(status, (*headers, *self._headers))
+        self._exchange.begin(status, self._known.label(HttpAnswer(status, headers, []), self._id).headers)
 
 
 class _Once:

@@ -24,8 +24,8 @@ class Wire:
 
     __slots__ = ("start",)
 
-    def __init__(self) -> None:
-        self.start = b""
+    def __init__(self, start: bytes = b"") -> None:
+        self.start = start
 
 
 class HttpAnswer(NamedTuple):

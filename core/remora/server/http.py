@@ -30,7 +30,7 @@ from remora.protocols.http1 import (
     stream_head,
     too_large,
 )
-from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, Wire, failure
+from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
 from remora.server.exchange import STREAM_BACKLOG, Cancellable, Exchange
 
 _log = logging.getLogger("remora.http")
@@ -297,7 +297,9 @@ class Connection(asyncio.BufferedProtocol):
         keep = keep and (not self._ended or bool(self._rest))
         wire, body = answer.wire, answer.body
         if wire is not None and keep and len(body) == 2 and type(body[1]) is bytes:
-            transport.write((wire.start or _fixed_part(wire, answer)) + body[1])  # the usual case, kept short
+            if not wire.start:
+                wire.start = fixed_part(answer)
+            transport.write(wire.start + body[1])  # the usual case, kept short
         else:
             self._write(answer, keep, bodyless=head is not None and head.method == "HEAD")
         if not keep or self._rest or self._paused:
@@ -397,11 +399,10 @@ def _length(parts: list[Buffer]) -> int:
     return sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
 
 
-def _fixed_part(wire: Wire, answer: HttpAnswer) -> bytes:
-    """The bytes that all answers of this wire begin with, made once."""
+def fixed_part(answer: HttpAnswer) -> bytes:
+    """The bytes that all answers of this one's wire begin with."""
     head = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=True)
-    wire.start = head + bytes(answer.body[0])
-    return wire.start
+    return head + bytes(answer.body[0])
 
 
 def _aligned_memory(length: int, head: Head | None) -> memoryview:

@@ -1,0 +1,28 @@
+"""What clients of Azure's server get, as plain data; the law: nothing here needs a script (spec clouds 2.2)."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+FAILED = "x-ms-run-function-failed"
+"""The header that says whether the script failed: ``True`` or ``False``."""
+
+
+class Answer(NamedTuple):
+    """What a client gets."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+def message_answer(status: int, message: str, *, failed: bool = False) -> Answer:
+    """Azure's form of an error."""
+    headers = [("Content-Type", "application/json"), (FAILED, str(failed))]
+    return Answer(status, headers, json.dumps({"message": message}).encode())
+
+
+def empty_answer() -> Answer:
+    """The answer to OPTIONS where the script has none."""
+    return Answer(200, [("Content-Type", "text/html; charset=utf-8"), (FAILED, "False")], b"")
