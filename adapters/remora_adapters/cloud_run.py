@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.doors import Host, models_of, port_of
 
 if TYPE_CHECKING:
     from remora.server.doors import Inside
@@ -31,19 +30,15 @@ def host(environ: Mapping[str, str]) -> Host:
 
     ``REMORA_MODEL_REPOSITORY`` names the models' folder or URL. Raises ValueError for what is no port.
     """
-    text = environ.get("PORT", str(_PORT))
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
-        raise ValueError(f"PORT={text}: expected a port")
-    named = environ.get("REMORA_MODEL_REPOSITORY")
-    places = (named,) if named else tuple(place for place in MODEL_DIRECTORIES if Path(place).is_dir())[:1]
     server = ServerOptions(
         http_address="0.0.0.0",
-        http_port=int(text),
+        http_port=port_of(environ, "PORT", _PORT),
         allow_grpc=False,
         grpc_on_http_port=True,
         allow_metrics=False,
         lame_duck_secs=0,
     )
+    places = models_of(environ, MODEL_DIRECTORIES)
     return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S, wait_for_models=True), server, _front)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from remora.cli import main as run
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.doors import Host, models_of
 
 MODEL_DIRECTORIES = ("/models", "/mnt/models")
 """Where models are looked for when neither flag nor variable says: the first of these that is there."""
@@ -24,12 +23,8 @@ def host(environ: Mapping[str, str]) -> Host:
 
     ``REMORA_MODEL_REPOSITORY`` names the models' folder; a path or ``--model-repository`` on the command line wins.
     """
-    named = environ.get("REMORA_MODEL_REPOSITORY")
-    places = [named] if named else [place for place in MODEL_DIRECTORIES if Path(place).is_dir()][:1]
-    return Host(
-        EngineOptions(model_repository=tuple(map(Path, places))),
-        ServerOptions(http_address="0.0.0.0"),
-    )
+    places = models_of(environ, MODEL_DIRECTORIES)
+    return Host(EngineOptions(model_repository=places), ServerOptions(http_address="0.0.0.0"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.doors import Host, models_of, port_of
 
 if TYPE_CHECKING:
     from remora.server.doors import Inside
@@ -33,9 +32,9 @@ _EXIT_S = 295
 
 def host(environ: Mapping[str, str]) -> Host:
     """All on the port of ``PORT``. Raises ValueError for a port that Knative does not take."""
-    port = _port(environ.get("PORT", str(_PORT)))
-    named = environ.get("REMORA_MODEL_REPOSITORY")
-    places = (named,) if named else tuple(place for place in MODEL_DIRECTORIES if Path(place).is_dir())[:1]
+    port = port_of(environ, "PORT", _PORT)
+    if port in _TAKEN:
+        raise ValueError(f"PORT={port}: Knative keeps this port for itself; {_PORT} is usual")
     server = ServerOptions(
         http_address="0.0.0.0",
         http_port=port,
@@ -44,6 +43,7 @@ def host(environ: Mapping[str, str]) -> Host:
         allow_metrics=False,
         lame_duck_secs=_LAME_DUCK_S,
     )
+    places = models_of(environ, MODEL_DIRECTORIES)
     return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S, wait_for_models=True), server, _front)
 
 
@@ -51,15 +51,6 @@ def _front(inside: Inside) -> Service:
     from remora.server.one_port import OnePortService  # while the models load
 
     return OnePortService(inside)
-
-
-def _port(text: str) -> int:
-    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-    if not 0 < port < 65_536:
-        raise ValueError(f"PORT={text}: expected a port")
-    if port in _TAKEN:
-        raise ValueError(f"PORT={text}: Knative keeps this port for itself; 8080 is usual")
-    return port
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,16 +20,17 @@ def test_it_listens_on_all_interfaces_at_tritons_ports() -> None:
     assert (server.http_port, server.grpc_port, server.metrics_port) == (8000, 8001, 8002)
 
 
-def test_the_variable_names_the_repository() -> None:
-    host = container.host({"REMORA_MODEL_REPOSITORY": "/somewhere/models"})
-    assert host.engine.model_repository == (Path("/somewhere/models"),)
+@pytest.mark.parametrize("place", ["/somewhere/models", "s3://bucket/models"])
+def test_the_variable_names_the_repository(place: str) -> None:
+    host = container.host({"REMORA_MODEL_REPOSITORY": place})
+    assert host.engine.model_repository == (place,)
 
 
 def test_the_first_mounted_folder_is_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = tmp_path / "mnt"
     mounted.mkdir()
     monkeypatch.setattr(container, "MODEL_DIRECTORIES", (str(tmp_path / "absent"), str(mounted), str(tmp_path)))
-    assert container.host({}).engine.model_repository == (mounted,)
+    assert container.host({}).engine.model_repository == (str(mounted),)
 
 
 def test_without_any_flag_it_says_which_models_it_wants(

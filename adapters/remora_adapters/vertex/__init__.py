@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.doors import Host, port_of
 
 if TYPE_CHECKING:
     from remora.server.doors import Inside
@@ -29,9 +29,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
     Raises ValueError for what is no port or path.
     """
-    text = environ.get("AIP_HTTP_PORT", str(_PORT))
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
-        raise ValueError(f"AIP_HTTP_PORT={text}: expected a port")
+    port = port_of(environ, "AIP_HTTP_PORT", _PORT)
     health, predict = _route(environ, "AIP_HEALTH_ROUTE", "/health"), _route(environ, "AIP_PREDICT_ROUTE", "/predict")
     if health == predict:
         raise ValueError(f"AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are both {health}: they must differ")
@@ -43,7 +41,7 @@ def host(environ: Mapping[str, str]) -> Host:
         return VertexService(inside, health, predict, default)
 
     place = environ.get("REMORA_MODEL_REPOSITORY") or environ.get("AIP_STORAGE_URI") or _MODELS
-    server = ServerOptions(http_address="0.0.0.0", http_port=int(text), allow_grpc=False, allow_metrics=False)
+    server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
     return Host(EngineOptions(paths=(place,)), server, front)
 
 

@@ -7,9 +7,10 @@ the folders they name, and starts nothing: `remora.cli` lays the command line's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from remora.options import EngineOptions, ServerOptions
@@ -90,6 +91,20 @@ class Adapter(Protocol):
 
     def host(self, environ: Mapping[str, str]) -> Host:
         """What the platform asks, from its environment. Raises ValueError for settings that cannot be used."""
+
+
+def port_of(environ: Mapping[str, str], variable: str, default: int) -> int:
+    """The port that a variable names. Raises ValueError for what is none."""
+    text = environ.get(variable, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
+        raise ValueError(f"{variable}={text}: expected a port")
+    return int(text)
+
+
+def models_of(environ: Mapping[str, str], directories: Sequence[str]) -> tuple[str, ...]:
+    """What ``REMORA_MODEL_REPOSITORY`` names, else the first of the directories that is there."""
+    named = environ.get("REMORA_MODEL_REPOSITORY")
+    return (named,) if named else tuple(place for place in directories if Path(place).is_dir())[:1]
 
 
 def find_adapter(name: str) -> Adapter:

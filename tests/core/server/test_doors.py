@@ -15,7 +15,7 @@ from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import HttpAnswer
-from remora.server.doors import PLATFORMS, Door, Inside, find_adapter
+from remora.server.doors import PLATFORMS, Door, Inside, find_adapter, models_of, port_of
 from remora.server.exchange import Exchange
 from remora.server.http import Service
 from remora.server.main import Server, StartError, ready_table
@@ -63,6 +63,24 @@ def test_an_unknown_platform_is_refused_with_the_names_there_are() -> None:
 def test_a_platforms_name_is_not_a_module_path() -> None:
     with pytest.raises(ValueError, match="no host platform"):
         find_adapter("container.os")
+
+
+@pytest.mark.parametrize("text", ["", "0", "65536", "-1", "8 080", "\u0668\u0660", "080800", "http"])
+def test_what_is_no_port_is_refused_by_the_variables_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^PORT=.*: expected a port$"):
+        port_of({"PORT": text}, "PORT", 8080)
+
+
+def test_a_port_is_the_variables_or_the_usual_one() -> None:
+    assert port_of({"PORT": "65535"}, "PORT", 8080) == 65535
+    assert port_of({}, "PORT", 8080) == 8080
+
+
+def test_models_are_where_the_variable_says_or_in_the_first_directory_there_is(tmp_path: Path) -> None:
+    directories = (str(tmp_path / "none"), str(tmp_path), str(tmp_path.parent))
+    assert models_of({"REMORA_MODEL_REPOSITORY": "s3://bucket/repo"}, directories) == ("s3://bucket/repo",)
+    assert models_of({"REMORA_MODEL_REPOSITORY": ""}, directories) == (str(tmp_path),)
+    assert models_of({}, directories[:1]) == ()
 
 
 def test_the_command_line_refuses_an_unknown_platform_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
