@@ -18,6 +18,7 @@ from remora._version import __version__
 
 if TYPE_CHECKING:
     from remora.server.doors import Host
+    from remora.server.early_port import EarlyPort
 
 _BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
 _ALIASES = {
@@ -137,6 +138,7 @@ def _start(host: Host, entered_ns: int) -> int:
     ledger = Ledger(now_ns, now_ns() - int(process_age_s() * 1e9))
     ledger.mark("interpreter", entered_ns)
     ledger.mark("options")
+    early = _open_early(host)
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
     keep_runtimes_quiet()  # in workers too, which inherit it
@@ -158,7 +160,20 @@ def _start(host: Host, entered_ns: int) -> int:
     from remora.server.main import serve  # asyncio and the codecs: imported while the models load
 
     ledger.mark("import of the server")
-    return serve(engine, loading, host, settings)
+    return serve(engine, loading, host, settings, early)
+
+
+def _open_early(host: Host) -> EarlyPort | None:
+    """The HTTP port, unless there is something to say about it: that is the server's to say."""
+    from remora.server.early_port import EarlyPort
+
+    options = host.server
+    if not options.allow_http or options.http_restricted_api:
+        return None
+    try:
+        return EarlyPort(options.http_address, options.http_port, reuse_port=options.reuse_http_port)
+    except OSError:
+        return None
 
 
 def with_flags(host: Host, words: Sequence[str]) -> Host:

@@ -24,6 +24,7 @@ from remora.protocols.v2_rest import InferCodec
 from remora.regions import DISABLED, Regions
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
+from remora.server.early_port import BACKLOG, EarlyPort
 from remora.server.http import Handover, Listener, Service
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.server")
 
-_BACKLOG = 1024
 _SWEEP_S = 5.0
 _LOOK_S = 0.01
 _STALL_LIMIT_S = 120.0
@@ -65,16 +65,23 @@ class Server:
         options: addresses, ports, limits.
         front: makes what answers on the HTTP port.
         doors: further ports of the host.
+        early: the HTTP port, where it is open already.
     """
 
     def __init__(
-        self, engine: Engine, options: ServerOptions, front: Front = v2_alone, doors: tuple[Door, ...] = ()
+        self,
+        engine: Engine,
+        options: ServerOptions,
+        front: Front = v2_alone,
+        doors: tuple[Door, ...] = (),
+        early: EarlyPort | None = None,
     ) -> None:
         self.engine = engine
         self.options = options
         self.doors = doors
         self.ports = Ports()
         self._front = front
+        self._early = early
         self._listeners: list[Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._grpc: GrpcServer | None = None
@@ -199,10 +206,17 @@ class Server:
 
     async def _listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
         listener = Listener(service, max_body_bytes=self.options.http_max_input_size, http2=http2)
+        loop = asyncio.get_running_loop()
         try:
-            server = await asyncio.get_running_loop().create_server(
-                listener.connection, address, port, backlog=_BACKLOG, reuse_port=self.options.reuse_http_port or None
-            )
+            if what == "HTTP" and self._early is not None:
+                listening, waiting = self._early.take()
+                server = await loop.create_server(listener.connection, sock=listening, backlog=BACKLOG)
+                for each in waiting:
+                    await loop.connect_accepted_socket(listener.connection, each)
+            else:
+                server = await loop.create_server(
+                    listener.connection, address, port, backlog=BACKLOG, reuse_port=self.options.reuse_http_port or None
+                )
         except OSError as error:
             raise StartError(f"cannot listen for {what} on {address}:{port}: {error.strerror or error}") from error
         self._listeners.append(listener)
@@ -306,14 +320,14 @@ class Server:
             await asyncio.sleep(1)
 
 
-def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning) -> int:
+def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; returns the process's exit code (0 clean, 1 otherwise)."""
-    return _run(_serve(engine, loading, host, settings))
+    return _run(_serve(engine, loading, host, settings, early))
 
 
-async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning) -> int:
+async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None) -> int:
     loop = asyncio.get_running_loop()
-    server = Server(engine, host.server, host.front, host.doors)
+    server = Server(engine, host.server, host.front, host.doors, early)
     told = asyncio.Event()
 
     def tell() -> None:
