@@ -157,7 +157,9 @@ def refused(region: AnyRegion, why: str) -> InvalidArgumentError:
 
 def check_within(place: Place, region_bytes: int) -> None:
     """Whether a place is part of its region. Raises InvalidArgumentError with Triton's text."""
-    if place.offset < 0 or place.byte_size <= 0 or place.offset + place.byte_size > region_bytes:
+    if not 0 <= place.offset < region_bytes:
+        raise InvalidArgumentError(f"Invalid offset for shared memory region: '{place.region}'")
+    if place.byte_size <= 0 or place.offset + place.byte_size > region_bytes:
         raise InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{place.region}'")
 
 

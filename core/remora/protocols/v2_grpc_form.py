@@ -125,6 +125,11 @@ def _place_of(tensor: str, parameters: Mapping[str, pb.InferParameter]) -> Place
                 f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
             )
         numbers = [_number(tensor, key, parameters) for key in ("shared_memory_offset", "shared_memory_byte_size")]
+        if "shared_memory_byte_size" not in parameters:
+            raise InvalidArgumentError(
+                "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+                f"'{tensor}'"
+            )
         return Place(parameters["shared_memory_region"].string_param, *numbers)
     for key in ("shared_memory_offset", "shared_memory_byte_size"):
         if key in parameters:

@@ -203,6 +203,10 @@ UNEXPECTED = "unexpected explicit tensor data for input tensor 'A' for model 'm'
             request(fp32(parameters={"shared_memory_offset": {"int64_param": 1}}), raw=(b"12345678",)),
             "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter for tensor 'A'",
         ),
+        (
+            request(fp32(parameters={"shared_memory_region": {"string_param": "r"}})),
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'A'",
+        ),
     ],
 )
 def test_inputs_that_cannot_be_meant_are_refused_with_tritons_text(message: bytes, text: str) -> None:
