@@ -31,6 +31,8 @@ PATIENCE_S = 10
 RETRY_S = 3
 ASKED = ("method", "request", "requests", "metadata", "requests_http")
 SAID = ("body", "body_b64", "details", "failure", "response", "messages", "replies")
+# What Triton says when it waited in vain, or when the process of a Python model has died.
+SILENCE = re.compile("DEADLINE_EXCEEDED|is not healthy")
 # Texts that differ only in such parts are one difference.
 VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[-+]?\d+(?:\.\d+)?")
 
@@ -145,7 +147,7 @@ class Fuzz:
             dead = pair.dead()
             if "remora" in dead:
                 yield Difference(cases[-1]["id"], asked(cases[-1]), shown(theirs[-1]), "remora died", "died")
-            if dead or any("DEADLINE_EXCEEDED" in shown(row) or "failure" in row for row in theirs):
+            if dead or any(SILENCE.search(shown(row)) or "failure" in row for row in theirs):
                 self.deaths += 1
                 return
             for number, (case, want, got) in enumerate(zip(cases, theirs, ours, strict=True)):
