@@ -51,25 +51,22 @@ def _row(region: Region | CudaRegion) -> bytes:
 
 
 def _region(name: str, request: Any) -> Region:
-    _require(request, "key", "byte_size")
-    offset, byte_size = _number(request, "offset"), _number(request, "byte_size")
-    key = request["key"]
-    if not isinstance(key, str):
-        raise MalformedError(access.NOT_TEXT)
-    return Region(name, key, offset, byte_size)
+    _require(request, "key")
+    key = _text(request["key"])
+    offset = _number(request, "offset")
+    _require(request, "byte_size")
+    return Region(name, key, offset, _number(request, "byte_size"))
 
 
 def _cuda_region(name: str, request: Any) -> CudaRegion:
     _require(request, "raw_handle")
-    text = access.find(request["raw_handle"], "b64")[1]
+    text = _text(_member(request["raw_handle"], "b64"))
+    byte_size, device_id = (_uint(_member(request, field)) for field in ("byte_size", "device_id"))
     try:
-        handle = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+        handle = base64.b64decode(text, validate=True)
     except ValueError:
         handle = b""
-    if len(handle) != _HANDLE_BYTES:  # looked at before the rest is missed: so Triton's answers came out
-        raise _no_handle()
-    _require(request, "device_id", "byte_size")
-    return _checked(CudaRegion(name, handle, _number(request, "device_id"), _number(request, "byte_size")))
+    return _checked(CudaRegion(name, handle, device_id, byte_size))
 
 
 def _require(request: Any, *fields: str) -> None:
@@ -78,11 +75,28 @@ def _require(request: Any, *fields: str) -> None:
             raise InvalidArgumentError(f"Shared memory register request has no '{field}' field")
 
 
+def _member(document: Any, field: str) -> Any:
+    present, value = access.find(document, field)
+    if not present:
+        raise MalformedError(f"attempt to access non-existing object member '{field}'")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MalformedError(access.NOT_TEXT)
+    return value
+
+
 def _number(request: Any, field: str) -> int:
     present, value = access.find(request, field)
-    if present and not access.is_uint(value):
+    return _uint(value) if present else 0
+
+
+def _uint(value: Any) -> int:
+    if not access.is_uint(value):
         raise MalformedError(access.NOT_UINT)
-    return value if present else 0
+    return int(value)
 
 
 def _checked(region: CudaRegion) -> CudaRegion:

@@ -39,27 +39,57 @@ HANDLE = {"b64": base64.b64encode(bytes(64)).decode()}
 BAD_HANDLE = "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
 
 
+NO_MEMBER = "attempt to access non-existing object member"
+NO_UINT = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+NO_TEXT = "attempt to access JSON non-string as string"
+
+
 @pytest.mark.parametrize(
-    ("body", "text"),
+    ("body", "status", "text"),
     [
-        ({}, "Shared memory register request has no 'raw_handle' field"),
-        ({"raw_handle": {"b64": "AA=="}, "device_id": 0, "byte_size": 4}, BAD_HANDLE),
-        ({"raw_handle": {"b64": "?"}, "device_id": 0, "byte_size": 4}, BAD_HANDLE),
-        ({"raw_handle": {}, "device_id": 0, "byte_size": 4}, BAD_HANDLE),
-        ({"raw_handle": HANDLE, "byte_size": 4}, "Shared memory register request has no 'device_id' field"),
-        ({"raw_handle": HANDLE, "device_id": 0}, "Shared memory register request has no 'byte_size' field"),
+        ({}, 400, "Shared memory register request has no 'raw_handle' field"),
+        ({"raw_handle": {"b64": "AA=="}, "device_id": 0, "byte_size": 4}, 400, BAD_HANDLE),
+        ({"raw_handle": {"b64": "?"}, "device_id": 0, "byte_size": 4}, 400, BAD_HANDLE),
+        ({"raw_handle": {}, "device_id": 0, "byte_size": 4}, 500, f"{NO_MEMBER} 'b64'"),
+        ({"raw_handle": [HANDLE], "device_id": 0, "byte_size": 4}, 500, f"{NO_MEMBER} 'b64'"),
+        ({"raw_handle": {"b64": 5}}, 500, NO_TEXT),
+        ({"raw_handle": HANDLE, "byte_size": 4}, 500, f"{NO_MEMBER} 'device_id'"),
+        ({"raw_handle": HANDLE, "device_id": "x"}, 500, f"{NO_MEMBER} 'byte_size'"),
+        ({"raw_handle": HANDLE, "byte_size": "x"}, 500, NO_UINT),
         (
             {"raw_handle": HANDLE, "device_id": 1 << 40, "byte_size": 4},
+            400,
             "failed to register CUDA shared memory region 'c': there is no device 1099511627776",
         ),
     ],
 )
 def test_a_cuda_region_that_is_not_described_whole_is_refused(
-    tmp_path: Path, body: Mapping[str, object], text: str
+    tmp_path: Path, body: Mapping[str, object], status: int, text: str
 ) -> None:
-    regions = SharedMemory(tmp_path)
-    answer = answer_region(Route("cuda_shm", verb="register", region="c"), json.dumps(body).encode(), regions)
-    assert (answer.status, json.loads(b"".join(bytes(piece) for piece in answer.body))) == (400, {"error": text})
+    assert registering("cuda_shm", tmp_path, body) == (status, {"error": text})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"byte_size": []}, 400, "Shared memory register request has no 'key' field"),
+        ({"key": [True]}, 500, NO_TEXT),
+        ({"key": 5, "offset": "x"}, 500, NO_TEXT),
+        ({"key": "/a", "offset": "x"}, 500, NO_UINT),
+        ({"key": "/a"}, 400, "Shared memory register request has no 'byte_size' field"),
+        ({"key": "/a", "byte_size": -1}, 500, NO_UINT),
+    ],
+)
+def test_a_regions_description_is_read_in_tritons_order(
+    tmp_path: Path, body: Mapping[str, object], status: int, text: str
+) -> None:
+    assert registering("system_shm", tmp_path, body) == (status, {"error": text})
+
+
+def registering(action: str, folder: Path, body: Mapping[str, object]) -> tuple[int, object]:
+    """What registering the region c is answered."""
+    answer = answer_region(Route(action, verb="register", region="c"), json.dumps(body).encode(), SharedMemory(folder))
+    return answer.status, json.loads(b"".join(bytes(piece) for piece in answer.body))
 
 
 def test_a_cuda_region_comes_and_goes_over_both_wires(tmp_path: Path, stand_in: StandIn) -> None:
