@@ -125,10 +125,8 @@ def test_a_decision_record_says_context_decision_reason_and_price(path: Path) ->
     assert parts == ["Context", "Decision", "Because", "We give up"]
 
 
-def test_decision_records_are_numbered_without_repeats() -> None:
-    # Gaps are numbers that others have taken for records they are still writing.
-    numbers = [int(path.name[:4]) for path in RECORDS]
-    assert len(set(numbers)) == len(numbers)
+def test_decision_records_are_numbered_without_gaps_or_repeats() -> None:
+    assert [int(path.name[:4]) for path in RECORDS] == [*range(1, len(RECORDS) + 1)]
 
 
 def dependencies(*leave_out: str) -> set[str]:
