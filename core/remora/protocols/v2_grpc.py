@@ -110,13 +110,21 @@ class InferMessage:
             data = self._gather(regions)
         if head.refused_outputs is not None:
             raise again(head.refused_outputs)
-        places = {name: regions.target(place) for name, place in reversed(head.places)} if head.places else _NOWHERE
+        places = self._targets(regions) if head.places else _NOWHERE
         form = head.form
         if forwarded:
             form = replace(form, id=self.id, parameters={**form.parameters, **forwarded})
         elif self.id:
             form = replace(form, id=self.id)
         return InferCall(self.model, self.version, form, data, head.empty_final, places)
+
+    def _targets(self, regions: Regions) -> dict[str, Target]:
+        """Where outputs are to be written; of an output that is named again the first place counts."""
+        places: dict[str, Target] = {}
+        for name, place in self._head.places:
+            target = regions.target(place)
+            places.setdefault(name, target)
+        return places
 
     def _gather(self, regions: Regions) -> list[Data]:
         """The inputs' values in order, each from where it says (spec R05)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from remora.errors import (
     InternalError,
     InvalidArgumentError,
     MalformedError,
+    NotFoundError,
     RemoraError,
     UnknownError,
     UnsupportedError,
@@ -38,6 +40,7 @@ from remora.protocols.v2_grpc import (
     version_of,
 )
 from remora.protocols.v2_regions import REGION_RPCS
+from remora.system.shared_memory import SharedMemory
 
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -228,6 +231,16 @@ def test_shared_memory_is_not_offered(message: bytes) -> None:
     code, text = refusal(message)
     assert code == "UNSUPPORTED"
     assert text.startswith("Client shared memory is disabled.")
+
+
+def test_the_first_output_whose_place_is_not_there_is_named(tmp_path: Path) -> None:
+    outputs = [
+        Output(name=name, parameters=SHARED | {"shared_memory_region": {"string_param": region}})
+        for name, region in (("Y", "here"), ("Z", "there"))
+    ]
+    message = read_infer(request(fp32(), raw=(b"12345678",), outputs=outputs))
+    with pytest.raises(NotFoundError, match="Unable to find shared memory region: 'here'"):
+        message.decode(regions=SharedMemory(tmp_path))
 
 
 # -- Parameters -----------------------------------------------------------------------------------------------------
