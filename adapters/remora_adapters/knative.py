@@ -44,7 +44,7 @@ def host(environ: Mapping[str, str]) -> Host:
         lame_duck_secs=_LAME_DUCK_S,
     )
     places = models_of(environ, MODEL_DIRECTORIES)
-    return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S, wait_for_models=True), server, _front)
+    return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S), server, _front)
 
 
 def _front(inside: Inside) -> Service:

@@ -147,7 +147,9 @@ class EngineOptions:
         metavar="N",
     )
     wait_for_models: bool = option(
-        "Requests that come before the models of the start are loaded wait for them instead of failing.", default=False
+        "Requests that come before the models of the start are loaded wait for them; false: they fail, as for models "
+        "that are not there.",
+        default=True,
     )
     max_waiting_requests: int = option(
         "How many requests over HTTP may wait for models that are being loaded; more are refused.",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fakes import UNTRACED
 from remora.cli import main
 from remora.cli_doors import Answer, EngineDoor, HttpDoor, model_path
 from remora.errors import NotFoundError, UnavailableError
@@ -284,6 +285,8 @@ def test_a_models_path_may_name_a_version() -> None:
 
 class SilentEngine:
     """An engine with one model that takes every request and answers none."""
+
+    traces = UNTRACED
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []

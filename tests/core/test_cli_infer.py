@@ -204,7 +204,11 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one[:2] == other[:2] and one.data.shape == other.data.shape and one.data.tolist() == other.data.tolist()
 
 
-@given(st.lists(tensors(), max_size=3), st.booleans(), st.text(st.characters(codec="utf-8"), max_size=3))
+@given(
+    st.lists(tensors(), max_size=3, unique_by=lambda tensor: tensor.name),
+    st.booleans(),
+    st.text(st.characters(codec="utf-8"), max_size=3),
+)
 def test_what_is_sent_is_what_the_server_reads(inputs: list[Tensor], named: bool, id: str) -> None:
     request = InferRequest(tuple(inputs), ("y",) if named else (), 3 if named else 0, id, {"k": 1})
     body, length = encode_request(request)
@@ -221,7 +225,7 @@ def test_what_is_sent_is_what_the_server_reads(inputs: list[Tensor], named: bool
             assert bytes(piece) == tensor.data.tobytes()  # type: ignore[arg-type]
 
 
-@given(st.lists(tensors(), max_size=3), st.booleans())
+@given(st.lists(tensors(), max_size=3, unique_by=lambda tensor: tensor.name), st.booleans())
 def test_what_the_server_answers_is_what_is_read(outputs: list[Tensor], binary: bool) -> None:
     if not binary:
         outputs = [row for row in outputs if row.datatype not in ("FP16", "BF16", "BYTES")]

@@ -27,7 +27,9 @@ def test_a_start_is_measured_and_a_budget_decides(
     words = ["bench", "coldstart", str(digits.models), "--serve=--allow-grpc=false", "--save", str(tmp_path / "report")]
     assert main([*words, "--budget=100s", "--json-out"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["first_answer_ms"] >= report["total_ms"] > 0
+    loaded_ms = max(step["begin_ms"] + step["ms"] for step in report["models"])
+    assert report["first_answer_ms"] >= loaded_ms > 0, "it may come just before all else is ready"
+    assert report["total_ms"] >= loaded_ms
     assert {step["step"] for step in report["models"]} >= {"config", "session"}
     assert main([*words, "--budget=1ms", "--baseline", str(tmp_path / "report")]) == 1
     said = capsys.readouterr()

@@ -827,15 +827,15 @@ def test_a_poll_on_demand_reloads_what_is_loaded_and_loads_nothing_else(bench: B
     assert lifecycle.wait_for("new", -1).name == "new"
 
 
-def test_requests_before_the_start_wait_if_they_may(bench: Bench) -> None:
+def test_requests_before_the_start_wait_unless_they_may_not(bench: Bench) -> None:
     write_model(bench.repository, "m")
-    waiting = bench.lifecycle("none", wait_for_models=True)
+    waiting = bench.lifecycle("none")
     with pytest.raises(LoadingError) as loading:
         waiting.resolve("m")
     waiting.start()
     loading.value.ready.result(PATIENCE_S)
     with pytest.raises(NotFoundError):
-        bench.lifecycle("none").resolve("m")
+        bench.lifecycle("none", wait_for_models=False).resolve("m")
 
 
 def test_what_is_waited_for_is_told_in_words(bench: Bench) -> None:
