@@ -183,7 +183,7 @@ def test_requests_that_come_before_the_model_wait_for_it(
         with client(port) as connection:
             return ask(connection, value)
 
-    with process(repository, port, child_environment, "--wait-for-models") as server:
+    with process(repository, port, child_environment) as server:
         until(port, "/livez", server)
         assert status_of(port, "/startupz") == 503
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez?verbose") as reply:
@@ -199,11 +199,11 @@ def test_requests_that_come_before_the_model_wait_for_it(
         assert status_of(port, "/readyz") == 200
 
 
-def test_without_the_option_early_requests_fail_at_once_and_the_server_is_alive_not_ready(
+def test_where_they_may_not_wait_early_requests_fail_at_once_and_the_server_is_alive_not_ready(
     gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
 ) -> None:
     repository, gate = gated
-    with process(repository, port, child_environment) as server:
+    with process(repository, port, child_environment, "--wait-for-models=false") as server:
         until(port, "/livez", server)
         assert status_of(port, "/v2/health/live") == 200
         assert status_of(port, "/v2/health/ready") == 400
@@ -218,7 +218,7 @@ def test_a_request_waits_no_longer_than_its_own_deadline(
     gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
 ) -> None:
     repository, _gate = gated
-    with process(repository, port, child_environment, "--wait-for-models") as server, client(port) as connection:
+    with process(repository, port, child_environment) as server, client(port) as connection:
         until(port, "/livez", server)
         connection.request("POST", "/v2/models/m/infer", "{}", {"X-Request-Timeout-Ms": "50"})
         reply = connection.getresponse()
@@ -227,7 +227,7 @@ def test_a_request_waits_no_longer_than_its_own_deadline(
 
 def test_only_so_many_requests_may_wait(gated: tuple[Path, Path], port: int, child_environment: dict[str, str]) -> None:
     repository, _gate = gated
-    with process(repository, port, child_environment, "--wait-for-models", "--max-waiting-requests=1") as server:
+    with process(repository, port, child_environment, "--max-waiting-requests=1") as server:
         until(port, "/livez", server)
         with client(port) as waiting, client(port) as refused:
             waiting.request("POST", "/v2/models/m/infer", "{}")
