@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Container, Sequence
@@ -138,6 +139,8 @@ def _start(host: Host, entered_ns: int) -> int:
     ledger = Ledger(now_ns, now_ns() - int(process_age_s() * 1e9))
     ledger.mark("interpreter", entered_ns)
     ledger.mark("options")
+    # Until the server is there to end in order: nothing is under way, and what loads may take its time.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     early = _open_early(host)
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)

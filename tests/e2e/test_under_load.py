@@ -228,7 +228,7 @@ def test_a_request_waits_no_longer_than_its_own_deadline(
 def test_only_so_many_requests_may_wait(gated: tuple[Path, Path], port: int, child_environment: dict[str, str]) -> None:
     repository, _gate = gated
     with process(repository, port, child_environment, "--max-waiting-requests=1") as server:
-        until(port, "/livez", server)
+        until(port, "/v2/health/live", server)  # the server itself: it reads one request after the other
         with client(port) as waiting, client(port) as refused:
             waiting.request("POST", "/v2/models/m/infer", "{}")
             status, answer = ask(refused, 1)

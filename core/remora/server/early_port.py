@@ -31,15 +31,15 @@ class EarlyPort:
         self._listening = socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
         self._listening.setblocking(False)
         self._told, self._end = socket.socketpair()
-        self._held: set[socket.socket] = set()
+        self._held: dict[socket.socket, None] = {}  # who came first is served first
         self._thread = threading.Thread(target=self._answer, name="remora early port", daemon=True)
         self._thread.start()
 
-    def take(self) -> tuple[socket.socket, set[socket.socket]]:
-        """Stop; returns the listening socket and the connections that wait. To be called once."""
+    def take(self) -> tuple[socket.socket, list[socket.socket]]:
+        """Stop; returns the listening socket and the connections that wait, in their order. To be called once."""
         self._end.close()
         self._thread.join()
-        return self._listening, self._held
+        return self._listening, [*self._held]
 
     def _answer(self) -> None:
         with selectors.DefaultSelector() as selector, self._told:
@@ -57,7 +57,7 @@ class EarlyPort:
         except OSError:  # gone again, or too many are open: the server will see to it
             return
         connection.setblocking(False)
-        self._held.add(connection)
+        self._held[connection] = None
         selector.register(connection, selectors.EVENT_READ, self._look_at)
 
     def _look_at(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
@@ -71,5 +71,5 @@ class EarlyPort:
             connection.send(_HEAD if asked.startswith(b"HEAD") else _HEAD + b"ok\n")
         except OSError:
             pass
-        self._held.discard(connection)
+        self._held.pop(connection, None)
         connection.close()

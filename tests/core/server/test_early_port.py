@@ -42,7 +42,7 @@ def test_livez_is_answered_before_there_is_a_server(early: tuple[EarlyPort, int]
         connection.request(method, "/livez")
         answer = connection.getresponse()
         assert (answer.status, answer.read(), answer.getheader("Connection")) == (200, body, "close")
-    assert port.take()[1] == set()
+    assert port.take()[1] == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_client_that_is_gone_again_does_no_harm(early: tuple[EarlyPort, int]) 
     connected(number, b"GET /livez HTTP/1.1\r\n\r\n").close()
     with connected(number, b"GET /livez HTTP/1.1\r\n\r\n") as after:
         assert after.recv(12) == b"HTTP/1.1 200"
-    assert port.take()[1] == set()
+    assert port.take()[1] == []
 
 
 def test_the_server_answers_those_who_came_before_it_and_those_who_come_later(tmp_path: Path) -> None:
