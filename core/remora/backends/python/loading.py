@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import re
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
@@ -24,6 +25,8 @@ from typing import Any
 
 API_NAME = "triton_python_backend_utils"
 
+_INVALIDATING = threading.Lock()
+"""Two at once would delete the same entries of Python's table of importers, and the second fails with a KeyError."""
 _numbers = itertools.count(1)
 _packages: dict[str, _Package] = {}
 """The packages that are loaded, by name. Import hooks are the interpreter's, so that their state is the module's."""
@@ -58,7 +61,8 @@ def load_module(file: Path, label: str, search: Sequence[Path]) -> LoadedModule:
         BaseException: whatever the file raises.
     """
     _install()
-    importlib.invalidate_caches()  # siblings may have been written a moment ago
+    with _INVALIDATING:
+        importlib.invalidate_caches()  # siblings may have been written a moment ago
     package = _Package(f"remora_model_{re.sub(r'[^0-9A-Za-z]', '_', label)}_{next(_numbers)}", search)
     try:
         name = f"{package.name}.{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}"

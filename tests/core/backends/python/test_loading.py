@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from google.protobuf import text_format
 
 from remora.backends import Execution, Placement, Source
 from remora.backends.python import PythonBackend
+from remora.backends.python.loading import load_module
 from remora.errors import InternalError
 from remora.messages import InferForm, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
@@ -126,6 +128,25 @@ def test_our_api_wins_over_another_module_of_its_name(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", np)
     model = {"1/model.py": "WHO = lambda: 1" + CLASS, "1/triton_python_backend_utils.py": "raise SystemExit"}
     assert answers(tmp_path, {"m": model}) == ["1"]
+
+
+def test_models_that_load_at_the_same_time_do_not_trip_over_the_importers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python forgets importers that are None, such as that of its own archive, with a KeyError for who comes second."""
+    file = tmp_path / "model.py"
+    file.write_text("x = 1\n")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(40):
+                for number in range(200):
+                    monkeypatch.setitem(sys.path_importer_cache, f"/absent/{number}.zip", None)
+                for loaded in pool.map(lambda number: load_module(file, f"m{number}", [tmp_path]), range(8)):
+                    loaded.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_load_error_names_file_and_line(tmp_path: Path) -> None:
