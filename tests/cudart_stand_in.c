@@ -1,8 +1,9 @@
 /* The CUDA runtime's functions that remora calls, with their signatures, over the host's memory.
  *
  * It keeps what the real one keeps: who took what, on which device, and how large it is. A copy that leaves an
- * allocation fails, as does freeing what was not taken. Memory of devices is POSIX shared memory, so that handles open
- * in other processes. STAND_IN_DEVICES says how many devices there are (1).
+ * allocation fails, as does freeing what was not taken. A copy that the real one may not have done when the call returns
+ * is done when somebody waits for its stream, and no sooner. Memory of devices is POSIX shared memory, so that handles
+ * open in other processes. STAND_IN_DEVICES says how many devices there are (1).
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,6 +26,14 @@ enum { FREE, DEVICE, PINNED, OPENED, STREAM };
 enum { MOST = 4096 };
 
 static struct { int kind; char *at; size_t size; int device; char name[48]; } held[MOST];
+static struct copy {
+    struct copy *next;
+    cudaStream_t stream;
+    char *to;
+    const char *from;
+    size_t size;
+    char staged[];
+} *first;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned made, copies;
 static __thread int current;
@@ -52,8 +61,28 @@ static cudaError_t keep(int kind, char *at, size_t size, const char *name) {
     return OUT_OF_MEMORY;
 }
 
+/* Under the lock: do what waits on a stream, in its order; all that waits where no stream is meant. */
+static void finish(cudaStream_t stream, int all) {
+    for (struct copy **at = &first; *at;) {
+        struct copy *each = *at;
+        if (!all && each->stream != stream) { at = &each->next; continue; }
+        memmove(each->to, each->from, each->size);
+        *at = each->next;
+        free(each);
+    }
+}
+
+static void put(cudaStream_t stream, void *to, const void *from, size_t size, int stage) {
+    struct copy *made = malloc(sizeof *made + (stage ? size : 0)), **at = &first;
+    if (stage) memcpy(made->staged, from, size);
+    *made = (struct copy){NULL, stream, to, stage ? made->staged : from, size};
+    while (*at) at = &(*at)->next;
+    *at = made;
+}
+
 static cudaError_t release(void *address, int kind) {
     pthread_mutex_lock(&lock);
+    finish(NULL, 1);
     int at = address ? find(address) : -1;
     cudaError_t status = INVALID_VALUE;
     if (at >= 0 && held[at].kind == kind && held[at].at == address) {
@@ -126,27 +155,31 @@ cudaError_t cudaMallocHost(void **out, size_t size) {
 
 cudaError_t cudaFreeHost(void *address) { return release(address, PINNED); }
 
-cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
-    (void)kind;
+static int is_device(int at) { return at >= 0 && (held[at].kind == DEVICE || held[at].kind == OPENED); }
+
+static cudaError_t begin(void *to, const void *from, size_t size, cudaStream_t stream, int async) {
     cudaError_t status = OK;
     pthread_mutex_lock(&lock);
-    const char *ends[2] = {to, from};
-    for (int end = 0; end < 2; end++) {
-        int at = find(ends[end]);
-        if (at >= 0 && ends[end] + size > held[at].at + held[at].size) status = INVALID_VALUE;
-    }
+    int there = find(to), here = find(from), streamed = find(stream);
+    if (there >= 0 && (char *)to + size > held[there].at + held[there].size) status = INVALID_VALUE;
+    if (here >= 0 && (const char *)from + size > held[here].at + held[here].size) status = INVALID_VALUE;
+    if (async && (streamed < 0 || held[streamed].kind != STREAM)) status = INVALID_HANDLE;
     copies++;
+    int later = is_device(there) ? async || is_device(here) || here < 0 : async && there >= 0;
+    if (status == OK) put(stream, to, from, size, here < 0);
+    if (status == OK && !later) finish(stream, 0);
     pthread_mutex_unlock(&lock);
-    if (status == OK) memmove(to, from, size);
     return status;
 }
 
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    (void)kind;
+    return begin(to, from, size, NULL, 0);
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, cudaStream_t stream) {
-    pthread_mutex_lock(&lock);
-    int at = find(stream);
-    int known = at >= 0 && held[at].kind == STREAM;
-    pthread_mutex_unlock(&lock);
-    return known ? cudaMemcpy(to, from, size, kind) : INVALID_HANDLE;
+    (void)kind;
+    return begin(to, from, size, stream, 1);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
@@ -161,9 +194,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     pthread_mutex_lock(&lock);
-    int at = find(stream);
+    int known = !stream || find(stream) >= 0;
+    if (known) finish(stream, 0);
     pthread_mutex_unlock(&lock);
-    return at >= 0 ? OK : INVALID_HANDLE;
+    return known ? OK : INVALID_HANDLE;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return release(stream, STREAM) == OK ? OK : INVALID_HANDLE; }

@@ -29,6 +29,17 @@ def test_bytes_go_to_a_device_and_come_back(stand_in: StandIn) -> None:
     assert [stand_in.held(kind) for kind in (DEVICE, PINNED, STREAM)] == [0, 0, 0]
 
 
+def test_a_copy_is_there_when_it_returns(stand_in: StandIn) -> None:
+    """What else reads the memory has streams of its own, and the runtime waits for none but some copies."""
+    runtime = stand_in.runtime
+    one, other = runtime.take(ROWS.nbytes), runtime.take(ROWS.nbytes)
+    runtime.copy(one, ROWS.ctypes.data, ROWS.nbytes)
+    assert ctypes.string_at(one, ROWS.nbytes) == ROWS.tobytes()
+    runtime.copy(other, one, ROWS.nbytes)
+    assert ctypes.string_at(other, ROWS.nbytes) == ROWS.tobytes()
+    runtime.free(one), runtime.free(other)
+
+
 def test_a_failing_call_is_told_with_the_runtimes_text(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CudaError, match="cudaSetDevice failed: invalid device ordinal"):
         stand_in.runtime.use(7)
