@@ -30,6 +30,12 @@ class StandIn:
         """How much of a kind is held in this process."""
         return int(self.library.stand_in_held(kind))
 
+    def device(self) -> int:
+        """The calling thread's device."""
+        found = ctypes.c_int()
+        assert self.library.cudaGetDevice(ctypes.byref(found)) == 0
+        return found.value
+
     def copies(self) -> int:
         """How often bytes were copied in this process."""
         return int(self.library.stand_in_copies())

@@ -36,7 +36,7 @@ static struct copy {
 } *first;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned made, copies;
-static __thread int current;
+static __thread int current, chosen;
 
 static int devices(void) {
     const char *said = getenv("STAND_IN_DEVICES");
@@ -130,7 +130,12 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= devices()) return devices() ? INVALID_DEVICE : NO_DEVICE;
-    current = device;
+    current = device, chosen = 1;
+    return OK;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    *device = current;
     return OK;
 }
 
@@ -221,6 +226,11 @@ cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned
 }
 
 cudaError_t cudaIpcCloseMemHandle(void *address) { return release(address, OPENED); }
+
+int cuCtxGetCurrent(void **context) {
+    *context = chosen ? &current : NULL;
+    return OK;
+}
 
 int cuMemGetAddressRange_v2(uint64_t *start, size_t *size, uint64_t address) {
     pthread_mutex_lock(&lock);

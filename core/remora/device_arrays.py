@@ -218,16 +218,16 @@ class CudaMemory:
 
     def take(self, size: int) -> Block:
         """New memory. Raises InternalError when there is none."""
-        self._runtime.use(self._number)
-        address = self._runtime.take(size)
+        with self._runtime.on(self._number):
+            address = self._runtime.take(size)
         owner = _Owner()
         weakref.finalize(owner, _free, self._runtime, self._number, address)
         return Block(address, owner)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes and wait for them."""
-        self._runtime.use(self._number)
-        self._runtime.copy(to, source, size)
+        with self._runtime.on(self._number):
+            self._runtime.copy(to, source, size)
 
 
 class _Owner:
@@ -236,8 +236,8 @@ class _Owner:
 
 def _free(runtime: Cuda, number: int, address: int) -> None:
     try:
-        runtime.use(number)
-        runtime.free(address)
+        with runtime.on(number):
+            runtime.free(address)
     except InternalError:  # the runtime is being shut down, and everything with it
         pass
 

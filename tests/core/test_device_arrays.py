@@ -140,5 +140,23 @@ def test_a_gpus_memory_is_taken_copied_and_given_back(stand_in: StandIn) -> None
     assert stand_in.held(DEVICE) == before
 
 
+def test_memory_of_another_gpu_comes_and_goes_beside_a_threads_own(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_DEVICES", "2")
+    memory = CudaMemory(stand_in.runtime, 0)
+    stand_in.runtime.use(1)
+    try:
+        block = memory.take(24)
+        tensor = DeviceArray("FP32", (2, 3), memory, block.address, block.owner)
+        tensor.host()
+        before = stand_in.held(DEVICE)
+        del block, tensor
+        assert stand_in.held(DEVICE) == before - 1
+        assert stand_in.device() == 1, "what a finalizer does must not move the thread's next work to another GPU"
+    finally:
+        stand_in.runtime.use(0)
+
+
 def test_main_memory_is_a_device_of_its_own() -> None:
     assert memory_of((1, 0)) is memory_of((3, 0))

@@ -43,8 +43,8 @@ class CudaTransfer(Transfer):
         super().__init__(memory)
         self._cuda = runtime
         self._number = memory.device[1]
-        self._cuda.use(self._number)
-        self._stream = self._cuda.stream()
+        with self._cuda.on(self._number):
+            self._stream = self._cuda.stream()
         self._pinned = (0, 0)
         """Address and size."""
 
@@ -78,10 +78,10 @@ class CudaTransfer(Transfer):
     def close(self) -> None:
         """Give stream and memory back, once."""
         if self._stream:
-            self._cuda.use(self._number)
-            if self._pinned[0]:
-                self._cuda.free_pinned(self._pinned[0])
-            self._cuda.drop(self._stream)
+            with self._cuda.on(self._number):
+                if self._pinned[0]:
+                    self._cuda.free_pinned(self._pinned[0])
+                self._cuda.drop(self._stream)
             self._stream, self._pinned = 0, (0, 0)
 
     def _room(self, size: int) -> int:

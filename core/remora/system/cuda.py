@@ -1,7 +1,8 @@
 """The CUDA runtime through ctypes; the law: every call is checked, and without the library there are no devices.
 
 The library is looked for when it is first needed: where pip has put NVIDIA's wheels, then where the system has it.
-Addresses are plain numbers; who takes memory gives it back.
+Addresses are plain numbers; who takes memory gives it back. A thread has one device at a time, which all libraries
+in the process see and change.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +40,7 @@ class IpcHandle(ctypes.Structure):
 _OUT = ctypes.POINTER(_POINTER)
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cudaGetDeviceCount": (ctypes.POINTER(_INT),),
+    "cudaGetDevice": (ctypes.POINTER(_INT),),
     "cudaSetDevice": (_INT,),
     "cudaMalloc": (_OUT, _SIZE),
     "cudaFree": (_POINTER,),
@@ -68,7 +71,7 @@ class Cuda:
 
     Args:
         library: the runtime, as ctypes has loaded it.
-        driver: the driver's library; None where its one question cannot be asked.
+        driver: the driver's library; None where what only it knows cannot be asked.
     """
 
     def __init__(self, library: Any, driver: Any = None) -> None:
@@ -79,7 +82,10 @@ class Cuda:
             self._functions[name] = function
         self._text = library["cudaGetErrorString"]
         self._text.argtypes, self._text.restype = (_INT,), ctypes.c_char_p
-        self._range = None if driver is None else driver["cuMemGetAddressRange_v2"]
+        self._range: Any = None
+        self._context: Any = None
+        if driver is not None:
+            self._range, self._context = driver["cuMemGetAddressRange_v2"], driver["cuCtxGetCurrent"]
 
     def device_count(self) -> int:
         """How many GPUs there are; 0 where the driver is missing as well."""
@@ -89,6 +95,25 @@ class Cuda:
     def use(self, device: int) -> None:
         """Make a device the calling thread's."""
         self._call("cudaSetDevice", device)
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Make a device the calling thread's for a while: wherever others may count on theirs, finalizers above all."""
+        before = self._chosen()
+        self.use(device)
+        try:
+            yield
+        finally:
+            if before not in (None, device):
+                self.use(before)
+
+    def _chosen(self) -> int | None:
+        """The calling thread's device; None where it has used none yet, or nobody knows."""
+        context, device = _POINTER(), _INT()
+        if self._context is None or self._context(ctypes.byref(context)) != 0 or not context.value:
+            return None  # to go back to what the runtime calls its device would make a context there
+        self._call("cudaGetDevice", ctypes.byref(device))
+        return device.value
 
     def take(self, size: int) -> int:
         """The address of new device memory."""

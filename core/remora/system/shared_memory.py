@@ -152,8 +152,8 @@ class _CudaMapping:
 
     def view(self, offset: int, size: int) -> memoryview:
         copied = np.empty(size, np.uint8)
-        self._runtime.use(self._device)
-        self._runtime.copy(copied.ctypes.data, self._address + offset, size)
+        with self._runtime.on(self._device):
+            self._runtime.copy(copied.ctypes.data, self._address + offset, size)
         return copied.data
 
     def target(self, offset: int, size: int) -> Target:
@@ -162,8 +162,8 @@ class _CudaMapping:
     def write(self, offset: int, data: memoryview | bytes) -> None:
         given = np.frombuffer(data, np.uint8)
         if given.size:
-            self._runtime.use(self._device)
-            self._runtime.copy(self._address + offset, given.ctypes.data, given.size)
+            with self._runtime.on(self._device):
+                self._runtime.copy(self._address + offset, given.ctypes.data, given.size)
 
 
 class _CudaTarget(NamedTuple):
@@ -185,19 +185,19 @@ def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
             f"failed to register CUDA shared memory region: '{region.name}', GPUs not supported"
         ) from None
     try:
-        found.use(region.device_id)
-        address = found.open_handle(region.handle)
+        with found.on(region.device_id):
+            address = found.open_handle(region.handle)
+            mapping = _CudaMapping(found, region.device_id, address)
+            available = found.bytes_from(address)
     except CudaError as error:
         raise refused(region, f"failed to open CUDA IPC handle: {error.reason}") from None
-    mapping = _CudaMapping(found, region.device_id, address)
-    available = found.bytes_from(address)
     check_new(region, region.byte_size if available is None else available)
     return mapping
 
 
 def _close(runtime: Cuda, device: int, address: int) -> None:
     try:
-        runtime.use(device)
-        runtime.close_handle(address)
+        with runtime.on(device):
+            runtime.close_handle(address)
     except CudaError:  # its owner has gone, or the driver is being shut down: there is nothing left to close
         pass

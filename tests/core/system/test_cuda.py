@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,28 @@ def test_devices_are_counted_and_none_is_no_error(stand_in: StandIn, monkeypatch
     assert stand_in.runtime.device_count() == 3
     monkeypatch.setenv("STAND_IN_DEVICES", "0")
     assert stand_in.runtime.device_count() == 0
+
+
+def test_a_thread_gets_its_device_back(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_DEVICES", "3")
+    runtime, seen = stand_in.runtime, []
+
+    def look(device: int) -> None:
+        with runtime.on(device):
+            seen.append(stand_in.device())
+        seen.append(stand_in.device())
+
+    def work() -> None:
+        look(2)  # it has used none before: what it would go back to is nobody's choice
+        runtime.use(1)
+        look(2), look(1)
+        with suppress(CudaError), runtime.on(2):
+            runtime.free(16)
+        seen.append(stand_in.device())
+
+    thread = threading.Thread(target=work)
+    thread.start(), thread.join()
+    assert seen == [2, 2, 2, 1, 1, 1, 1]
 
 
 def test_a_handle_is_64_bytes_passed_by_value(stand_in: StandIn) -> None:
