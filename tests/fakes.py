@@ -374,6 +374,8 @@ class UntouchableMemory:
         readable: how often its bytes may be copied to the host.
     """
 
+    alignment = 256
+
     def __init__(self, device: tuple[int, int] = (2, 0), readable: int = 0) -> None:
         self.device = device
         self.readable = readable

@@ -36,7 +36,7 @@ class FakeContext:
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         self.addresses[name] = address
-        return address != 0
+        return address != 0 and address % 256 == 0
 
     def infer_shapes(self) -> list[str]:
         return []

@@ -44,6 +44,10 @@ class Memory(Protocol):
     @property
     def device(self) -> DeviceId: ...
 
+    @property
+    def alignment(self) -> int:
+        """Of which number all addresses of new memory are multiples, as what runs there may count on."""
+
     def take(self, size: int) -> Block:
         """New memory. Raises InternalError when there is none."""
 
@@ -197,6 +201,7 @@ class HostMemory:
     """Main memory as a device: what stands for one where there is none."""
 
     device: Final = HOST
+    alignment: Final = 1
 
     def take(self, size: int) -> Block:
         """New memory."""
@@ -210,6 +215,8 @@ class HostMemory:
 
 class CudaMemory:
     """The memory of a GPU."""
+
+    alignment: Final = 256
 
     def __init__(self, runtime: Cuda, number: int) -> None:
         self.device: Final[DeviceId] = (CUDA, number)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.onnx_plan import GraphPlan
-from remora.backends.transfers import Transfer
+from remora.backends.transfers import Places, Transfer
 from remora.device_arrays import Block, DeviceArray, Memory
 from remora.messages import DTYPES, Array, Tensor
 
@@ -69,7 +69,7 @@ class Binding:
         self._call = getattr(session, "run_with_iobinding", None)
         self._plain = self._options({} if graphs is None else {"gpu_graph_id": str(_NEVER)})
         self._fixed: dict[tuple[Shapes, tuple[str, ...]], _Fixed] = {}
-        self._blocks: dict[str, tuple[int, Block]] = {}
+        self._places = Places(memory)
 
     def run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
         """The outputs ``wanted``, in that order; on the device where they may stay. Raises what ONNX Runtime raises."""
@@ -84,20 +84,15 @@ class Binding:
     def close(self) -> None:
         """Let memory and graphs go."""
         self._fixed.clear()
-        self._blocks.clear()
+        self._places.close()
         self._transfer.close()
 
     def _run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], options: Any) -> list[DeviceArray]:
         binding = self._inner.io_binding()
         copies: list[tuple[int, Array]] = []
         for name, given in inputs.items():
-            if isinstance(given, DeviceArray):
-                self._bind(binding.bind_input, name, given.shape, given.address)
-            else:
-                array = np.ascontiguousarray(given).reshape(given.shape)  # which gives a scalar a dimension
-                address = self._room(name, array.nbytes)
-                copies.append((address, array))
-                self._bind(binding.bind_input, name, array.shape, address)
+            address = self._places.of(name, given, copies)
+            self._bind(binding.bind_input, name, given.shape, address)
         self._transfer.to_device(copies)
         for name in wanted:
             binding.bind_output(name, *self._device)
@@ -122,15 +117,6 @@ class Binding:
         datatype = self._types[name]
         kind: Any = _BFLOAT16 if datatype == "BF16" else DTYPES[datatype]
         bind(name, *self._device, kind, list(shape), address)
-
-    def _room(self, name: str, size: int) -> int:
-        """The address of an input's memory on the device, which grows with the largest and is kept."""
-        there, block = self._blocks.get(name, (-1, Block(0, None)))
-        if there < size:
-            self._blocks.pop(name, None)
-            block = self._memory.take(size)
-            self._blocks[name] = (size, block)
-        return block.address
 
     # -- CUDA graphs ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends.transfers import Transfer
+from remora.backends.transfers import Places, Transfer
 from remora.device_arrays import Block, DeviceArray, Memory, on_host
 from remora.errors import InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor, TensorInfo
@@ -120,8 +120,7 @@ class Context:
         self._profile = profile
         self._engine = engine
         self._tensors = {tensor.info.name: tensor for tensor in engine.tensors}
-        self._kept: dict[str, tuple[int, Block]] = {}
-        """Size and block of each tensor's memory on the device, kept from one run to the next."""
+        self._places = Places(memory)
         runtime.use(self._device)
         self._stream = runtime.stream()
         self._transfer = transfer
@@ -153,7 +152,7 @@ class Context:
     def close(self) -> None:
         """Free what the context took, once."""
         self._inner = None
-        self._kept.clear()
+        self._places.close()
         self._transfer.close()
         if self._stream:
             self._cuda.use(self._device)
@@ -186,17 +185,11 @@ class Context:
                 f"input '{name}' has shape {list(given.shape)}; the engine's optimization profile {self._profile} "
                 f"takes {list(least)} to {list(most)}"
             )
-        if isinstance(given, DeviceArray) and not tensor.on_host:
-            self._point(name, given.address)
-            return None
-        array: Array = np.ascontiguousarray(on_host(given))
         if tensor.on_host:
-            array = array.copy()
+            array: Array = np.array(on_host(given), order="C")
             self._point(name, array.ctypes.data)
             return array
-        address = self._room(name, array.nbytes)
-        self._point(name, address)
-        copies.append((address, array))
+        self._point(name, self._places.of(name, given, copies))
         return None
 
     def _expect(self, name: str, *, new: bool) -> Any:
@@ -211,18 +204,9 @@ class Context:
             self._point(name, array.ctypes.data)
             return array
         size = int(np.prod(shape, dtype=np.int64)) * DTYPES[datatype].itemsize
-        block = self._memory.take(size) if new else Block(self._room(name, size), None)  # which the context keeps
+        block = self._memory.take(size) if new else Block(self._places.room(name, size), None)
         self._point(name, block.address)
         return DeviceArray(datatype, shape, self._memory, block.address, block.owner)
-
-    def _room(self, name: str, size: int) -> int:
-        """The address of a tensor's kept memory on the device, at least ``size`` bytes of it."""
-        there, block = self._kept.get(name, (-1, Block(0, None)))
-        if there < size:
-            self._kept.pop(name, None)
-            block = self._memory.take(size)
-            self._kept[name] = (size, block)
-        return block.address
 
     def _point(self, name: str, address: int) -> None:
         if not self._inner.set_tensor_address(name, address):

@@ -1,4 +1,5 @@
-"""Copies between the host and a device's memory, for backends; the law: one thread at a time, and done on return."""
+"""Copies between the host and a device's memory, and where to, for backends; the law: one thread at a time, and done on
+return."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remora.device_arrays import HOST, DeviceArray, Memory
+from remora.device_arrays import HOST, Block, DeviceArray, Memory
 from remora.messages import Array
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -94,6 +95,45 @@ class CudaTransfer(Transfer):
                 self._cuda.free_pinned(address)
             self._pinned = (self._cuda.take_pinned(size), size)
         return self._pinned[0]
+
+
+class Places:
+    """Where the inputs of an instance lie on its device: where they are, or in memory kept for them by name.
+
+    The memory grows with the largest of each name.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._kept: dict[str, tuple[int, Block]] = {}
+        """Size and block."""
+
+    def of(self, name: str, given: Any, copies: list[tuple[int, Array]]) -> int:
+        """Where an array is, or will be once ``copies``, to which this may add, are made."""
+        if isinstance(given, DeviceArray):
+            if given.nbytes and given.address % self._memory.alignment == 0:  # rows of another tensor begin anywhere
+                return given.address
+            address = self.room(name, given.nbytes)
+            if given.nbytes:
+                self._memory.copy(address, given.address, given.nbytes)
+            return address
+        array = np.ascontiguousarray(given)
+        address = self.room(name, array.nbytes)
+        copies.append((address, array))
+        return address
+
+    def room(self, name: str, size: int) -> int:
+        """The address of a tensor's kept memory, at least ``size`` bytes of it."""
+        there, block = self._kept.get(name, (-1, Block(0, None)))
+        if there < size:
+            self._kept.pop(name, None)
+            block = self._memory.take(size)
+            self._kept[name] = (size, block)
+        return block.address
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self._kept.clear()
 
 
 def view_at(address: int, size: int) -> Array:

@@ -195,7 +195,7 @@ def test_tensors_travel_through_pinned_memory_on_one_stream(stand_in: StandIn, t
 
 
 def test_a_session_runs_on_memory_of_the_cuda_runtime(
-    tmp_path: Path, stand_in: StandIn, transfer: CudaTransfer
+    tmp_path: Path, stand_in: StandIn, transfer: CudaTransfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every call of a run on a GPU, but for ONNX Runtime's provider: the CPU's reads the stand-in's memory."""
 
@@ -215,6 +215,16 @@ def test_a_session_runs_on_memory_of_the_cuda_runtime(
     (out,) = binding.run({"x": X}, ("y",), stays=True)
     (last,) = binding.run({"x": out.data}, ("y",), stays=False)
     np.testing.assert_array_equal(last.data, X * 4)
+    block = binding._memory.take(X.nbytes)
+    binding._memory.copy(block.address, X.ctypes.data, X.nbytes)
+    rows = DeviceArray("FP32", (2, 2), binding._memory, block.address + 8, block.owner)
+    bound: list[int] = []
+    bind = binding._bind
+    monkeypatch.setattr(binding, "_bind", lambda *given: (bound.append(given[-1]), bind(*given)))
+    (last,) = binding.run({"x": rows.as_array()}, ("y",), stays=False)
+    np.testing.assert_array_equal(last.data, X[1:] * 2)
+    assert [address % 256 for address in bound] == [0], "rows begin where a tensor may not"
+    del block, rows
     assert stand_in.held(DEVICE) == before + 1, "an input's memory is kept, outputs are ONNX Runtime's"
     binding.close()
     del out, last

@@ -44,10 +44,12 @@ def opened(tmp_path: Path, text: str = "", plan: bytes = b"plan") -> tuple[Any, 
     return model, config
 
 
-def answer(instance: Instance, *arrays: Array) -> list[Array]:
-    outcomes = run(instance, *[request_of({"x": array}, ("y",)) for array in arrays])
+def answer(instance: Instance, *arrays: Any) -> list[Array]:
+    requests = [request_of({"x": np.empty(array.shape, "f4")}, ("y",)) for array in arrays]
+    for request, array in zip(requests, arrays, strict=True):
+        request.inputs["x"] = array
     found = []
-    for outcome in outcomes:
+    for outcome in run(instance, *requests):
         if not isinstance(outcome, Response):
             raise outcome
         found.append(outcome.outputs[0].data)
@@ -111,6 +113,25 @@ def test_tensors_on_the_device_stay_there(tmp_path: Path, cudart: StandIn) -> No
     assert cudart.copies() == copies, "from the device to the device nothing is copied"
     answer(instance, X + 1)
     np.testing.assert_array_equal(kept.host(), X * 4)
+    instance.close()
+
+
+def test_rows_of_a_tensor_and_a_tensor_of_none_go_where_the_engine_can_read_them(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = opened(tmp_path)
+    instance = model.instance(config, Placement("m_0", "GPU", 0))
+    request = request_of({"x": X}, ("y",))
+    request.stays = True
+    (outcome,) = run(instance, request)
+    assert isinstance(outcome, Response)
+    whole: Any = outcome.outputs[0].data
+    np.testing.assert_array_equal(answer(instance, whole.rows(1, 3))[0], X[1:] * 4)
+    np.testing.assert_array_equal(answer(instance, whole.rows(0, 2))[0], X[:2] * 4)
+    np.testing.assert_array_equal(answer(instance, whole.rows(2, 3), whole.rows(0, 2))[1], X[:2] * 4)
+    monkeypatch.setattr(FakeEngine, "get_tensor_profile_shape", lambda *_: [(0, 2), (2, 2), (8, 2)])
+    none = DeviceArray("FP32", (0, 2), whole.memory, 0, None)
+    assert answer(instance, none)[0].shape == (0, 2)
     instance.close()
 
 
