@@ -29,6 +29,7 @@ from remora.protocols.v2_grpc_status import (
     forwarded,
     status_of,
     status_text,
+    utf8,
 )
 from remora.protocols.v2_reply import serialized
 from remora.regions import DISABLED, Regions, Target, write
@@ -311,18 +312,18 @@ def _check_size(model: str, size: int) -> None:
 
 @lru_cache(maxsize=_MEMO_ENTRIES)
 def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    tensor = pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+    tensor = pb.ModelInferResponse.InferOutputTensor(name=utf8(name), datatype=datatype, shape=shape)
     return pb.ModelInferResponse(outputs=[tensor]).SerializeToString()
 
 
 def _encode_parameters(parameters: Mapping[str, Parameter]) -> bytes:
     message = pb.ModelInferResponse()
     for key, value in parameters.items():
-        slot = message.parameters[key]
+        slot = message.parameters[utf8(key)]
         if isinstance(value, bool):
             slot.bool_param = value
         elif isinstance(value, str):
-            slot.string_param = value
+            slot.string_param = utf8(value)
         elif isinstance(value, float):
             slot.double_param = value
         elif -(2**63) <= value < 2**63:
@@ -335,7 +336,7 @@ def _encode_parameters(parameters: Mapping[str, Parameter]) -> bytes:
 
 
 def _text(tag: int, text: str) -> bytes:
-    encoded = text.encode()
+    encoded = text.encode("utf-8", "replace")
     return bytes((tag,)) + _varint(len(encoded)) + encoded if encoded else b""
 
 

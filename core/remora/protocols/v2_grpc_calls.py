@@ -13,6 +13,7 @@ from remora.log_settings import FORMATS, LogSetting, LogSettings
 from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc_form import parsed, version_of
+from remora.protocols.v2_grpc_status import utf8
 from remora.trace_settings import TraceSetting, TraceSettings
 
 _M = TypeVar("_M", bound=Message)
@@ -80,7 +81,9 @@ def _statistics(models: list[messages.ModelStats]) -> Message:
 
 def _index(entries: list[messages.IndexEntry]) -> Message:
     line = pb.RepositoryIndexResponse.ModelIndex
-    return pb.RepositoryIndexResponse(models=[line(**entry._asdict()) for entry in entries])
+    return pb.RepositoryIndexResponse(
+        models=[line(**{key: utf8(text) for key, text in entry._asdict().items()}) for entry in entries]
+    )
 
 
 def _without_repository(name: str) -> None:

@@ -25,6 +25,11 @@ _STATUS = {
 }
 
 
+def utf8(text: str) -> str:
+    """A text as protobuf and trailers take it: what came out of bytes that are no UTF-8 becomes "?"."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def status_of(error: RemoraError) -> int:
     """The number of the gRPC status an error is answered with (spec R03)."""
     return _STATUS.get(error.code, 2)
@@ -32,11 +37,11 @@ def status_of(error: RemoraError) -> int:
 
 def status_text(error: RemoraError) -> str:
     """An error's text as it fits into the trailers: at most MAX_STATUS_BYTES once it is percent-encoded."""
-    text, size = error.message, 0
+    text, size = utf8(error.message), 0
     if 12 * len(text) <= MAX_STATUS_BYTES:  # No character takes more.
         return text
     for at, character in enumerate(text):
-        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
         if size > MAX_STATUS_BYTES - 3:
             return text[:at] + "..."
     return text

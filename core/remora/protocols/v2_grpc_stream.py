@@ -13,6 +13,7 @@ from remora.messages import Buffer, InferForm, Outcome, Response, Streamed
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc import FINAL_KEY, encode_streamed
 from remora.protocols.v2_grpc_form import parsed
+from remora.protocols.v2_grpc_status import utf8
 from remora.regions import Target
 
 _NOWHERE: Mapping[str, Target] = {}
@@ -32,7 +33,7 @@ def id_of(message: Buffer) -> str:
 def encode_refusal(error: RemoraError, request_id: str) -> bytes:
     """The answer to a request that was not taken: it carries nothing but the id (spec R10, Q05)."""
     response = pb.ModelInferResponse(id=request_id)
-    return pb.ModelStreamInferResponse(error_message=error.message, infer_response=response).SerializeToString()
+    return pb.ModelStreamInferResponse(error_message=utf8(error.message), infer_response=response).SerializeToString()
 
 
 def final_of(outcome: Outcome) -> Streamed:
@@ -60,7 +61,7 @@ def encode_answer(
         return None
     mark = {FINAL_KEY: pb.InferParameter(bool_param=final)}
     response = pb.ModelInferResponse(model_name=name, id=form.id, parameters=mark)
-    text = "" if outcome is None else outcome.message
+    text = "" if outcome is None else utf8(outcome.message)
     return pb.ModelStreamInferResponse(error_message=text, infer_response=response).SerializeToString()
 
 

@@ -216,8 +216,8 @@ class InferStream:
             streamed = final_of(outcome)
             try:
                 message = encode(streamed)
-            except RemoraError as error:
-                streamed = Streamed(error, streamed.final)
+            except Exception as error:  # whatever it is: the client waits for an answer
+                streamed = Streamed(known(error), streamed.final)
                 message = encode(streamed)
             if message is not None and not self._make_room(len(message), wait=not streamed.final):
                 return

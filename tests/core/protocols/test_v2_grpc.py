@@ -641,6 +641,8 @@ def test_a_text_that_trailers_cannot_carry_is_cut() -> None:
     assert status_text(UnknownError("x" * 4_000)) == "x" * 4_000
     assert len(status_text(UnknownError("x" * 10_000))) == 4_096
     assert len(status_text(UnknownError("é" * 10_000))) < 700
+    assert status_text(UnknownError("bad \udcff")) == "bad ?"
+    assert status_text(UnknownError("\udcff" * 5_000)) == "?" * 4_093 + "..."
 
 
 # -- The other RPCs -------------------------------------------------------------------------------------------------
@@ -756,6 +758,8 @@ def test_every_result_is_written_into_its_message() -> None:
     index = [messages.IndexEntry("a", "1", "READY"), messages.IndexEntry("b")]
     lines = pb.RepositoryIndexResponse.FromString(RPCS["RepositoryIndex"].encode(index)).models
     assert [(line.name, line.version, line.state, line.reason) for line in lines] == [tuple(each) for each in index]
+    reason = pb.RepositoryIndexResponse.FromString(RPCS["RepositoryIndex"].encode([index[1]._replace(reason="\udcff")]))
+    assert reason.models[0].reason == "?"
     assert RPCS["RepositoryModelLoad"].encode(None) == RPCS["RepositoryModelUnload"].encode(None) == b""
 
 

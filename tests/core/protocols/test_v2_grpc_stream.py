@@ -77,6 +77,17 @@ def test_a_refusal_carries_the_id_alone() -> None:
     assert read(encode_refusal(NotFoundError("no"), "r")) == {"error_message": "no", "infer_response": {"id": "r"}}
 
 
+def test_texts_that_are_no_utf_8_leave_with_a_question_mark_for_each_odd_byte() -> None:
+    odd = InternalError(b"bad \xff\xfe".decode("utf-8", "surrogateescape"))
+    assert read(encode_refusal(odd, "r"))["error_message"] == "bad ??"
+    assert read(encode_answer("m", "3", FORM, Streamed(odd, True), empty_final=False))["error_message"] == "bad ??"
+    answered = Response([Tensor("OUT\udcff", "INT32", np.array([7], "<i4"))], {"mood\udcff": "go\udcffod"})
+    message = read(encode_answer("m", "3", FORM, Streamed(answered, True), empty_final=False))["infer_response"]
+    assert isinstance(message, dict)
+    assert message["parameters"]["mood?"] == {"string_param": "go?od"}
+    assert message["outputs"][0]["name"] == "OUT?"
+
+
 def test_what_a_plain_model_answers_is_final() -> None:
     error = InternalError("x")
     assert final_of(error) == Streamed(error, True)

@@ -210,6 +210,20 @@ def test_refusals_and_failures_are_messages_and_the_stream_goes_on() -> None:
         assert client.ids() == []
 
 
+def test_an_answer_that_no_message_can_carry_is_an_error_and_the_stream_goes_on() -> None:
+    engine = ByHand()
+    with serving(engine) as (_, channel):
+        client = Client(channel)
+        client.send("plain", "1")
+        client.send("plain", "2")
+        client.half_close()
+        odd: dict[str, Any] = {"p": object()}
+        engine.next().answer(Response([], odd))
+        engine.next().answer(response())
+        assert client.next().error_message.startswith("internal error")
+        assert client.ids() == ["2"]
+
+
 def test_a_strict_client_gets_a_models_error_as_the_status_and_all_else_is_cancelled() -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
