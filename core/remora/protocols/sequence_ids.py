@@ -9,6 +9,6 @@ MAX_BYTES = 128
 
 def checked_id(text: str) -> str:
     """The text itself. Raises UnsupportedError, as Triton calls it, for one of more than 128 bytes."""
-    if len(text.encode()) > MAX_BYTES:
+    if len(text.encode("utf-8", "surrogateescape")) > MAX_BYTES:  # JSON may hold bytes that are no UTF-8
         raise UnsupportedError(f"string correlation ID cannot be longer than {MAX_BYTES} characters")
     return text

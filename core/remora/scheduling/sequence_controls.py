@@ -66,7 +66,7 @@ class Controls:
 
     def _id(self, datatype: str, sequence_id: int | str) -> Array:
         if datatype == "BYTES":
-            return self._full(datatype, str(sequence_id).encode())
+            return self._full(datatype, str(sequence_id).encode("utf-8", "surrogateescape"))
         dtype = DTYPES[datatype]
         number = sequence_id if isinstance(sequence_id, int) else 0
         cut = (number & ((1 << 8 * dtype.itemsize) - 1)).to_bytes(dtype.itemsize, "little")

@@ -89,6 +89,7 @@ def test_controls_say_where_in_its_sequence_a_request_stands(strategy: str) -> N
         ("TYPE_UINT32", 2**32 + 5, np.uint32(5)),
         ("TYPE_INT32", 9, np.int32(9)),
         ("TYPE_STRING", "é", "é".encode()),
+        ("TYPE_STRING", "\udcff", b"\xff"),
     ],
 )
 def test_the_id_arrives_in_the_type_that_the_control_has(data_type: str, given: int | str, seen: object) -> None:
