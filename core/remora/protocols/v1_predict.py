@@ -8,7 +8,6 @@ take in one piece is cut into several requests. Values keep their kind: nothing 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -215,7 +214,10 @@ def _bytes_array(values: Any, row: TensorInfo) -> Array:
         flat = [value for one in flat for value in one]
     array = np.empty(len(flat), object)
     array[:] = [_octets(value, row) for value in flat]
-    return array.reshape(shape)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:
+        raise InvalidArgumentError(f"the values of input '{row.name}' nest too deep: {error}") from error
 
 
 def _octets(value: Any, row: TensorInfo) -> bytes:
@@ -224,7 +226,7 @@ def _octets(value: Any, row: TensorInfo) -> bytes:
     if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
         try:
             return base64.b64decode(value["b64"], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii's own, or that of text beyond ASCII
             raise InvalidArgumentError(f"a b64 value of input '{row.name}' is no base64: {error}") from error
     raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}")
 

@@ -130,6 +130,21 @@ def test_what_cannot_be_read_is_refused_with_a_reason(body: Any, words: str) -> 
         decode(body, X)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (json.loads("[" * 100 + '"a"' + "]" * 100), "nest too deep"),
+        ({"b64": "aGk=é"}, "no base64"),
+        ({"b64": "a"}, "no base64"),
+        (5, "must be text"),
+        ([["a"], "b"], "rows differ"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_a_reason(value: Any, words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        decode({"instances": [value]}, TensorInfo("x", "BYTES", (-1, 1)))
+
+
 @pytest.mark.parametrize(("value", "datatype"), [(300, "UINT8"), (-1, "UINT64"), (1.5, "INT32"), (2**64, "INT64")])
 def test_no_number_is_wrapped_or_cut(value: Any, datatype: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"cannot be|does not fit"):
