@@ -259,6 +259,6 @@ def _texts(values: Any) -> Any:
     if isinstance(values, list):
         return [_texts(value) for value in values]
     try:
-        return values.decode()
+        return values.decode() if isinstance(values, bytes) else str(values)
     except UnicodeDecodeError:
         return {"b64": base64.b64encode(values).decode()}

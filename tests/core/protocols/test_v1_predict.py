@@ -167,6 +167,11 @@ def test_no_bytes_do_more_than_being_refused(body: bytes) -> None:
         decode_predict(body, [X], NONE, Rows(8, True))
 
 
+def test_text_among_the_elements_of_an_output_is_sent_as_over_v2() -> None:
+    response = Response([Tensor("x", "BYTES", np.array(["é", b"b", 5], object))])
+    assert json.loads(encode_predict([response], [3], Rows(8, True))) == {"predictions": ["é", "b", "5"]}
+
+
 def test_an_output_with_other_rows_than_instances_is_no_answer() -> None:
     response = Response([Tensor("x", "FP32", np.zeros((3, 1), np.float32))])
     with pytest.raises(InternalError, match="cannot be matched"):
