@@ -285,7 +285,8 @@ def _infer_pieces(
 ) -> list[bytes | memoryview]:
     """A ModelInferResponse, to be joined."""
     # Before anything is copied: an output may be a view that takes no memory of its own.
-    _check_size(name, sum(output.data.nbytes for output in response.outputs if output.datatype != "BYTES"))
+    sent = (output for output in response.outputs if output.datatype != "BYTES" and output.name not in places)
+    _check_size(name, sum(output.data.nbytes for output in sent))
     pieces: list[bytes | memoryview] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
     if parameters:
         pieces.append(_encode_parameters(parameters))

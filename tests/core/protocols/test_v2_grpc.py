@@ -26,6 +26,7 @@ from remora.errors import (
 from remora.messages import InferForm, InputSpec, OutputSpec, Response, Tensor
 from remora.proto import inference_pb2 as pb
 from remora.proto import model_config_pb2
+from remora.protocols import v2_grpc
 from remora.protocols.v2_grpc import (
     MAX_TENSORS,
     RPCS,
@@ -40,6 +41,7 @@ from remora.protocols.v2_grpc import (
     version_of,
 )
 from remora.protocols.v2_regions import REGION_RPCS
+from remora.regions import HostTarget
 from remora.system.shared_memory import SharedMemory
 
 Input = pb.ModelInferRequest.InferInputTensor
@@ -595,6 +597,14 @@ def test_a_response_beyond_two_gibibytes_is_an_error_before_it_is_assembled() ->
     huge = np.broadcast_to(np.zeros(1, "u1"), (2**31,))
     with pytest.raises(InternalError, match="gRPC messages end at 2147483647"):
         encode_infer("m", "1", InferForm(()), Response([Tensor("A", "UINT8", huge)]))
+
+
+def test_what_goes_into_shared_memory_makes_no_message_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v2_grpc, "MAX_MESSAGE_BYTES", 100)
+    place, values = bytearray(400), np.arange(100, dtype="<i4")
+    target = HostTarget(memoryview(place))
+    encode_infer("m", "1", InferForm(()), Response([Tensor("A", "INT32", values)]), {"A": target})
+    assert place == values.tobytes()
 
 
 @given(
