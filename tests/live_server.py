@@ -7,9 +7,8 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +90,12 @@ def process(repository: Path, port: int, environment: dict[str, str], *flags: st
 
 
 def until(port: int, path: str, server: subprocess.Popen[str], wanted: int = 200) -> None:
-    """Until a path has the status that is wanted."""
+    """Until a path has the status that is wanted. Fails with what the server printed when it ends before."""
     while server.poll() is None:
         try:
             if status_of(port, path) == wanted:
                 return
-        except OSError:
-            threading.Event().wait(0.01)
+        except OSError:  # nothing listens yet, and only the end of the process tells of itself
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(0.01)
     raise AssertionError(server.communicate()[1])

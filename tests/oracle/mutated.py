@@ -14,6 +14,7 @@ import collections
 import json
 import random
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 TRITON = "{oracle}/run_triton.sh {{repo}} {{http}} {{grpc}} {{metrics}} {{flags}}"
 PATIENCE_S = 10
 RETRY_S = 3
+LOOK_S = 0.2
 ASKED = ("method", "request", "requests", "metadata", "requests_http")
 SAID = ("body", "body_b64", "details", "failure", "response", "messages", "replies")
 # What Triton says when it waited in vain, or when the process of a Python model has died.
@@ -108,9 +110,8 @@ class Pair:
                 answer = server.target.answer(case)
             except (OSError, ValueError) as error:
                 answer = {"failure": repr(error), "code": "FAILURE", "details": repr(error)}
-            if time.monotonic() >= limit or replay.compare(case, case["answer"], answer) is None:
+            if time.monotonic() >= limit or replay.compare(case, case["answer"], answer) is None or ended(server):
                 break
-            time.sleep(0.2)
         text = json.dumps(answer).replace(str(server.repo), "<repo>").replace(str(server.work), "<work>")
         return json.loads(text)
 
@@ -193,6 +194,15 @@ class Fuzz:
         except (json_format.ParseError, ValueError, TypeError, AttributeError, OverflowError):
             return False
         return True
+
+
+def ended(server: Any) -> bool:
+    """Whether a server's process has ended, within a moment: nobody else tells of what goes on inside."""
+    try:
+        server.process.wait(LOOK_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def units(cases: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
