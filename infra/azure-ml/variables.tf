@@ -37,7 +37,7 @@ variable "model_uri" {
 }
 
 variable "deployments" {
-  description = "Deployments by name: image (from containers/azureml, by digest), model version to register, instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md."
+  description = "Deployments by name: image (from containers/azureml, by digest), model version to register, instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md. With none ({}), what they need is made first: workspace, registry, endpoint."
   type = map(object({
     image_uri      = string
     model_version  = optional(string, "1")
@@ -59,7 +59,8 @@ variable "deployments" {
     error_message = "deployments: name the image by digest (...@sha256:...); a tag can move without the plan changing."
   }
   validation {
-    condition     = contains([0, 100], sum([for each in values(var.deployments) : each.traffic]))
+    # The 0 is for none at all: sum takes no empty list.
+    condition     = contains([0, 100], sum(concat([0], [for each in values(var.deployments) : each.traffic])))
     error_message = "deployments: the shares of traffic add up to 100, or all are 0."
   }
   validation {

@@ -91,3 +91,14 @@ run "several_instances_follow_the_load" {
     error_message = "one rule adds instances, one takes them away"
   }
 }
+
+run "without_deployments_there_is_a_registry_to_push_the_first_image_to" {
+  command = plan
+  variables {
+    deployments = {}
+  }
+  assert {
+    condition     = length(azurerm_container_registry.this) == 1 && length(azapi_resource.deployment) == 0
+    error_message = "an image is named by its digest, which it gets in the registry"
+  }
+}
