@@ -4,11 +4,11 @@ data "aws_partition" "current" {}
 
 locals {
   policies = ["AmazonEKSWorkerNodePolicy", "AmazonEKS_CNI_Policy", "AmazonEC2ContainerRegistryReadOnly"]
-  # From no nodes at all the autoscaler knows a node's taint, label and GPU from these tags alone.
+  # From no nodes at all the autoscaler knows a node's taint and label from these tags alone. How many GPUs it has follows
+  # from the instance type, and a tag would overrule that.
   hints = {
-    "k8s.io/cluster-autoscaler/node-template/taint/nvidia.com/gpu"     = "present:NoSchedule"
-    "k8s.io/cluster-autoscaler/node-template/label/remora.dev/pool"    = var.name
-    "k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu" = "1"
+    "k8s.io/cluster-autoscaler/node-template/taint/nvidia.com/gpu"  = "present:NoSchedule"
+    "k8s.io/cluster-autoscaler/node-template/label/remora.dev/pool" = var.name
   }
 }
 
