@@ -109,6 +109,8 @@ resource "azapi_resource" "deployment" {
     }
   }
   lifecycle {
+    # A deployment that is taken out goes after the change of traffic; without this it would go before.
+    create_before_destroy = true
     # Autoscaling owns the count.
     ignore_changes = [body.sku.capacity]
   }

@@ -52,6 +52,14 @@ def test_counts_that_autoscaling_owns_are_left_alone(module: str, kind: str) -> 
     assert any(re.search(rf"ignore_changes = \[{owned}\]", body) for body in resources(module, kind))
 
 
+def test_a_deployment_gets_its_traffic_last_and_loses_it_first() -> None:
+    """Terraform destroys what is taken out before it changes what depends on it, unless the new comes first."""
+    (deployment,) = resources("azure-ml", "azapi_resource.deployment")
+    assert "create_before_destroy = true" in deployment
+    (traffic,) = resources("azure-ml", "azapi_update_resource.traffic")
+    assert "depends_on = [azapi_resource.deployment]" in traffic
+
+
 def test_scaling_waits_for_the_endpoint() -> None:
     (target,) = resources("aws-sagemaker", "aws_appautoscaling_target")
     assert "aws_sagemaker_endpoint.this.name" in target
