@@ -172,7 +172,10 @@ class EngineOptions:
         "Older form of --cache-config=local,size=BYTES; 0 for no cache.", default=0, metavar="BYTES"
     )
     metrics_config: tuple[str, ...] = option(
-        "A setting of the metrics: KEY=VALUE, such as histogram_latencies=true.", metavar="KEY=VALUE", many=True
+        "About the metrics: counter_latencies=false, summary_latencies=true, summary_quantiles=0.5:0.05,0.9:0.01. "
+        "May be given again.",
+        metavar="KEY=VALUE",
+        many=True,
     )
     trace_config: tuple[str, ...] = option(
         "A setting of traces: level=TIMESTAMPS or TENSORS, rate=N for every Nth request, count=N, mode=triton or "

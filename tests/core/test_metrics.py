@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from remora import loading
 from remora.engine import Engine
 from remora.messages import Metrics
 from remora.metrics import MetricsExporter
-from remora.options import MetricsSettings
+from remora.options import EngineOptions, MetricsSettings
 from remora.system.gpus import GpuReading
 
 SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
@@ -133,6 +134,18 @@ def test_duration_counters_can_be_left_out(tmp_path: Path, monkeypatch: pytest.M
         text = engine.perform(Metrics())
     assert "_duration_us" not in text
     assert "nv_inference_count" in text
+
+
+def test_every_setting_that_the_flags_help_names_is_one() -> None:
+    (flag,) = (field for field in dataclasses.fields(EngineOptions) if field.name == "metrics_config")
+    named = re.findall(r"\w+=[\w.:,]*\w", flag.metadata["help"])
+    assert [setting.partition("=")[0] for setting in named] == [
+        "counter_latencies",
+        "summary_latencies",
+        "summary_quantiles",
+    ]
+    for setting in named:
+        assert MetricsSettings.of((setting,)) != MetricsSettings()
 
 
 def test_gpus_are_told_of_under_tritons_names_and_absent_where_there_are_none() -> None:
