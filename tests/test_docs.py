@@ -162,6 +162,22 @@ def test_the_three_notations_of_the_configuration_page_say_the_same() -> None:
     assert text.max_batch_size == 16
 
 
+def test_the_monitoring_page_names_every_metric_and_no_other() -> None:
+    metric = r"((?:nv|remora)_[a-z_]+)"
+    exported = re.findall(f'"{metric}"', (ROOT / "core" / "remora" / "metrics.py").read_text())
+    named = re.findall(f"`{metric}`", (ROOT / "docs" / "monitoring.md").read_text())
+    # Summaries have names made of parts, and are named by one of them.
+    assert sorted(set(named) - {"nv_inference_request_summary_us"}) == sorted(set(exported))
+
+
+def test_the_configuration_page_names_every_group_of_calls_and_no_other() -> None:
+    from remora.protocols.restriction import GROUPS
+
+    page = (ROOT / "docs" / "configuration.md").read_text().partition("### Who may call")[2]
+    rows = re.findall(r"^\| (`.*`) \|", page, re.MULTILINE)
+    assert sorted(re.findall(r"`([a-z-]+)`", " ".join(rows))) == sorted(GROUPS)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=names_of(DOCUMENTS))
 def test_every_block_says_what_becomes_of_it(path: Path) -> None:
     for block in blocks_of(path.read_text()):
