@@ -71,8 +71,8 @@ def array_of_npy(body: bytes | memoryview) -> Array:
         shape, fortran, dtype = read(file, max_header_size=_NPY_HEADER_LIMIT)
     except Exception as error:  # numpy parses the header as a Python literal: anything may be wrong with it
         raise ValueError(f"not a .npy file: {error}") from error
-    if dtype.hasobject or any(dim < 0 for dim in shape):
-        raise ValueError("a .npy file of objects is not read")
+    if dtype.hasobject or any(type(dim) is not int or dim < 0 for dim in shape):  # to numpy True is a size as well
+        raise ValueError("a .npy file of objects, or with sizes that are none, is not read")
     data = memoryview(body)[file.tell() :]
     if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"it claims {math.prod(shape)} elements of {dtype} and has {len(data)} bytes of data")
@@ -94,9 +94,7 @@ def csv_of_arrays(arrays: Sequence[Array]) -> bytes:
 
     Raises ValueError when the arrays have different numbers of rows.
     """
-    tables = [array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1) for array in arrays]
-    if len({len(table) for table in tables}) > 1:
-        raise ValueError(f"the outputs have {', '.join(str(len(table)) for table in tables)} rows")
+    tables = [array.reshape(len(array), math.prod(array.shape[1:])) for array in same_rows(arrays)]
     # As text numpy prints the shortest number that reads back as the same float of its width.
     columns = [(table.astype(str) if table.dtype.kind == "f" else table).tolist() for table in tables]
     text = io.StringIO(newline="")
@@ -104,6 +102,14 @@ def csv_of_arrays(arrays: Sequence[Array]) -> bytes:
     for row in zip(*columns, strict=True):
         writer.writerow([_cell(value) for part in row for value in part])
     return text.getvalue().encode()
+
+
+def same_rows(arrays: Sequence[Array]) -> list[Array]:
+    """The arrays, a single number as one row. Raises ValueError when they have different numbers of rows."""
+    found = [np.atleast_1d(array) for array in arrays]
+    if len({len(array) for array in found}) > 1:
+        raise ValueError(f"the outputs have {', '.join(str(len(array)) for array in found)} rows")
+    return found
 
 
 def _cell(value: object) -> object:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from remora.errors import RemoraError
 from remora.messages import DTYPES, Array, Buffer, TensorInfo
 from remora.protocols.http_answer import Headers, HttpAnswer
 from remora.protocols.json_tensors import flatten
@@ -27,6 +28,7 @@ from remora_adapters.sagemaker.arrays import (
     csv_of_arrays,
     npy_of_array,
     rows_of_csv,
+    same_rows,
 )
 
 _WHOLE = ("text/plain", "application/x-image")
@@ -68,6 +70,8 @@ def translate(media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: 
     if media == NPY:
         array = _cast(array_of_npy(memoryview(body)), row)
         batched = array[None] if max_rows and array.ndim == len(row.shape) - 1 else array
+        if max_rows and not batched.ndim:
+            raise ValueError("an array of no dimensions has no rows")
         return Translated(_chunks({row: batched}, max_rows), media)
     shape = tuple(1 for _ in row.shape)
     if row.datatype == "BYTES":
@@ -96,7 +100,8 @@ def answer_of(translated: Translated, answers: Sequence[HttpAnswer], accept: str
             raise ValueError(f"{NPY} holds one array and the model gives {len(arrays)}: {', '.join(names)}")
         return _answer(NPY, npy_of_array(arrays[0]))
     if media == LINES:
-        return _answer(LINES, b"".join(_line(names, arrays, at) for at in range(len(arrays[0]) if arrays else 0)))
+        rows = same_rows(arrays)
+        return _answer(LINES, b"".join(_line(names, rows, at) for at in range(len(rows[0]) if rows else 0)))
     listed = {name: _plain(array) for name, array in zip(names, arrays, strict=True)}
     return _answer(JSON, orjson.dumps(listed))
 
@@ -152,7 +157,8 @@ def _parsed(cells: Array, row: TensorInfo) -> Array:
     if dtype.kind == "f":
         return cells.astype(dtype)
     wide = np.uint64 if row.datatype == "UINT64" else np.int64
-    values = cells.astype(wide) if cells.dtype.kind in "USO" else _integral(cells).astype(wide)
+    # Numbers are compared before they are cast, which would wrap them around; texts are Python's to refuse.
+    values = cells.astype(wide) if cells.dtype.kind in "USO" else _integral(cells)
     bounds = np.iinfo(dtype)
     if values.size and not bounds.min <= int(values.min()) <= int(values.max()) <= bounds.max:
         raise ValueError(f"the model's input '{row.name}' is {row.datatype}: a value is beyond it")
@@ -171,7 +177,7 @@ def _cast(array: Array, row: TensorInfo) -> Array:
     if row.datatype == "BYTES":
         if array.dtype.kind not in "SU":
             raise ValueError(f"the model's input '{row.name}' is BYTES and the array {array.dtype}")
-        return _parsed(np.char.decode(array, "latin-1") if array.dtype.kind == "S" else array, row)
+        return array.astype(object) if array.dtype.kind == "S" else _parsed(array, row)
     if array.dtype == dtype:
         return array
     if array.dtype.kind == "f" == dtype.kind or np.can_cast(array.dtype, dtype):
@@ -188,7 +194,7 @@ def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translat
         raise ValueError(f"a line is no JSON: {error}") from error
     if not records:
         raise ValueError("it has no lines")
-    if all(isinstance(record, dict) and "inputs" in record for record in records):
+    if all(_is_v2(record, inputs) for record in records):
         parts = [Part(line, None) for line in body.splitlines() if line.strip()]
         return Translated(parts, LINES, own=True)
     if all(isinstance(record, dict) for record in records):
@@ -204,14 +210,26 @@ def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translat
     return Translated(_chunks({row: _stacked(records, row, max_rows)}, max_rows), LINES)
 
 
+def _is_v2(record: object, inputs: Sequence[TensorInfo]) -> bool:
+    """Whether a line is a V2 request; a model may have an input of that name too, and V2's are objects."""
+    if not isinstance(record, dict) or "inputs" not in record:
+        return False
+    said = record["inputs"]
+    objects = isinstance(said, list) and all(isinstance(each, dict) for each in said)
+    return objects or all(row.name != "inputs" for row in inputs)
+
+
 def _stacked(values: list[Any], row: TensorInfo, max_rows: int) -> Array:
     """One value for each record as the model's input."""
     shape = row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape
-    flat, kinds = flatten(values, MAX_DEPTH)
-    if row.datatype == "BYTES":
+    try:
+        flat, kinds = flatten(values, MAX_DEPTH)
+    except RemoraError as error:
+        raise ValueError(error.message) from error
+    if row.datatype == "BYTES" or kinds == {str}:
         array = np.array(values, object)
-    elif kinds == {str}:
-        array = np.array(flat, object).reshape(len(values), -1)
+        if array.size != len(flat):  # numpy keeps rows that differ as they are
+            raise ValueError(f"the values for '{row.name}' are not equally many in each row")
     elif kinds <= _NUMBERS:
         array = np.array(values)
     else:
@@ -227,6 +245,8 @@ def _stacked(values: list[Any], row: TensorInfo, max_rows: int) -> Array:
 
 def _chunks(columns: dict[TensorInfo, Array], max_rows: int) -> list[Part]:
     """V2 requests of at most ``max_rows`` rows each; one of all where the model knows no batches."""
+    if not columns:
+        raise ValueError("the model has no inputs: send a V2 request")
     rows = len(next(iter(columns.values()))) if max_rows else 1
     if not max_rows:
         return [_part(columns)]
@@ -283,6 +303,8 @@ def _outputs(answer: HttpAnswer) -> list[tuple[str, Array]]:
 
 def _array(output: dict[str, Any], data: bytes) -> Array:
     shape, datatype = output["shape"], output["datatype"]
+    if datatype == "BF16":  # the upper half of a float
+        return (np.frombuffer(data, DTYPES[datatype]).astype("<u4") << 16).view("<f4").reshape(shape)
     if datatype != "BYTES":
         return np.frombuffer(data, DTYPES[datatype]).reshape(shape)
     items, at = [], 0

@@ -38,6 +38,11 @@ def read(part: Part) -> dict[str, object]:
     return found
 
 
+def numpys(header: str, data: bytes) -> bytes:
+    """A .npy body of any header."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
 def answer(**outputs: np.ndarray) -> HttpAnswer:
     """A V2 answer with binary outputs, as the engine's service gives it."""
     rows, data = [], b""
@@ -192,6 +197,81 @@ def test_a_long_text_takes_its_own_room_and_not_every_neighbours(media: str, bod
     finally:
         tracemalloc.stop()
     assert read(part) == {"x": [[1.0] * 1000 + [float("inf")]]}
+
+
+def test_byte_strings_of_an_array_arrive_as_they_are() -> None:
+    array = np.array([["\u00e9".encode()], [b"\xff"]])
+    (part,) = translate("application/x-npy", npy_of_array(array), [WORDS], 8).parts
+    assert read(part) == {"text": ([2, 1], b"\2\0\0\0\xc3\xa9\1\0\0\0\xff")}
+
+
+@pytest.mark.parametrize(
+    ("media", "body", "datatype"),
+    [
+        ("application/jsonlines", b"[99999999999999999999999]", "INT64"),
+        ("application/jsonlines", b"[-1]", "UINT64"),
+        ("application/x-npy", npy_of_array(np.array([[-1]])), "UINT64"),
+        ("application/x-npy", npy_of_array(np.array([[2**63]], np.uint64)), "INT64"),
+    ],
+)
+def test_a_whole_number_beyond_the_inputs_type_is_refused_and_not_wrapped(
+    media: str, body: bytes, datatype: str
+) -> None:
+    with pytest.raises(ValueError, match="beyond it"):
+        translate(media, body, [TensorInfo("a", datatype, (-1, 1))], 8)
+
+
+@pytest.mark.parametrize("inputs", [ROW, WORDS])
+def test_rows_of_texts_that_differ_in_length_are_not_cut_anew(inputs: TensorInfo) -> None:
+    with pytest.raises(ValueError, match="not equally many"):
+        translate("application/jsonlines", b'["1","2","3","4","5"]\n["6","7","8"]\n', [inputs], 8)
+
+
+@pytest.mark.parametrize(
+    ("media", "body", "inputs"),
+    [
+        ("application/jsonlines", b"[" * 1024 + b"]" * 1024, [ROW]),
+        ("application/jsonlines", b"{}", []),
+        (
+            "application/x-npy",
+            numpys("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4)}\n", bytes(16)),
+            [ROW],
+        ),
+        ("application/x-npy", numpys("{'descr': '<f4', 'fortran_order': False, 'shape': ()}\n", bytes(4)), [ROW]),
+    ],
+    ids=["deep", "no inputs", "no size", "no rows"],
+)
+def test_what_has_no_rows_for_the_model_is_refused(media: str, body: bytes, inputs: list[TensorInfo]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - any text
+        translate(media, body, inputs, 8)
+
+
+def test_a_line_with_values_for_an_input_of_the_name_inputs_is_no_v2_request() -> None:
+    translated = translate("application/jsonlines", b'{"inputs": [1, 2, 3, 4]}', [ROW._replace(name="inputs")], 8)
+    assert read(translated.parts[0]) == {"inputs": [[1, 2, 3, 4]]}
+    assert translate("application/jsonlines", b'{"inputs": [{"name": "inputs"}]}', [ROW], 8).own
+
+
+@pytest.mark.parametrize("accept", ["text/csv", "application/jsonlines"])
+def test_outputs_of_different_numbers_of_rows_have_no_form_of_lines(accept: str) -> None:
+    translated = translate("text/csv", b"1,1,1,1\n", [ROW], 8)
+    with pytest.raises(ValueError, match="the outputs have 3, 1 rows"):
+        answer_of(translated, [answer(y=np.ones((3, 2), "<f4"), z=np.ones(1, "<f4"))], accept)
+
+
+@pytest.mark.parametrize("accept", ["text/csv", "application/jsonlines"])
+def test_a_single_number_is_a_line_and_no_rows_are_none(accept: str) -> None:
+    translated = translate("text/csv", b"1,1,1,1\n", [ROW], 8)
+    assert b"".join(answer_of(translated, [answer(y=np.array(3, "<f4"))], accept).body) == b"3.0\n"
+    assert b"".join(answer_of(translated, [answer(y=np.ones((0, 2), "<f4"))], accept).body) == b""
+
+
+def test_bits_of_bf16_leave_as_the_numbers_they_are() -> None:
+    translated = translate("text/csv", b"1,1,1,1\n", [ROW], 8)
+    header = b'{"outputs":[{"name":"y","datatype":"BF16","shape":[1,2],"parameters":{"binary_data_size":4}}]}'
+    length = (b"Inference-Header-Content-Length", b"%d" % len(header))
+    found = answer_of(translated, [HttpAnswer(200, (length,), [header, b"\x80\x3f\x40\xc0"])], "text/csv")
+    assert b"".join(found.body) == b"1.0,-3.0\n"
 
 
 @given(st.sampled_from(["text/csv", "application/jsonlines", "application/x-npy", "image/png"]), st.binary(max_size=80))
