@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from remora.errors import CancelledError
 from remora.messages import Buffer, TensorInfo
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer, failure
+from remora.protocols.http_answer import Headers, HttpAnswer, encode_error, failure
 from remora.server.exchange import Cancellable, Exchange
 from remora.server.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
@@ -137,6 +138,8 @@ class _Slot(_Whole):
 class Gathering:
     """The V2 requests of one body, and their answers as one: the first bad answer is the answer.
 
+    Cancelling it cancels all that is under way, and nothing more is sent on; so does a bad answer.
+
     Args:
         rest: answers each of them.
         head: makes the head of a request whose JSON part has a length.
@@ -156,8 +159,10 @@ class Gathering:
         self._body = Translated([], "")
         self._heads: dict[int | None, Head] = {}
         self._answers: dict[int, HttpAnswer] = {}
+        self._tickets: dict[int, Cancellable] = {}
         self._next = 0
         self._ended = False
+        self._cancelled = False
         self._submitting = False
 
     def read(self, media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: int) -> HttpAnswer | None:
@@ -169,35 +174,55 @@ class Gathering:
         return None
 
     def submit(self) -> Cancellable | None:
-        """Send on as many requests as may be under way; the ticket when there is only one."""
-        ticket = None
+        """Send on as many requests as may be under way; what can be cancelled while there is something."""
         if self._submitting:  # answered at once, inside of the call below
-            return None
+            return self
         self._submitting = True
         parts = self._body.parts
         while not self._ended and self._next < len(parts) and self._next - len(self._answers) < _AT_ONCE:
+            if self._cancelled:
+                self._end(
+                    encode_error(CancelledError("the client left before all of its body was sent on"), plain=True)
+                )
+                break
             at, self._next = self._next, self._next + 1
             length = parts[at].json_length
             head = self._heads.get(length)
             if head is None:
                 head = self._heads[length] = self._head(length)
             ticket = self._rest.handle(head, parts[at].body, _Slot(self, at))
+            if ticket is not None and at not in self._answers and not self._ended:
+                self._tickets[at] = ticket
         self._submitting = False
-        return ticket if len(parts) == 1 else None
+        return None if self._ended else self
+
+    def cancel(self) -> None:
+        """The client has left."""
+        self._cancelled = True
+        self._cancel_all()
 
     def take(self, at: int, answer: HttpAnswer) -> None:
         """One of the answers."""
+        self._tickets.pop(at, None)
         if self._ended:
             return
         self._answers[at] = answer
         if answer.status != 200:
-            self._ended = True
-            self._exchange.respond(answer)
+            self._end(answer)
         elif len(self._answers) == len(self._body.parts):
             self._ended = True
             self._finish([self._answers[index] for index in range(len(self._answers))])
         else:
             self.submit()
+
+    def _end(self, answer: HttpAnswer) -> None:
+        self._ended = True
+        self._exchange.respond(answer)
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.cancel()
 
     def _finish(self, answers: list[HttpAnswer]) -> None:
         def join() -> HttpAnswer:
