@@ -9,11 +9,10 @@ are in /opt/ml/model, in any layout that the engine reads, or as an ``inference.
 from __future__ import annotations
 
 import atexit
-import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from remora_adapters.sagemaker.settings import Rules, Settings, rules_of, safe_p
 if TYPE_CHECKING:
     from remora.server.http import Service
 
+Find = Callable[[Path, Path], Layout]
 _DRAIN_S = 25
 """SIGKILL comes 30 s after SIGTERM."""
 
@@ -38,18 +38,19 @@ def host(environ: Mapping[str, str]) -> Host:
     settings = settings_of(environ)
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    find = partial(find_models, workers=settings.workers, script=settings.script)
     rules, engine, script = settings.rules, EngineOptions(exit_timeout_secs=_DRAIN_S), False
     if settings.multi_model:
         engine = replace(engine, model_control_mode="explicit", paths=(_empty(scratch / "none"),))
     else:
-        layout = find_models(settings.folder / "model", scratch, settings.workers, settings.script)
+        layout = find(settings.folder / "model", scratch)
         script, name = layout.script, layout.default or _default(layout, rules.model, settings.folder / "model")
         engine = replace(engine, **layout.places)
         rules = replace(rules, model=name)
         if layout.models:
             engine = replace(engine, model_control_mode="explicit", load_model=(name,))
-    found = Host(engine, _server_options(settings), _front(rules, scratch, script=script))
-    found = with_flags(found, shlex.split(settings.flags))
+    found = Host(engine, _server_options(settings), _front(rules, scratch, find, script=script))
+    found = with_flags(found, settings.flags)
     _keep_to_range(found.server, settings)
     return found
 
@@ -75,13 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(["serve", "--host-platform", "sagemaker", *(words[1:] if words[:1] == ["serve"] else words)])
 
 
-def _front(rules: Rules, scratch: Path, *, script: bool = False) -> Front:
+def _front(rules: Rules, scratch: Path, find: Find = find_models, *, script: bool = False) -> Front:
     def front(inside: Inside) -> Service:
         from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
         from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
 
         over = partial(inside.rest.over, malformed=MALFORMED)
-        hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over)
+        hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over, find)
         inside.engine.measure_beside(hosted.served)
         atexit.register(hosted.close)
         return SageMakerService(inside, rules, hosted, script=script)

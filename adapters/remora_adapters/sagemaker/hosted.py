@@ -55,6 +55,7 @@ class HostedModels:
         options: for the engines, all but where their models are.
         scratch: where generated files may be put.
         over: makes the service of an engine, which its answers call by the second argument.
+        find: looks at a model's folder, with a place for generated files.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class HostedModels:
         options: EngineOptions,
         scratch: Path,
         over: Callable[[Engine, str], RestService],
+        find: Callable[[Path, Path], Layout] = find_models,
     ) -> None:
         self._root = root
         self._options = replace(options, paths=(), model_repository=(), load_model=(), model_control_mode="explicit")
         self._scratch = scratch
         self._over = over
+        self._find = find
         self._table: dict[str, Hosted] = {}
 
     def get(self, name: str) -> Hosted | None:
@@ -129,7 +132,7 @@ class HostedModels:
 
     def _load(self, row: Hosted, place: Path) -> None:
         # The name is the platform's and no path: what is generated for it lies under its digest.
-        layout = find_models(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
+        layout = self._find(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
         engine = Engine(options=replace(self._options, **layout.places))
         try:
             engine.start()
@@ -158,9 +161,9 @@ def _close(row: Hosted, timeout_s: float) -> None:
 
 def _entry(engine: Engine, layout: Layout) -> str:
     """The model that answers invocations: the only one, or the ensemble among them (spec N05)."""
-    names = [entry.name for entry in engine.perform(RepositoryIndex())]
     if layout.default:
         return layout.default
+    names = layout.models or [entry.name for entry in engine.perform(RepositoryIndex())]
     ensembles = [name for name in names if _is_ensemble(layout, name)] if len(names) > 1 else names
     if len(ensembles) != 1:
         what = f"{len(names)} models and {len(ensembles)} ensembles" if names else "no model"

@@ -71,7 +71,8 @@ def _is_one_model(folder: Path) -> bool:
 
 
 def _is_model(entry: Path) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".") and entry.name != "code"
+    """Whether a folder of a repository is a model; one for a tokenizer's files beside it, or for code, is none."""
+    return entry.is_dir() and not entry.name.startswith(".") and entry.name != "code" and _is_one_model(entry)
 
 
 def _generated(folder: Path, script: Path, scratch: Path, workers: int) -> Path:

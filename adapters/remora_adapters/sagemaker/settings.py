@@ -6,6 +6,7 @@ Three families: the platform's own (``SAGEMAKER_BIND_TO_PORT`` ...), those of Tr
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ _YES, _NO = ("true", "1"), ("false", "0", "")
 _FOLDER = "/opt/ml"
 _PORT = 8080
 _HIGHEST_PORT = 65_535
+_MOST_WORKERS = 1024
+"""Each is a process: a slip of the hand is not to take the machine with it."""
 _MIB = 1 << 20
 _ASYNC_BYTES = 1 << 30
 """The longest body of an asynchronous invocation."""
@@ -71,12 +74,7 @@ class Settings:
     workers: int
     script: str
     log: tuple[int, bool, bool]
-    flags: str
-
-    @property
-    def safe_range(self) -> str:
-        """The range as the flag of that name has it; "" for any port."""
-        return f"{self.ports.start}-{self.ports.stop - 1}" if self.ports else ""
+    flags: tuple[str, ...]
 
 
 def settings_of(environ: Mapping[str, str]) -> Settings:
@@ -92,15 +90,15 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
         rules=rules_of(environ, folder, multi_model, payload_mb),
         folder=folder,
         multi_model=multi_model,
-        port=read.number("SAGEMAKER_BIND_TO_PORT", _PORT, _HIGHEST_PORT),
+        port=read.port("SAGEMAKER_BIND_TO_PORT", _PORT),
         ports=ports,
         max_body_bytes=payload_mb * _MIB or _ASYNC_BYTES,
-        grpc_port=read.number("SAGEMAKER_TRITON_GRPC_PORT", first, _HIGHEST_PORT) if grpc else 0,
-        metrics_port=read.number("SAGEMAKER_TRITON_METRICS_PORT", second, _HIGHEST_PORT) if metrics else 0,
-        workers=max(read.number("SAGEMAKER_MODEL_SERVER_WORKERS", 1), 1),
+        grpc_port=read.port("SAGEMAKER_TRITON_GRPC_PORT", first) if grpc else 0,
+        metrics_port=read.port("SAGEMAKER_TRITON_METRICS_PORT", second) if metrics else 0,
+        workers=max(read.number("SAGEMAKER_MODEL_SERVER_WORKERS", 1, most=_MOST_WORKERS), 1),
         script=environ.get("SAGEMAKER_PROGRAM", ""),
         log=_log(read, environ),
-        flags=environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", ""),
+        flags=read.words("SAGEMAKER_TRITON_ADDITIONAL_ARGS"),
     )
 
 
@@ -130,13 +128,23 @@ class _Reader:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
-    def number(self, name: str, default: int, most: int = 1 << 31) -> int:
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 1 << 31) -> int:
         text = self._environ.get(name, "")
         if not text:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) <= most):
-            raise ValueError(f"{name}={text[:40]}: expected a whole number from 0 to {most}")
+        if not (text.isascii() and text.isdigit() and len(text) < 11 and least <= int(text) <= most):
+            raise ValueError(f"{name}={text[:40]}: expected a whole number from {least} to {most}")
         return int(text)
+
+    def port(self, name: str, default: int) -> int:
+        return self.number(name, default, least=1, most=_HIGHEST_PORT)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        text = self._environ.get(name, "")
+        try:
+            return tuple(shlex.split(text))
+        except ValueError as error:
+            raise ValueError(f"{name}={text[:40]}: {error}") from error
 
     def yes(self, name: str) -> bool:
         text = self._environ.get(name, "").lower()
@@ -158,7 +166,8 @@ class _Reader:
 def safe_ports(name: str, text: str) -> range:
     """A range of ports written ``LOW-HIGH``. Raises ValueError, which says ``name``."""
     low, dash, high = text.partition("-")
-    if not (dash and low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= _HIGHEST_PORT):
+    digits = all(end.isascii() and end.isdigit() and len(end) < 6 for end in (low, high))
+    if not (dash and digits and 0 < int(low) <= int(high) <= _HIGHEST_PORT):
         raise ValueError(f"{name}={text[:40]}: expected LOW-HIGH, such as 18000-18999")
     return range(int(low), int(high) + 1)
 

@@ -35,6 +35,13 @@ def test_of_several_models_one_must_be_named(tmp_path: Path) -> None:
         sagemaker.host(environ(tmp_path, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="three"))
 
 
+def test_a_folder_that_is_no_model_is_not_counted(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "one")
+    (tmp_path / "model" / "tokenizer").mkdir()
+    (tmp_path / "model" / "tokenizer" / "vocabulary.txt").write_text("a b c")
+    assert sagemaker.host(environ(tmp_path)).engine.load_model == ("one",)
+
+
 def test_a_model_alone_in_the_folder_is_served_as_it_is(tmp_path: Path) -> None:
     write_model(tmp_path, "model")
     host = sagemaker.host(environ(tmp_path))

@@ -189,6 +189,24 @@ def test_an_inference_script_is_hosted_too(endpoint: Endpoint) -> None:
     assert endpoint.invoke("h3", b"[1, 2]").body == b"[3,6]"
 
 
+def test_the_variable_that_names_the_script_holds_for_hosted_models_too(tmp_path: Path) -> None:
+    code = tmp_path / "models" / "h1" / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "mine.py").write_text("def predict_fn(data, model):\n    return data * 3\n")
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_PROGRAM": "mine.py", "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    with opened(sagemaker.host(environ)) as door:
+        place = {"model_name": "h1", "url": f"{tmp_path}/models/h1/model"}
+        assert door.ask("POST", "/models", json.dumps(place).encode(), JSON).status == 200
+        assert door.ask("POST", "/models/h1/invoke", b"[1, 2]", JSON).body == b"[3,6]"
+
+
+def test_a_folder_beside_the_model_that_is_none_is_not_counted(endpoint: Endpoint) -> None:
+    (endpoint.root / "h1" / "model" / "tokenizer").mkdir()
+    (endpoint.root / "h1" / "model" / "tokenizer" / "vocabulary.txt").write_text("a b c")
+    assert endpoint.load("h1").status == 200
+    assert endpoint.invoke("h1").status == 200
+
+
 @pytest.mark.parametrize("name", ["..", ".", "\u00e9" * 300, "a\nb"])
 def test_a_name_is_never_a_path(endpoint: Endpoint, name: str) -> None:
     code = endpoint.root / "h5" / "model" / "code"
