@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,17 @@ def test_there_is_no_explainer(port: int) -> None:
 def test_models_are_listed_in_both_protocols(port: int) -> None:
     for path in ("/v1/models", "/v2/models"):
         assert ask(port, "GET", path).json == {"models": ["scale", "words"]}
+
+
+def test_restrictions_of_v2_hold_for_v1_too(repository: Path) -> None:
+    host = adapter.host({"REMORA_MODEL_REPOSITORY": str(repository)})
+    locked = replace(host.server, http_restricted_api=("metadata,health,inference:api-key=secret",))
+    with running(replace(host, server=locked)) as ports:
+        for path in ("/v1/models", "/v1/models/scale", "/v2/models", "/v2/models/scale/ready"):
+            assert ask(ports.http, "GET", path).status == 403, path
+            assert ask(ports.http, "GET", path, headers={"api-key": "secret"}).status == 200, path
+        assert ask(ports.http, "POST", "/v1/models/scale:predict", {"instances": ROWS}).status == 403
+        assert ask(ports.http, "GET", "/").status == 200  # a probe has no secret
 
 
 def test_metrics_are_on_the_one_port(port: int) -> None:

@@ -49,6 +49,10 @@ class KServeService:
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         path = head.path
+        if path in (_V1, _V2):  # V1's list of models, which KServe has in V2 as well and Triton has not
+            locked = self._inside.rest.locked("model_metadata", head)
+            exchange.respond(locked or self._get(head, self._models))
+            return None
         if path.startswith("/v2"):
             return self._v2(head, body, exchange)
         if path in PROBES:
@@ -58,8 +62,6 @@ class KServeService:
         elif path == "/metrics":
             locked = self._inside.rest.locked("metrics", head)
             exchange.respond(locked or self._get(head, self._inside.rest.metrics))
-        elif path == _V1:
-            exchange.respond(self._get(head, self._models))
         elif path.startswith(f"{_V1}/"):
             return self._v1(head, path.removeprefix(f"{_V1}/"), body, exchange)
         else:
@@ -73,7 +75,7 @@ class KServeService:
         if not name or "/" in rest:
             exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
         elif not colon or head.method == "GET":
-            exchange.respond(self._get(head, lambda: self._ready(rest)))
+            exchange.respond(self._model_ready(head, rest))
         elif verb not in ("predict", "explain"):
             exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
         elif head.method != "POST":
@@ -101,6 +103,9 @@ class KServeService:
     def _models(self) -> HttpAnswer:
         return _json({"models": sorted({model.name for model in self._engine.models()})})
 
+    def _model_ready(self, head: Head, name: str) -> HttpAnswer:
+        return self._inside.rest.locked("model_ready", head) or self._get(head, lambda: self._ready(name))
+
     def _ready(self, name: str) -> HttpAnswer:
         try:
             if self._engine.perform(ModelReady(name)):
@@ -119,9 +124,6 @@ class KServeService:
     def _v2(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2 of the server, but for what KServe says in other words."""
         rest = self._inside.rest
-        if head.path == _V2:  # KServe's list of models, which Triton has not
-            exchange.respond(rest.locked("model_metadata", head) or self._get(head, self._models))
-            return None
         if not self._as_kserve:
             return rest.handle(head, body, exchange)
         told: dict[str, Any] | None = None
@@ -135,7 +137,7 @@ class KServeService:
         elif head.path.startswith(f"{_V2}/") and head.path.endswith("/ready"):
             name = head.path.removeprefix(f"{_V2}/").partition("/")[0]
             if head.path == f"{_V2}/{name}/ready":
-                exchange.respond(rest.locked("model_ready", head) or self._get(head, lambda: self._ready(name)))
+                exchange.respond(self._model_ready(head, name))
                 return None
             told = {"name": name, "ready": True}
         elif head.path.startswith(_REPOSITORY):
