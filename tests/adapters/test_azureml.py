@@ -431,9 +431,24 @@ def test_the_port_is_azures_or_what_it_says() -> None:
     assert azureml.host({}).server.http_port == 5001
     assert azureml.host({"SERVER_PORT": "8080"}).server.http_port == 8080
     assert azureml.host({}).server.http_address == "0.0.0.0"
-    for text in ("0", "-1", "x", "9" * 30, "²"):
+    for text in ("0", "-1", "x", "9" * 30, "²", "70000", "1" + "0" * 30):
         with pytest.raises(ValueError, match="SERVER_PORT"):
             azureml.host({"SERVER_PORT": text})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("HEALTH_PORT", "70000"),
+        ("SCORING_TIMEOUT_MS", "1" + "0" * 30),
+        ("WORKER_COUNT", "1" + "0" * 30),
+        ("HTTP_X_MS_SERVER_VERSION", "1.0\r\nSet-Cookie: a=b"),
+        ("HTTP_X_MS_SERVER_VERSION", "\u7248"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_refused_by_its_name(variable: str, text: str) -> None:
+    with pytest.raises(ValueError, match=variable):
+        azureml.host({"SEPERATE_HEALTH_ENDPOINT": "true", variable: text})
 
 
 def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from remora.server.http import Service
     from remora_adapters.azureml.entry_script import EntryScript
 
-_PORT, _HEALTH_PORT = 5001, 5000
+_PORT, _HEALTH_PORT, _HIGHEST_PORT = 5001, 5000, 65_535
 _APP_ROOT = "/var/azureml-app"
 _DEPTH = 3
 """A registered folder brings its own name, and perhaps another, between the mount and the models."""
@@ -34,7 +34,7 @@ def host(environ: Mapping[str, str]) -> Host:
     or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
     ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
 
-    Raises ValueError for numbers that are none.
+    Raises ValueError for numbers that are none, and a version that no header can hold.
     """
     root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
     named = environ.get("AZUREML_ENTRY_SCRIPT", "")
@@ -45,7 +45,6 @@ def host(environ: Mapping[str, str]) -> Host:
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
 
         script = entry_script() if has_script else None
-        version = environ.get("HTTP_X_MS_SERVER_VERSION", "")
         default = environ.get("REMORA_DEFAULT_MODEL", "")
         return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version))
 
@@ -58,11 +57,14 @@ def host(environ: Mapping[str, str]) -> Host:
         ]
         return EntryScript(root / named if named else None, tuple(search), at_a_time=workers)
 
+    version = _version(environ)
     workers = _number(environ, "WORKER_COUNT", 1)
     timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)
     doors: tuple[Door, ...] = ()
     if environ.get("SEPERATE_HEALTH_ENDPOINT") == "true":
-        doors = (Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT), _health_front),)
+        doors = (
+            Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), _health_front),
+        )
     if has_script:
         engine = EngineOptions(model_repository=(str(models or root),), model_control_mode="explicit")
     else:
@@ -71,7 +73,7 @@ def host(environ: Mapping[str, str]) -> Host:
         engine = EngineOptions(
             paths=(str(place),) if place else (), model_name=Path(models).parent.name if models else ""
         )
-    port = _number(environ, "SERVER_PORT", _PORT)
+    port = _number(environ, "SERVER_PORT", _PORT, _HIGHEST_PORT)
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
     return Host(engine, server, front, doors)
 
@@ -100,13 +102,21 @@ def _health_front(inside: Inside) -> Service:
     return ScoringService(inside, ScoringSettings())
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+def _number(environ: Mapping[str, str], name: str, default: int, most: int = (1 << 32) - 1) -> int:
     text = environ.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdigit()) or not 0 < int(text[:10]) < 1 << 32:
-        raise ValueError(f"{name}={text}: expected a whole number from 1")
+    if not (text.isascii() and text.isdigit() and len(text) < 11 and 0 < int(text) <= most):
+        raise ValueError(f"{name}={text[:40]}: expected a whole number from 1 to {most}")
     return int(text)
+
+
+def _version(environ: Mapping[str, str]) -> str:
+    """What is told to clients in a header of each answer. Raises ValueError for what no header can hold."""
+    text = environ.get("HTTP_X_MS_SERVER_VERSION", "")
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("HTTP_X_MS_SERVER_VERSION: expected printable ASCII")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
