@@ -291,6 +291,15 @@ def test_a_script_scores_and_says_how_long_it_took(tmp_path: Path) -> None:
         assert b"only the log has" not in failed.body
 
 
+def test_a_script_that_ends_itself_is_answered_for_and_the_server_lives(tmp_path: Path) -> None:
+    with hosted("azureml", environment(tmp_path, "import sys\ndef init(): pass\ndef run(data): sys.exit(1)")) as port:
+        wait_until_healthy(port)
+        for _ in range(2):
+            got = ask(port, "POST", "/score", {})
+            assert (got.status, got.headers["x-ms-run-function-failed"]) == (500, "True")
+            assert got.json["message"].startswith("An unexpected error occurred in scoring script")
+
+
 def test_a_script_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     with hosted("azureml", {**environment(tmp_path, PLAIN), "SCORING_TIMEOUT_MS": "50"}) as port:
         wait_until_healthy(port)

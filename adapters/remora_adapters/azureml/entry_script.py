@@ -132,7 +132,7 @@ class EntryScript:
         begin = self._clock_s()
         try:
             output = run(**arguments)
-        except Exception:
+        except (Exception, SystemExit):
             _log.exception("run() of the scoring script failed")
             return message_answer(500, _FAILURE, failed=True)
         took_ms = (self._clock_s() - begin) * 1e3

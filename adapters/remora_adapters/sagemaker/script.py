@@ -37,7 +37,7 @@ from remora_adapters.sagemaker.arrays import (
 )
 
 _TEXT = (JSON, CSV, "application/jsonlines", "text/plain")
-_OK, _BAD_TYPE, _NOT_ACCEPTABLE, _FAILED = 200, 415, 406, 500
+_OK, _BAD, _BAD_TYPE, _NOT_ACCEPTABLE, _FAILED = 200, 400, 415, 406, 500
 
 
 class _Refused(Exception):  # noqa: N818 - it is an answer, not a failure
@@ -74,13 +74,13 @@ class TritonPythonModel:
             for name in ("body", "content_type", "accept")
         )
         try:
-            answer, answer_type = self._run(body, content_type.decode(), accept.decode())
+            answer, answer_type = self._run(body, content_type.decode("latin-1"), accept.decode("latin-1"))
             status = _OK
         except _Refused as refusal:
             answer, answer_type, status = orjson.dumps({"error": str(refusal)}), JSON, refusal.status
         except MemoryError as error:
             raise pb_utils.TritonModelException(f"MemoryError: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that ends itself fails no other's request
             print(traceback.format_exc(), file=sys.stderr, flush=True)
             text = f"{type(error).__name__}: {error}"
             answer, answer_type, status = orjson.dumps({"error": text}), JSON, _FAILED
@@ -93,7 +93,10 @@ class TritonPythonModel:
         )
 
     def _run(self, body: bytes, content_type: str, accept: str) -> tuple[bytes, str]:
-        data: str | bytes = body.decode("utf-8") if content_type in _TEXT else body
+        try:
+            data: str | bytes = body.decode("utf-8") if content_type in _TEXT else body
+        except UnicodeDecodeError as error:
+            raise _Refused(_BAD, f"the body is no {content_type} in UTF-8: {error}") from error
         if self._transform is not None:
             result = self._transform(self._model, data, content_type, accept)
         else:
@@ -151,7 +154,7 @@ def _default_input(data: str | bytes, content_type: str) -> Any:
         if content_type == NPY:
             return array_of_npy(data.encode() if isinstance(data, str) else data)
     except ValueError as error:
-        raise _Refused(400, f"the body is no {content_type}: {error}") from error
+        raise _Refused(_BAD, f"the body is no {content_type}: {error}") from error
     raise _Refused(_BAD_TYPE, f"content type {content_type} is not supported: the script has no input_fn for it")
 
 

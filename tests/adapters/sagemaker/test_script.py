@@ -75,6 +75,25 @@ def test_what_the_script_raises_is_the_answer_and_the_next_request_is_served(doo
     assert door.ask("POST", "/invocations", b'{"value": 1}').status == 200
 
 
+def test_a_script_that_ends_itself_says_so_in_its_own_form_and_serves_on(tmp_path: Path) -> None:
+    with serving(tmp_path, "import sys\ndef predict_fn(data, model):\n    sys.exit(3)\n") as door:
+        for _ in range(2):
+            reply = door.ask("POST", "/invocations", b"[1]")
+            assert (reply.status, json.loads(reply.body)) == (500, {"error": "SystemExit: 3"})
+
+
+@pytest.mark.parametrize("media", ["application/json", "text/csv", "text/plain"])
+def test_text_that_is_no_utf8_is_the_clients_fault(door: Door, media: str) -> None:
+    reply = door.ask("POST", "/invocations", b"\xff", {"Content-Type": media})
+    assert reply.status == 400
+    assert media in json.loads(reply.body)["error"]
+
+
+def test_a_type_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, "def predict_fn(data, model):\n    return data\n") as door:
+        assert door.ask("POST", "/invocations", b"1", {"Content-Type": "text/\u00ff"}).status == 415
+
+
 def test_without_its_own_functions_arrays_go_in_and_out(tmp_path: Path) -> None:
     with serving(tmp_path, "def predict_fn(data, model):\n    return data + 1\n") as door:
         assert door.ask("POST", "/invocations", b"[[1, 2]]").body == b"[[2,3]]"
