@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PORT, _HEALTH_PORT, _HIGHEST_PORT = 5001, 5000, 65_535
 _APP_ROOT = "/var/azureml-app"
+_EXIT_S = 25
+"""SIGKILL comes 30 s after SIGTERM."""
 _DEPTH = 3
 """A registered folder brings its own name, and perhaps another, between the mount and the models."""
 
@@ -66,12 +68,16 @@ def host(environ: Mapping[str, str]) -> Host:
             Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), _health_front),
         )
     if has_script:
-        engine = EngineOptions(model_repository=(str(models or root),), model_control_mode="explicit")
+        engine = EngineOptions(
+            model_repository=(str(models or root),), model_control_mode="explicit", exit_timeout_secs=_EXIT_S
+        )
     else:
         place = find_models(Path(models)) if models else None
         # Azure mounts at .../NAME/VERSION, and what has no folder of its own is called by the former.
         engine = EngineOptions(
-            paths=(str(place),) if place else (), model_name=Path(models).parent.name if models else ""
+            paths=(str(place),) if place else (),
+            model_name=Path(models).parent.name if models else "",
+            exit_timeout_secs=_EXIT_S,
         )
     port = _number(environ, "SERVER_PORT", _PORT, _HIGHEST_PORT)
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 MODELS = "/mnt/models"
 _PORT, _GRPC_PORT = 8080, 8081
 _ANSWERS = ("kserve", "triton")
+_LAME_DUCK_S = 5
+"""A Deployment's pod is still sent requests for a while after SIGTERM: routers learn late of its end."""
+_EXIT_S = 20
+"""SIGKILL comes 30 s after SIGTERM."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
@@ -43,9 +47,15 @@ def host(environ: Mapping[str, str]) -> Host:
         return KServeService(inside, as_kserve=answers == "kserve")
 
     server = ServerOptions(
-        http_address="0.0.0.0", http_port=_PORT, grpc_port=_GRPC_PORT, grpc_on_http_port=True, allow_metrics=False
+        http_address="0.0.0.0",
+        http_port=_PORT,
+        grpc_port=_GRPC_PORT,
+        grpc_on_http_port=True,
+        allow_metrics=False,
+        lame_duck_secs=_LAME_DUCK_S,
     )
-    return Host(EngineOptions(paths=(environ.get("REMORA_MODEL_REPOSITORY", MODELS),)), server, front)
+    place = environ.get("REMORA_MODEL_REPOSITORY") or MODELS
+    return Host(EngineOptions(paths=(place,), exit_timeout_secs=_EXIT_S), server, front)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _PORT = 8080
 _MODELS = "/models"
+_EXIT_S = 25
+"""SIGKILL comes 30 s after SIGTERM."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
@@ -42,7 +44,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
     place = environ.get("REMORA_MODEL_REPOSITORY") or environ.get("AIP_STORAGE_URI") or _MODELS
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
-    return Host(EngineOptions(paths=(place,)), server, front)
+    return Host(EngineOptions(paths=(place,), exit_timeout_secs=_EXIT_S), server, front)
 
 
 def _route(environ: Mapping[str, str], name: str, default: str) -> str:
