@@ -49,10 +49,10 @@ _DATATYPE_OF = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
 def datatype_of(array: Array) -> str:
     """The wire datatype of an array, ``"BYTES"`` for text and objects; "" when it has none (complex, datetime)."""
-    if array.dtype.kind in "SU":
-        return "BYTES"
     name = _DATATYPE_OF.get(array.dtype)
-    return _DATATYPE_OF.get(array.dtype.newbyteorder("<"), "") if name is None else name
+    if name is not None:
+        return name
+    return "BYTES" if array.dtype.kind in "SU" else _DATATYPE_OF.get(array.dtype.newbyteorder("<"), "")
 
 
 class InputSpec(NamedTuple):

@@ -61,17 +61,23 @@ class Execution:
     turn (spec S14); it gives None for those, and their answers come from a later execution.
 
     ``send_soon(index, streamed)`` does the same from another thread and takes no lock: the one that destructors call.
+
+    ``copied`` says that what ``execute`` returns is copied before the instance is used again: it may be memory that the
+    model writes into then.
     """
 
-    __slots__ = ("again", "input_end_ns", "output_start_ns", "requests", "send", "send_soon")
+    __slots__ = ("again", "copied", "input_end_ns", "output_start_ns", "requests", "send", "send_soon")
 
     def __init__(
         self,
         requests: Sequence[Request],
         send: Callable[[int, Streamed], None] | None = None,
         send_soon: Callable[[int, Streamed], None] | None = None,
+        *,
+        copied: bool = False,
     ) -> None:
         self.requests = requests
+        self.copied = copied
         self.again: frozenset[int] = _NONE_AGAIN
         self.input_end_ns = 0
         self.output_start_ns = 0

@@ -371,6 +371,17 @@ def test_an_answer_does_not_change_when_the_model_reuses_its_memory(models: Mode
     assert (first[0], second[0]) == (1, 2)
 
 
+def test_who_copies_the_answers_is_given_the_models_own_memory(models: Models) -> None:
+    instance = models.start(
+        "    kept = np.zeros(4, np.int32)\n"
+        "    def execute(self, requests):\n"
+        "        self.kept += 1\n"
+        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', self.kept)])]\n"
+    )
+    answers = [only(instance.execute(Execution([request()], copied=True))).outputs[0].data for _ in range(2)]
+    assert np.shares_memory(*answers)
+
+
 def test_a_coroutine_that_exits_leaves_the_instance_usable(models: Models) -> None:
     instance = models.start(
         "    async def execute(self, requests):\n"

@@ -27,6 +27,7 @@ from remora.custom_metrics import REGISTRY
 from remora.device_arrays import DeviceId
 from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
+from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class PythonInstance:
         try:
             with hosted(host, executing(execution.requests, self)):
                 answers = self._awaited(self._model.execute(requests))
-            outcomes = self._outcomes(requests, answers)
+            outcomes = self._outcomes(requests, answers, copied=execution.copied)
             execution.again = self._wanting_again(requests)
             return outcomes
         except UnsupportedError:
@@ -232,7 +233,7 @@ class PythonInstance:
             self._background = BackgroundLoop(f"remora {self.name} coroutines")
         return self._background
 
-    def _outcomes(self, requests: list[ReceivedRequest], answers: object) -> list[Outcome | None]:
+    def _outcomes(self, requests: list[ReceivedRequest], answers: object, *, copied: bool) -> list[Outcome | None]:
         for request in requests:
             request.returned()
         if answers is None:
@@ -244,14 +245,16 @@ class PythonInstance:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
             )
-        return [self._outcome(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        return [
+            self._outcome(request, answer, copied=copied) for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def _wanting_again(self, requests: Sequence[ReceivedRequest]) -> frozenset[int]:
         if not self._iterative:
             return frozenset()
         return frozenset(at for at, request in enumerate(requests) if request.release_flags == RELEASE_RESCHEDULE)
 
-    def _outcome(self, request: ReceivedRequest, answer: object) -> Outcome | None:
+    def _outcome(self, request: ReceivedRequest, answer: object, *, copied: bool) -> Outcome | None:
         if request.release_flags == RELEASE_RESCHEDULE:
             if not self._iterative:
                 raise self._no_rescheduling()
@@ -276,7 +279,7 @@ class PythonInstance:
                 "through its response sender; return one InferenceResponse for each request",
                 from_model=True,
             )
-        return self._response(request.wanted(), answer, request.seen_inputs(), stays=request.stays())
+        return self._response(request.wanted(), answer, request.seen_inputs(), stays=request.stays(), copied=copied)
 
     def _no_rescheduling(self) -> UnsupportedError:
         return UnsupportedError(
@@ -292,17 +295,16 @@ class PythonInstance:
         seen: Collection[Tensor] = (),
         *,
         stays: bool = False,
+        copied: bool = False,
     ) -> Response | RemoraError:
         """A model's answer with the outputs that are declared and requested; the inputs it has ``seen`` may be among
-        them."""
+        them. ``copied``: who gets it copies it before the model runs again."""
         error = answer.error()
         if error is not None:
             return error_of(error.code().name, error.message(), from_model=True, answered=True)
-        return Response(
-            [
-                tensor.message(seen, stays=stays)
-                for tensor in answer.output_tensors()
-                if tensor.name() in requested and tensor.name() in self._outputs
-            ],
-            answer.parameter_values(),
-        )
+        outputs: list[MessageTensor] = []
+        for tensor in answer.output_tensors():
+            name = tensor.name()
+            if name in requested and name in self._outputs:
+                outputs.append(tensor.as_it_is() if copied else tensor.message(seen, stays=stays))
+        return Response(outputs, answer.parameter_values())

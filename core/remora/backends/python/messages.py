@@ -122,7 +122,7 @@ class InferenceResponse:
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse: error must be a TritonError, not {type(error).__name__}")
         self._error = error
-        self._parameters = checked_parameters("InferenceResponse", parameters)
+        self._parameters = checked_parameters("InferenceResponse", parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
         """The outputs, in order."""

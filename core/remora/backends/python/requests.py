@@ -244,9 +244,9 @@ class ReceivedRequest(InferenceRequest):
         return list(self._tensors.values())
 
     def input_tensor(self, name: str) -> Tensor | None:
-        if name not in self._request.inputs:
-            return None
-        tensor = self._tensors[name] = self._tensor(name)
+        tensor = self._tensors.get(name)
+        if tensor is None and name in self._request.inputs:
+            tensor = self._tensors[name] = self._tensor(name)
         return tensor
 
     def _tensor(self, name: str) -> Tensor:

@@ -173,12 +173,20 @@ class Tensor:
         array = _bytes_elements(self._array) if self._datatype == "BYTES" else detached(self._array)
         return Message(self._name, self._datatype, array)
 
+    def as_it_is(self) -> Message:
+        """The tensor as the engine sends it, over the model's own memory."""
+        array = self._array
+        if isinstance(array, DeviceArray):
+            array = array.host()
+        elif self._datatype == "BYTES":
+            array = _bytes_elements(array)
+        return Message(self._name, self._datatype, array)
+
     def lent(self) -> Message:
         """The tensor as another model may see it: the same memory, read-only. BYTES elements become ``bytes``."""
-        if isinstance(self._array, DeviceArray):
-            return Message(self._name, self._datatype, self._array.host())
-        if self._datatype == "BYTES":
-            return Message(self._name, self._datatype, _bytes_elements(self._array))
+        message = self.as_it_is()
+        if message.data is not self._array:
+            return message
         view = self._array.view()
         view.flags.writeable = False
         return Message(self._name, self._datatype, view)

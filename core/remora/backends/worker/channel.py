@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -29,12 +29,10 @@ import numpy as np
 from remora.backends.worker import wire
 from remora.backends.worker.arena import Arena, ArenaError
 from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING, Ring
-from remora.backends.worker.wire import Draft, Heads, Kind, Message, WireError
+from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Kind, Message, Stack, WireError
 from remora.messages import Array, Watcher
 
 RING_BYTES = HEADER_BYTES + (256 << 10)
-INLINE_BYTES = 2048
-"""Tensors from this size on lie in the arena."""
 KEEP_BYTES = 32 << 20
 """How much memory of an arena stays when nothing is in it."""
 _ROOM_POLL_MS = 5
@@ -152,7 +150,7 @@ class MemoryChannel:
         self,
         kind: Kind,
         number: int = 0,
-        items: Sequence[Draft] = (),
+        items: Drafts = (),
         *,
         begin_ns: int = 0,
         end_ns: int = 0,
@@ -183,7 +181,6 @@ class MemoryChannel:
                     lambda array: self._place(array, end, placed),
                     begin_ns=begin_ns,
                     end_ns=end_ns,
-                    stack_below=INLINE_BYTES,
                 )
                 if len(record) > self._out.longest:
                     spilled = np.frombuffer(record, np.uint8)
@@ -203,7 +200,9 @@ class MemoryChannel:
         finally:
             self._sending.release()
 
-    def _check_size(self, items: Sequence[Draft]) -> None:
+    def _check_size(self, items: Drafts) -> None:
+        if isinstance(items, Stack):
+            return  # nothing of it lies in the arena
         large = sum(array.nbytes for item in items for array in item.arrays if array.nbytes >= INLINE_BYTES)
         if large > self._arena.size:
             raise NoRoomError(f"tensors of {large} bytes are more than the {self._arena.size} that may be on their way")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from remora.backends.worker import wire
-from remora.backends.worker.wire import FINAL, Draft, Item, WireError
+from remora.backends.worker.wire import AGAIN, FINAL, INLINE_BYTES, Draft, Drafts, Item, Stack, Stacked, WireError
 from remora.errors import RemoraError, error_of
-from remora.messages import InferForm, Outcome, Request, Response, Streamed, Tensor, datatype_of
+from remora.messages import Array, InferForm, Outcome, Request, Response, Streamed, Tensor, datatype_of
 
 _REMEMBERED = 512
 _NO_OUTCOME = wire.head(none=True)
@@ -20,6 +21,13 @@ class RequestWriter:
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}
 
+    def drafts(self, requests: Sequence[Request]) -> Drafts:
+        """Requests as what a message carries: a stack when they look alike."""
+        columns = _alike(requests)
+        if columns is None:
+            return [self.draft(request) for request in requests]
+        return Stack(self._head(requests[0], [column[0] for column in columns]), columns)
+
     def draft(self, request: Request) -> Draft:
         """The request as an item."""
         arrays = list(request.inputs.values())
@@ -27,6 +35,9 @@ class RequestWriter:
             return Draft(
                 _request_head(request, trace=[request.trace.id, request.trace.context]), arrays, request.form.id
             )
+        return Draft(self._head(request, arrays), arrays, request.form.id)
+
+    def _head(self, request: Request, arrays: Sequence[Array]) -> bytes:
         key = (request.form, request.requested, request.rows, tuple([array.shape for array in arrays]))
         head = self._heads.get(key)
         if head is None:
@@ -34,7 +45,39 @@ class RequestWriter:
             if len(self._heads) >= _REMEMBERED:
                 self._heads.clear()
             self._heads[key] = head
-        return Draft(head, arrays, request.form.id)
+        return head
+
+
+def _alike(requests: Sequence[Request]) -> list[tuple[Array, ...]] | None:
+    """The inputs of requests that can be stacked, each input's arrays together; None when they cannot."""
+    count = len(requests)
+    if count < 2:
+        return None
+    first = requests[0]
+    form = first.form
+    if (
+        form.id
+        or [request.form for request in requests].count(form) < count
+        or [request.requested for request in requests].count(first.requested) < count
+        or [request.rows for request in requests].count(first.rows) < count
+        or [request.trace for request in requests].count(None) < count
+        or [[*request.inputs] for request in requests].count([*first.inputs]) < count
+    ):
+        return None
+    columns = list(zip(*[request.inputs.values() for request in requests], strict=True))
+    return columns if columns and all(map(_stackable, columns)) else None
+
+
+def _stackable(column: Sequence[Array]) -> bool:
+    """May these arrays of one datatype be stacked: are they small, and of one shape?"""
+    first = column[0]
+    shape = first.shape
+    return (
+        bool(shape)
+        and first.nbytes < INLINE_BYTES
+        and not first.dtype.hasobject
+        and [array.shape for array in column].count(shape) == len(column)
+    )
 
 
 def _request_head(request: Request, **more: Any) -> bytes:
@@ -71,20 +114,33 @@ class RequestReader:
     def __init__(self) -> None:
         self._forms: dict[int, _Form] = {}
 
+    def requests(self, items: Sequence[Item]) -> list[Request]:
+        """The requests, their inputs the items' arrays. Raises WireError."""
+        if not isinstance(items, Stacked):
+            return [self.request(item) for item in items]
+        _, names, form, requested, rows, trace = self._form(items.head)
+        if trace is not None:
+            raise WireError("a stack of requests that are traced")
+        # The columns have one length, and there is one for each name: the head says so.
+        return [Request(form, dict(zip(names, row)), requested, rows, None) for row in zip(*items.columns)]  # noqa: B905
+
     def request(self, item: Item) -> Request:
         """The request, its inputs the item's arrays. Raises WireError."""
-        head = item.head
+        _, names, form, requested, rows, trace = self._form(item.head)
+        if item.id:
+            form = replace(form, id=item.id)
+        request = Request(form, dict(zip(names, item.arrays, strict=True)), requested, rows, None)
+        request.trace = trace
+        return request
+
+    def _form(self, head: wire.Head) -> _Form:
         known = self._forms.get(id(head))
         if known is None or known.head is not head:
             known = _form_of(head)
             if len(self._forms) >= _REMEMBERED:
                 self._forms.clear()
             self._forms[id(head)] = known
-        form = replace(known.form, id=item.id) if item.id else known.form
-        inputs = dict(zip(known.names, item.arrays, strict=True))
-        request = Request(form, inputs, known.requested, known.rows, None)
-        request.trace = known.trace
-        return request
+        return known
 
 
 class _Form(NamedTuple):
@@ -125,13 +181,26 @@ class OutcomeWriter:
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}
 
+    def drafts(self, outcomes: Sequence[Outcome | None], again: Collection[int] = ()) -> Drafts:
+        """The outcomes of an execution as what a message carries: a stack when they look alike. The model wants to see
+        the requests ``again`` of these indices."""
+        outputs = None if again else _alike_answers(outcomes)
+        if outputs is None:
+            drafts = [self.draft(outcome) for outcome in outcomes]
+            for index in again:
+                drafts[index] = drafts[index]._replace(flags=drafts[index].flags | AGAIN)
+            return drafts
+        return Stack(
+            self._head(tuple([(column[0].name, column[0].datatype, column[0].data.shape) for column in outputs])),
+            [[tensor.data for tensor in column] for column in outputs],
+        )
+
     def draft(self, outcome: Outcome | None, index: int = 0) -> Draft:
         """An outcome of the request at ``index`` as an item; None is one too: the answer comes later, or never."""
         flags = index << 8
         if type(outcome) is Response and not outcome.parameters:
             tensors = outcome.outputs
-            key = tuple([(tensor.name, tensor.datatype, tensor.data.shape) for tensor in tensors])
-            head = self._heads.get(key) or self._remember(key)
+            head = self._head(tuple([(tensor.name, tensor.datatype, tensor.data.shape) for tensor in tensors]))
             return Draft(head, [tensor.data for tensor in tensors], "", flags)
         if isinstance(outcome, Streamed):
             flags |= FINAL if outcome.final else 0
@@ -145,11 +214,36 @@ class OutcomeWriter:
         assert isinstance(outcome, RemoraError)
         return Draft(error_head(outcome), flags=flags)
 
-    def _remember(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
-        if len(self._heads) >= _REMEMBERED:
-            self._heads.clear()
-        head = self._heads[tensors] = wire.head(tensors)
+    def _head(self, tensors: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+        head = self._heads.get(tensors)
+        if head is None:
+            if len(self._heads) >= _REMEMBERED:
+                self._heads.clear()
+            head = self._heads[tensors] = wire.head(tensors)
         return head
+
+
+def _alike_answers(outcomes: Sequence[Outcome | None]) -> list[tuple[Tensor, ...]] | None:
+    """The outputs of answers that can be stacked, each output's tensors together; None when they cannot."""
+    count = len(outcomes)
+    if count < 2 or [type(outcome) for outcome in outcomes].count(Response) < count:
+        return None
+    answers = cast("Sequence[Response]", outcomes)
+    if any(answer.parameters for answer in answers):
+        return None
+    rows = [answer.outputs for answer in answers]
+    if [len(outputs) for outputs in rows].count(len(rows[0])) < count:
+        return None
+    columns = list(zip(*rows, strict=True))
+    for column in columns:
+        name, datatype, _ = column[0]
+        if (
+            [tensor.name for tensor in column].count(name) < count
+            or [tensor.datatype for tensor in column].count(datatype) < count
+            or not _stackable([tensor.data for tensor in column])
+        ):
+            return None
+    return columns or None
 
 
 def error_head(error: RemoraError) -> bytes:
@@ -167,6 +261,17 @@ def error_from(item: Item) -> RemoraError | None:
     except (TypeError, ValueError):
         raise WireError("an item whose error is none") from None
     return error_of(str(code), str(message), from_model=bool(from_model), answered=bool(answered))
+
+
+def outcomes_from(items: Sequence[Item]) -> list[Response | RemoraError | None]:
+    """The outcomes that items are. Raises WireError."""
+    if not isinstance(items, Stacked) or items.head.fields:
+        return [outcome_from(item) for item in items]
+    heads = items.head.tensors
+    if len(heads) == 1:  # as most models have it
+        name, datatype = heads[0].name, heads[0].datatype
+        return [Response([Tensor(name, datatype, array)]) for array in items.columns[0]]
+    return [Response(_tensors(item)) for item in items]
 
 
 def outcome_from(item: Item) -> Response | RemoraError | None:
@@ -188,6 +293,13 @@ def outcome_from(item: Item) -> Response | RemoraError | None:
 def _tensors(item: Item) -> list[Tensor]:
     heads = item.head.tensors
     return [Tensor(tensor.name, tensor.datatype, array) for tensor, array in zip(heads, item.arrays, strict=True)]
+
+
+def turns_again(items: Sequence[Item]) -> frozenset[int]:
+    """Which requests of an execution the model wants to see again."""
+    if isinstance(items, Stacked):  # without flags
+        return frozenset()
+    return frozenset(index for index, item in enumerate(items) if item.flags & AGAIN)
 
 
 def is_open(item: Item) -> bool:

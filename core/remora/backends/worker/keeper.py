@@ -122,7 +122,7 @@ class Keeper:
         again = "it is being started again" if state.starting else f"the server starts it again in {left:.1f} s"
         raise InternalError(f"Stub process '{self.name}' is not healthy: {state.trouble}; {again}", from_model=True)
 
-    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> list[Item]:
+    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> Sequence[Item]:
         """Ask the worker and wait for its answer. Raises RemoraError: the worker's own, or that it died."""
         return self.link().ask(kind, items).result()
 

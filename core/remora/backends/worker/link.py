@@ -19,10 +19,18 @@ from typing import Protocol
 
 from remora.backends import Done, Execution
 from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError
-from remora.backends.worker.forms import error_from, error_head, index_of, is_open, outcome_from
+from remora.backends.worker.forms import (
+    error_from,
+    error_head,
+    index_of,
+    is_open,
+    outcome_from,
+    outcomes_from,
+    turns_again,
+)
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
-from remora.backends.worker.wire import AGAIN, FINAL, Draft, Item, Kind, Message, WireError
+from remora.backends.worker.wire import FINAL, Draft, Drafts, Item, Kind, Message, WireError
 from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Request, Streamed, Watcher
 
@@ -41,7 +49,7 @@ class Channel(Protocol):
         self,
         kind: Kind,
         number: int = 0,
-        items: Sequence[Draft] = (),
+        items: Drafts = (),
         *,
         begin_ns: int = 0,
         end_ns: int = 0,
@@ -134,7 +142,6 @@ class Link:
     ) -> None:
         self.channel = channel
         self.process = process
-        self.current: Sequence[str] = ()
         self.ended = threading.Event()
         self.dozing = False
         """The keeper looks after executions only when it is woken."""
@@ -143,7 +150,7 @@ class Link:
         self.instance = instance
         self._aside = aside
         self._numbers = itertools.count(1)
-        self._asked: dict[int, Future[list[Item]]] = {}
+        self._asked: dict[int, Future[Sequence[Item]]] = {}
         self._running: dict[int, _Running] = {}
         self._watched: tuple[Watcher, MemoryChannel] | None = None
         self._flushing = threading.Lock()
@@ -151,10 +158,10 @@ class Link:
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
-    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> Future[list[Item]]:
+    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> Future[Sequence[Item]]:
         """Ask for something that is no execution; the future gets the answer's items, or a RemoraError."""
         number = next(self._numbers) & 0xFFFFFFFF
-        future: Future[list[Item]] = Future()
+        future: Future[Sequence[Item]] = Future()
         self._asked[number] = future
         with suppress(PeerLostError):  # the end of the process answers, soon
             self.channel.send(kind, number, items)
@@ -197,7 +204,7 @@ class Link:
         return True
 
     def execute(
-        self, drafts: Sequence[Draft], execution: Execution, timeout_s: float, *, decoupled: bool
+        self, drafts: Drafts, execution: Execution, timeout_s: float, *, decoupled: bool
     ) -> Sequence[Outcome | None]:
         """Run a batch in the worker.
 
@@ -205,8 +212,8 @@ class Link:
             RemoraError: the whole execution failed, took longer than ``timeout_s`` (0: no limit), or the worker died.
         """
         number = next(self._numbers) & 0xFFFFFFFF
-        self.current = [draft.id for draft in drafts if draft.id]
-        streams = [self._stream_of(number, execution, index) for index in range(len(drafts))] if decoupled else []
+        indices = range(len(execution.requests)) if decoupled else ()
+        streams = [self._stream_of(number, execution, index) for index in indices]
         running = self._running[number] = _Running(execution, streams, timeout_s=timeout_s)
         done = False
         try:
@@ -233,27 +240,22 @@ class Link:
         except (WireError, RingError) as error:
             raise self.confused(error) from None
         finally:
-            self.current = ()
             if not done or not any(stream.open for stream in streams):
                 self._running.pop(number, None)
 
-    def begin(
-        self, drafts: Sequence[Draft], execution: Execution, timeout_s: float, watcher: Watcher, done: Done
-    ) -> bool:
+    def begin(self, drafts: Drafts, execution: Execution, timeout_s: float, watcher: Watcher, done: Done) -> bool:
         """The same from an event loop, without waiting: ``done`` is told what ``execute`` would have returned or
         raised. False when nothing was begun: there is no room now, the worker is gone, or another loop watches it."""
         channel = self._watched_by(watcher)
         if channel is None:
             return False
         number = next(self._numbers) & 0xFFFFFFFF
-        self.current = [draft.id for draft in drafts if draft.id]
         self._running[number] = _Running(execution, [], done, timeout_s)
         try:
             sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
         except (PeerLostError, NoRoomError):
             sent = False
         if not sent or self.ended.is_set():
-            self.current = ()
             return self._running.pop(number, None) is None  # its end may have been told already
         if self.dozing:
             self.dozing = False
@@ -304,10 +306,8 @@ class Link:
         execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
         if message.kind is Kind.FAILED:
             raise _failure(message)
-        again = [index for index, item in enumerate(message.items) if item.flags & AGAIN]
-        if again:
-            execution.again = frozenset(again)
-        return [outcome_from(item) for item in message.items]
+        execution.again = turns_again(message.items)
+        return outcomes_from(message.items)
 
     # -- handling ---------------------------------------------------------------------------------------------------
 
@@ -344,7 +344,6 @@ class Link:
         """Tell the loop that has begun an execution how it ended, unless that was told before."""
         running = self._running.pop(number, None)
         if running is not None and running.done is not None:
-            self.current = ()
             running.done(result)
 
     def _stream(self, message: Message) -> None:
@@ -362,6 +361,12 @@ class Link:
         """The requests of an execution that is under way; none when it is not."""
         running = self._running.get(number)
         return running.execution.requests if running is not None else ()
+
+    @property
+    def current(self) -> Sequence[str]:
+        """The ids of the requests that the model works on."""
+        running = next((each for each in list(self._running.values()) if each.answer is None), None)
+        return [request.form.id for request in running.execution.requests if request.form.id] if running else ()
 
     @property
     def streaming(self) -> bool:

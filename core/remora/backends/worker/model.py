@@ -18,7 +18,7 @@ from remora.backends.worker.errands import Errands
 from remora.backends.worker.forms import RequestWriter
 from remora.backends.worker.keeper import Keeper, Steps
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
-from remora.backends.worker.wire import Draft, Kind, head
+from remora.backends.worker.wire import Draft, Kind, head, nbytes_of
 from remora.errors import ConfigError, InvalidArgumentError
 from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
@@ -122,7 +122,7 @@ class WorkerInstance:
                 ended because it took too long, or does not serve now.
         """
         link = self.keeper.link()
-        drafts = [self._writer.draft(request) for request in execution.requests]
+        drafts = self._writer.drafts(execution.requests)
         return link.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
 
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
@@ -130,8 +130,8 @@ class WorkerInstance:
         link = self.keeper.serving
         if link is None:
             return False
-        drafts = [self._writer.draft(request) for request in execution.requests]
-        if sum([array.nbytes for draft in drafts for array in draft.arrays]) > LOOP_BYTES:
+        drafts = self._writer.drafts(execution.requests)
+        if nbytes_of(drafts) > LOOP_BYTES:
             return False
         return link.begin(drafts, execution, self._settings.execute_timeout_s, watcher, done)
 

@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from remora.backends.worker import wire
 from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
-from remora.backends.worker.wire import Draft, Heads, Kind, Message, WireError
+from remora.backends.worker.wire import Drafts, Heads, Kind, Message, WireError
 
 LONGEST_BYTES = 1 << 31
 _LENGTH_BYTES = 4
@@ -47,7 +47,7 @@ class PipeChannel:
         self,
         kind: Kind,
         number: int = 0,
-        items: Sequence[Draft] = (),
+        items: Drafts = (),
         *,
         begin_ns: int = 0,
         end_ns: int = 0,

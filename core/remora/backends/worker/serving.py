@@ -29,7 +29,7 @@ from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.forms import OutcomeWriter, RequestReader, error_head, index_of
 from remora.backends.worker.link import Channel
 from remora.backends.worker.proxies import Questions, ServerCalls, ServerLog, ServerMetrics
-from remora.backends.worker.wire import AGAIN, Draft, Item, Kind, Message, head
+from remora.backends.worker.wire import Draft, Drafts, Item, Kind, Message, head
 from remora.errors import InternalError, RemoraError
 from remora.messages import Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
@@ -97,6 +97,7 @@ class Worker:
 
     def _do(self, message: Message) -> None:
         number, begin_ns = message.number, monotonic_ns()
+        drafts: Drafts
         try:
             drafts = self._answer(message)
             kind = Kind.DONE
@@ -115,7 +116,7 @@ class Worker:
             )
             self._channel.send(Kind.FAILED, number, [Draft(error_head(failure))])
 
-    def _answer(self, message: Message) -> list[Draft]:
+    def _answer(self, message: Message) -> Drafts:
         match message.kind:
             case Kind.EXECUTE:
                 return self._execute(message)
@@ -189,7 +190,7 @@ class Worker:
 
     # -- executions -------------------------------------------------------------------------------------------------
 
-    def _execute(self, message: Message) -> list[Draft]:
+    def _execute(self, message: Message) -> Drafts:
         instance = self._instance
         if instance is None:
             self._executing.pop(message.number, None)
@@ -197,13 +198,12 @@ class Worker:
         number = message.number
         executing = self._executing[number]
         try:
-            executing.open_with([self._reader.request(item) for item in message.items])
-            message.items.clear()
+            executing.open_with(self._reader.requests(message.items))
+            if isinstance(message.items, list):
+                message.items.clear()  # the requests alone hold the tensors' memory from now on
             execution = executing.execution()
             outcomes = instance.execute(execution)
-            drafts = [self._writer.draft(outcome) for outcome in outcomes]
-            for index in execution.again:
-                drafts[index] = drafts[index]._replace(flags=drafts[index].flags | AGAIN)
+            drafts = self._writer.drafts(outcomes, execution.again)
             executing.returned(outcomes, execution.again)
             return drafts
         except BaseException:
@@ -330,6 +330,7 @@ class _Executing:
             self.requests,
             lambda index, streamed: self._worker.stream(self, index, streamed),
             lambda index, streamed: self._worker.stream_soon(self, index, streamed),
+            copied=True,
         )
 
     def returned(self, outcomes: Sequence[object], again: frozenset[int]) -> None:

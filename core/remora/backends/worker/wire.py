@@ -8,7 +8,7 @@ in, they become a message or a WireError.
 
 That is the layout ITEMS. Small tensors of requests that look alike, most of all batches, travel as a STACK: one item
 without id and flags stands for all, and after its head come the bytes of the first array of each of them, end to end at
-a multiple of 16, then those of the second, and so on.
+a multiple of 16, then those of the second, and so on. So they are written and read at once, and no item is made.
 
 A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and what else the kind of message says.
 Models see the same heads again and again, so both ends remember them. BYTES tensors travel as Triton writes them, each
@@ -29,6 +29,8 @@ import numpy as np
 from remora.messages import DTYPES, Array
 
 ITEMS, STACK = 1, 2
+INLINE_BYTES = 2048
+"""Tensors from this size on lie in the arena where there is one; smaller ones may be stacked."""
 FINAL = 1
 """The item's flag that says: no more answers to this request."""
 AGAIN = 2
@@ -97,6 +99,23 @@ class Item(NamedTuple):
     arrays: list[Array]
 
 
+class Stacked(Sequence[Item]):
+    """The items of a decoded stack, each made when it is asked for. ``columns`` hold, for each of the head's tensors,
+    the arrays of all items; there is at least one."""
+
+    def __init__(self, head: Head, columns: list[list[Array]]) -> None:
+        self.head = head
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[index] for index in range(len(self))[at]]
+        return Item(self.head, "", 0, [column[at] for column in self.columns])
+
+
 class Message(NamedTuple):
     """A decoded message."""
 
@@ -104,7 +123,7 @@ class Message(NamedTuple):
     number: int
     begin_ns: int
     end_ns: int
-    items: list[Item]
+    items: Sequence[Item]
 
 
 class Draft(NamedTuple):
@@ -114,6 +133,25 @@ class Draft(NamedTuple):
     arrays: Sequence[Array] = ()
     id: str = ""
     flags: int = 0
+
+
+class Stack(NamedTuple):
+    """Items to be encoded as one: ``columns`` hold, for each tensor of the head, the arrays of all items, which have
+    its shape, one dimension at least, and no elements of varying length."""
+
+    head: bytes
+    columns: Sequence[Sequence[Array]]
+
+
+Drafts = Sequence[Draft] | Stack
+"""What a message is to carry."""
+
+
+def nbytes_of(items: Drafts) -> int:
+    """How many bytes their arrays have."""
+    if isinstance(items, Stack):
+        return sum([len(column) * column[0].nbytes for column in items.columns])
+    return sum([array.nbytes for item in items for array in item.arrays])
 
 
 Place = Callable[[Array], int | None]
@@ -187,20 +225,18 @@ def _tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
 def encode(
     kind: Kind,
     number: int = 0,
-    items: Sequence[Draft] = (),
+    items: Drafts = (),
     place: Place | None = None,
     *,
     begin_ns: int = 0,
     end_ns: int = 0,
-    stack_below: int = 0,
 ) -> bytes:
-    """A message's bytes. Arrays that ``place`` takes are referred to, the others are copied in.
+    """A message's bytes. Arrays that ``place`` takes are referred to, the others, and those of a stack, are copied in.
 
-    Arrays have a wire dtype; BYTES are object arrays of ``bytes``. Arrays of fewer than ``stack_below`` bytes may be
-    stacked, which ``place`` is not asked about: items whose heads are the same object have arrays of the same shapes.
+    Arrays have a wire dtype; BYTES are object arrays of ``bytes``.
     """
-    if stack_below and _stacks(items, stack_below):
-        return _encode_stack(_MESSAGE.pack(kind, STACK, len(items), number, begin_ns, end_ns), items)
+    if isinstance(items, Stack):
+        return _encode_stack(_MESSAGE.pack(kind, STACK, len(items.columns[0]), number, begin_ns, end_ns), items)
     pieces = [_MESSAGE.pack(kind, ITEMS, len(items), number, begin_ns, end_ns)]
     arrays: list[Array] = []
     size = _MESSAGE.size
@@ -229,25 +265,19 @@ def encode(
     return b"".join((*pieces, *inline))
 
 
-def _stacks(items: Sequence[Draft], below: int) -> bool:
-    if len(items) < 2 or not items[0].arrays:
-        return False
-    head = items[0].head
-    for item in items:
-        if item.head is not head or item.flags or item.id:
-            return False
-    return all(array.ndim and array.nbytes < below and not array.dtype.hasobject for array in items[0].arrays)
-
-
-def _encode_stack(prefix: bytes, items: Sequence[Draft]) -> bytes:
-    head, count = items[0].head, len(items)
-    pieces = [prefix, _ITEM.pack(len(head), 0, len(items[0].arrays), 0), head]
+def _encode_stack(prefix: bytes, stack: Stack) -> bytes:
+    head, columns = stack
+    pieces = [prefix, _ITEM.pack(len(head), 0, len(columns), 0), head]
     offset = len(prefix) + _ITEM.size + len(head)
-    for column in zip(*[item.arrays for item in items], strict=True):
+    for column in columns:
         pad = -offset % 16
         pieces.append(_ZEROS[:pad])
-        pieces += [array.tobytes() for array in column]
-        offset += pad + count * column[0].nbytes
+        try:
+            data = b"".join(column)  # type: ignore[arg-type]  # arrays are buffers
+        except TypeError:  # one has gaps
+            data = b"".join([array.tobytes() for array in column])
+        pieces.append(data)
+        offset += pad + len(data)
     return b"".join(pieces)
 
 
@@ -303,7 +333,7 @@ def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[H
     return read, offset
 
 
-def _read_stack(data: bytearray, count: int, heads: Heads) -> list[Item]:
+def _read_stack(data: bytearray, count: int, heads: Heads) -> Stacked:
     head_length, id_length, arrays, flags = _unpack_item(data, _MESSAGE.size)
     begin = _MESSAGE.size + _ITEM.size
     offset = begin + head_length
@@ -320,7 +350,7 @@ def _read_stack(data: bytearray, count: int, heads: Heads) -> list[Item]:
             raise WireError(f"tensor '{tensor.name}' cannot be stacked, or lies outside of the message")
         columns.append(list(np.ndarray((count, *tensor.shape), tensor.dtype, data, offset)))
         offset += length
-    return [Item(found, "", 0, list(views)) for views in zip(*columns, strict=True)]
+    return Stacked(found, columns)
 
 
 def _array(data: bytearray, place: int, offset: int, length: int, tensor: TensorHead, fetch: Fetch | None) -> Array:

@@ -19,7 +19,7 @@ from remora.backends.worker.forms import (
     index_of,
     outcome_from,
 )
-from remora.backends.worker.wire import FINAL, Draft, Heads, Kind, WireError
+from remora.backends.worker.wire import FINAL, Draft, Heads, Kind, Stack, WireError
 from remora.errors import NotFoundError
 from remora.messages import DTYPES, Array, InferForm, Request, Response, Streamed, Tensor, datatype_of
 
@@ -106,51 +106,36 @@ def alike(draw: st.DrawFn) -> list[Draft]:
     return [Draft(head, [draw(arrays.arrays(DTYPES[name], shape)) for name, shape in kinds]) for _ in range(count)]
 
 
+def stack_of(drafts: list[Draft]) -> Stack:
+    return Stack(drafts[0].head, list(zip(*[draft.arrays for draft in drafts], strict=True)))
+
+
 @given(alike())
 def test_items_that_look_alike_come_back_one_by_one_however_they_travel(drafts: list[Draft]) -> None:
-    stacked = wire.encode(Kind.EXECUTE, 5, drafts, begin_ns=3, end_ns=4, stack_below=1 << 20)
-    assert stacked[1] == (wire.STACK if len(drafts) > 1 else wire.ITEMS)
+    stacked = wire.encode(Kind.EXECUTE, 5, stack_of(drafts), begin_ns=3, end_ns=4)
+    assert stacked[1] == wire.STACK
+    assert wire.nbytes_of(stack_of(drafts)) == wire.nbytes_of(drafts)
     for data in (stacked, wire.encode(Kind.EXECUTE, 5, drafts, begin_ns=3, end_ns=4)):
         message = there_and_back(data)
         assert (message.kind, message.number, message.begin_ns, message.end_ns) == (Kind.EXECUTE, 5, 3, 4)
         assert len(message.items) == len(drafts)
+        assert len(message.items[1:]) == len(drafts) - 1
         for item, draft in zip(message.items, drafts, strict=True):
             assert (item.id, item.flags, item.head.fields) == ("", 0, {"text": "x"})
             assert all(same(found, sent) for found, sent in zip(item.arrays, draft.arrays, strict=True))
             assert all(array.flags.writeable for array in item.arrays)
 
 
-def draft_of(array: Array, head: bytes, **more: object) -> Draft:
-    return Draft(head, [array], **more)  # type: ignore[arg-type]
-
-
-ONE = np.arange(3, dtype=np.int32)
-HEAD = wire.head([("t", "INT32", (3,))])
-
-
-@pytest.mark.parametrize(
-    "drafts",
-    [
-        [draft_of(ONE, HEAD)],
-        [draft_of(ONE, HEAD), draft_of(ONE, HEAD, id="named")],
-        [draft_of(ONE, HEAD), draft_of(ONE, HEAD, flags=FINAL)],
-        [draft_of(ONE, HEAD), draft_of(ONE, wire.head([("u", "INT32", (3,))]))],
-        [draft_of(objects([b"a"]), wire.head([("t", "BYTES", (1,))]))] * 2,
-        [draft_of(np.float32(1).reshape(()), wire.head([("t", "FP32", ())]))] * 2,
-        [draft_of(np.zeros(600, np.int32), wire.head([("t", "INT32", (600,))]))] * 2,
-        [Draft(wire.head(none=True))] * 2,
-    ],
-    ids=["alone", "id", "flags", "another-head", "bytes", "scalar", "large", "no-arrays"],
-)
-def test_what_does_not_look_alike_travels_as_items(drafts: list[Draft]) -> None:
-    data = wire.encode(Kind.DONE, 1, drafts, stack_below=2048)
-    assert data[1] == wire.ITEMS
-    assert len(there_and_back(data).items) == len(drafts)
+def test_arrays_with_gaps_are_stacked_as_well() -> None:
+    array = np.arange(6, dtype=np.int32)
+    stack = Stack(wire.head([("t", "INT32", (3,))]), [[array[::2], array[1::2]]])
+    found = there_and_back(wire.encode(Kind.EXECUTE, 1, stack)).items
+    assert [item.arrays[0].tolist() for item in found] == [[0, 2, 4], [1, 3, 5]]
 
 
 @given(st.data(), alike())
 def test_a_damaged_stack_is_a_message_or_a_wire_error(data: st.DataObject, drafts: list[Draft]) -> None:
-    whole = bytearray(wire.encode(Kind.DONE, 1, drafts, stack_below=1 << 20))
+    whole = bytearray(wire.encode(Kind.DONE, 1, stack_of(drafts)))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(whole)))
