@@ -65,6 +65,7 @@ class Worker:
         self._model: PythonModel | None = None
         self._instance: Instance | None = None
         self._failure: RemoraError | None = None
+        self._decoupled = False
 
     def run(self) -> None:
         """Serve until the server says that it is enough, or is gone."""
@@ -132,7 +133,9 @@ class Worker:
                 return [Draft(head([("config", "UINT8", data.shape)]), [data])]
             case Kind.START:
                 name, kind, device_id = message.items[0].head.fields["placement"]
-                self._instance = self._opened().instance(_config(message.items[0]), Placement(name, kind, device_id))
+                config = _config(message.items[0])
+                self._decoupled = config.model_transaction_policy.decoupled
+                self._instance = self._opened().instance(config, Placement(name, kind, device_id))
                 gc.collect()
                 gc.freeze()  # what the model has made by now stays: no collection need look at it again
                 return []
@@ -198,7 +201,7 @@ class Worker:
         number = message.number
         executing = self._executing[number]
         try:
-            executing.open_with(self._reader.requests(message.items))
+            executing.open_with(self._reader.requests(message.items), streams=self._decoupled)
             if isinstance(message.items, list):
                 message.items.clear()  # the requests alone hold the tensors' memory from now on
             execution = executing.execution()
@@ -316,10 +319,11 @@ class _Executing:
         self._worker = worker
         self._cancelled: list[int] = []
 
-    def open_with(self, requests: list[Request]) -> None:
-        """Begin; some of the requests may be cancelled already."""
+    def open_with(self, requests: list[Request], *, streams: bool) -> None:
+        """Begin; some of the requests may be cancelled already. ``streams``: each has a stream of answers."""
         self.open = set(range(len(requests)))
-        self.ahead = [threading.Semaphore(AHEAD) for _ in requests]
+        if streams:  # 2 us each
+            self.ahead = [threading.Semaphore(AHEAD) for _ in requests]
         self.requests = requests
         for index in tuple(self._cancelled):  # a later one finds the requests there
             requests[index].cancel()
