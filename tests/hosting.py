@@ -84,17 +84,24 @@ def ask(port: int, method: str, path: str, body: bytes | object = b"", headers: 
 
 
 @contextmanager
-def running(host: Host) -> Iterator[Ports]:
-    """A platform's server in a thread of this process, on free loopback ports; ready when it is entered."""
+def running(host: Host, engine: Engine | None = None, loading: Future[Engine] | None = None) -> Iterator[Ports]:
+    """A platform's server in a thread of this process, on free loopback ports; ready when it is entered.
+
+    With ``loading``, which says when the engine has been started, it is entered before: once it listens for HTTP.
+    """
     options = replace(host.server, http_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
     doors = tuple(replace(door, address="127.0.0.1", port=0) for door in host.doors)
-    server = Server(Engine(options=host.engine), options, host.front, doors)
+    server = Server(engine or Engine(options=host.engine), options, host.front, doors)
     ready: Future[asyncio.AbstractEventLoop] = Future()
     stop = asyncio.Event()
 
     async def serve() -> None:
         try:
-            await server.start()
+            starting = asyncio.ensure_future(server.start(loading))
+            while loading is not None and not server.ports.http and not starting.done():
+                await asyncio.sleep(0)
+            if loading is None or starting.done():
+                await starting
             ready.set_result(asyncio.get_running_loop())
         except BaseException as error:
             ready.set_exception(error)

@@ -329,8 +329,11 @@ class Engine:
         return self._lifecycle.ready_models()
 
     def only_model(self) -> str:
-        """The name of the one model that serves; "" when none does, or several do."""
-        return self._lifecycle.table.only_model()
+        """The name of the one model that serves, or that a request would load; "" when none does, or several do.
+
+        Raises LoadingError when that is not known before the models of the start are loaded.
+        """
+        return self._lifecycle.only_model()
 
     def measure_beside(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         """Have the metrics page show the models of other engines as well; their ``metric_labels`` tell them apart."""

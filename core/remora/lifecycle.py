@@ -78,7 +78,9 @@ class Lifecycle:
         self._loads = ModelLoads(self.table, loader, clock, retries=options.model_load_retry_count, gate=gate)
         self._ensembles = EnsembleLoader(self)
         self._ended = threading.Event()
-        self._started: Future[None] = Future()
+        self.started = False
+        """Whether the models that were wished for at start have been loaded, or have failed."""
+        self._start: Future[None] = Future()
         self._held: list[str] = []
         self.draining = False
         self.stopping = False
@@ -102,10 +104,17 @@ class Lifecycle:
         """All versions that serve, by name and version."""
         return self.table.ready_models()
 
-    @property
-    def started(self) -> bool:
-        """Whether the models that were wished for at start have been loaded, or have failed."""
-        return self._started.done()
+    def only_model(self) -> str:
+        """The one model that serves, or that a request would load; "" when there is none, or when there are several.
+
+        Raises LoadingError while it is not known: others may come with the start.
+        """
+        if not self.started and self._options.wait_for_models:
+            raise LoadingError("the models are still being loaded", self._start)
+        if self._on_demand is None:
+            return self.table.only_model
+        names = {name_of(key) for key in self._offers.models()}
+        return names.pop() if len(names) == 1 else ""
 
     def is_ready(self) -> bool:
         """Whether traffic may come (spec V01): not before the start, nor in a drain; else it depends on the table."""
@@ -130,7 +139,7 @@ class Lifecycle:
         if self.stopping:
             raise UnavailableError(f"the server is stopping: request for model '{name}' is not taken") from error
         if not self.started and self._options.wait_for_models:
-            raise LoadingError(f"model '{name}' is still being loaded", self._started) from error
+            raise LoadingError(f"model '{name}' is still being loaded", self._start) from error
         if self._on_demand is not None and self._offers.is_offered(name) and self.table.newest(name) is None:
             raise LoadingError(f"model '{name}' is being loaded", self._on_demand.want(name)) from error
         raise error
@@ -189,7 +198,8 @@ class Lifecycle:
         wanted, failures = self._wanted_at_start()
         failures.update(self._bring(wanted))
         self._ensembles.wish(wanted)
-        self._started.set_result(None)
+        self.started = True
+        self._start.set_result(None)
         if self._options.model_control_mode in ("poll", "ondemand") and self._options.repository_poll_secs > 0:
             threading.Thread(target=self._keep_polling, name="remora poll", daemon=True).start()
         return failures

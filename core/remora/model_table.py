@@ -79,6 +79,8 @@ class ModelTable:
     def __init__(self, *, namespacing: bool = False) -> None:
         self._lock = threading.Lock()
         self._states: dict[str, ModelState] = {}
+        self.only_model = ""
+        """The name of the one model that serves; "" when none does, or several do."""
         self._namespacing = namespacing
         self._closed = False
         self.missing: Missing = _refuse
@@ -162,11 +164,6 @@ class ModelTable:
         """All versions that serve, by name and version."""
         rows = [row for _, state in sorted(self._states.items()) for _, row in sorted(state.versions.items())]
         return [row.model for row in rows if row.model is not None]
-
-    def only_model(self) -> str:
-        """The name of the one model that serves; "" when none does, or several do. Hosts ask it for each request."""
-        names = {state.newest.name for state in list(self._states.values()) if state.newest is not None}
-        return names.pop() if len(names) == 1 else ""
 
     def is_fine(self) -> bool:
         """Whether every model that should serve does."""
@@ -256,7 +253,7 @@ class ModelTable:
         with self._lock:
             state = self._states.get(key)
             if state is not None and all(row.state == UNAVAILABLE for row in state.versions.values()):
-                self._states = {other: kept for other, kept in self._states.items() if other != key}
+                self._put({other: kept for other, kept in self._states.items() if other != key})
 
     def closed(self, key: str, version: int) -> None:
         """What was retired of a version is closed now."""
@@ -272,7 +269,7 @@ class ModelTable:
         """Take everything out, and nothing in from now on; returns what served."""
         with self._lock:
             models = self.ready_models()
-            self._states = {}
+            self._put({})
             self._closed = True
         return models
 
@@ -283,5 +280,10 @@ class ModelTable:
                 return False
             rows = dict(self._states.get(key, UNKNOWN).versions)
             change(rows)
-            self._states = {**self._states, key: ModelState.of(rows)}
+            self._put({**self._states, key: ModelState.of(rows)})
             return True
+
+    def _put(self, states: dict[str, ModelState]) -> None:
+        self._states = states
+        names = {state.newest.name for state in states.values() if state.newest is not None}
+        self.only_model = names.pop() if len(names) == 1 else ""

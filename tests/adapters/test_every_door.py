@@ -10,6 +10,7 @@ import gzip
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from hypothesis import strategies as st
 from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.messages import Array
+from remora.model import ServedModel
+from remora.model_table import LoadingError
 from remora.options import ServerOptions
 from remora.server.doors import Host, find_adapter
 from remora.server.main import Ports
@@ -395,15 +398,63 @@ def test_no_platform_lets_clients_change_models_unless_it_is_told_to(platform: s
         assert ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), JSON).status == 200
 
 
+class EarlyEngine(Engine):
+    """Says when a request has come for which it has no model yet."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(options=host.engine)
+        self.missed: Future[None] = Future()
+
+    def resolve(self, model: str, version: int = -1) -> ServedModel:
+        with self._noticing():
+            return super().resolve(model, version)
+
+    def wait_for(self, model: str, version: int = -1, timeout_s: float | None = None) -> ServedModel:
+        self.missed.set_result(None)
+        return super().wait_for(model, version, timeout_s)
+
+    def only_model(self) -> str:
+        with self._noticing():
+            return super().only_model()
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except LoadingError:
+            self.missed.set_result(None)
+            raise
+
+
 CSV = Door(
     "sagemaker", "/invocations", lambda rows: b"1,2,3,4\n", lambda body: np.loadtxt([body.decode()], delimiter=",")
 )
 
 
-@pytest.mark.parametrize("name", [*(name for name in DOORS if name != "sagemaker of many"), "sagemaker csv"])
+WAITING = pytest.mark.parametrize("name", [*(name for name in DOORS if name != "sagemaker of many"), "sagemaker csv"])
+"""A multi-model endpoint has no model before it is told to load one."""
+
+
+@WAITING
+def test_a_request_that_comes_before_the_models_waits_for_them(name: str, repository: Path) -> None:
+    door = CSV if name == "sagemaker csv" else DOORS[name]
+    kind = {"Content-Type": "text/csv"} if door is CSV else JSON
+    host = host_of(door.platform, repository)
+    engine, loading = EarlyEngine(host), Future[Engine]()
+    with running(host, engine, loading) as ports, ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(sent, door, ports.http, door.write([[1, 2, 3, 4]]), kind)
+        wait((engine.missed, answer), PATIENCE_S, FIRST_COMPLETED)
+        assert not answer.done(), answer.result()
+        loading.set_result(engine.start())
+        got = answer.result(PATIENCE_S)
+        assert got.status == 200, got
+        assert door.read(got.body).ravel().tolist() == [2, 4, 6, 8]
+
+
+@WAITING
 def test_the_first_request_for_a_model_on_demand_waits_for_it(name: str, repository: Path) -> None:
     door = CSV if name == "sagemaker csv" else DOORS[name]
-    host = host_of(door.platform, repository, {"REMORA_DEFAULT_MODEL": "scale"})
+    host = host_of(door.platform, repository)
     on_demand = replace(host.engine, model_control_mode="ondemand", load_model=())
     with running(replace(host, engine=on_demand)) as ports:
         kind = {"Content-Type": "text/csv"} if door is CSV else JSON

@@ -138,6 +138,21 @@ def test_the_redirect_reaches_another_model(port: int) -> None:
     assert answer.json["outputs"][0]["data"] == ["a"]
 
 
+def test_the_redirect_takes_binary_tensors_as_predict_does(port: int) -> None:
+    body, length = binary()
+    redirect = {"X-Vertex-Ai-Triton-Redirect": "v2/models/scale/versions/1/infer"}
+    answer = ask(port, "POST", PREDICT, body, {"Content-Type": f"{MIME}{length}", **redirect})
+    told = int(answer.headers["content-type"].removeprefix(MIME))
+    assert np.frombuffer(answer.body[told:], np.float32).tolist() == FLAT
+    assert ask(port, "POST", PREDICT, b"", {"Content-Type": f"{MIME}x", **redirect}).status == 400
+    assert ask(port, "POST", PREDICT, body, {"Content-Type": f"{MIME}{len(body) + 1}", **redirect}).status == 400
+
+
+def test_the_redirect_leads_to_the_metrics(port: int) -> None:
+    answer = ask(port, "POST", PREDICT, b"", {"X-Vertex-Ai-Triton-Redirect": "metrics"})
+    assert b"nv_inference_request_success" in answer.body
+
+
 CHANGING = [
     "v2/repository/models/scale/load",
     "v2/repository/models/scale/unload",

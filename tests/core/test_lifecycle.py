@@ -838,6 +838,37 @@ def test_requests_before_the_start_wait_unless_they_may_not(bench: Bench) -> Non
         bench.lifecycle("none", wait_for_models=False).resolve("m")
 
 
+def test_the_only_model_is_known_once_all_of_the_start_have_come(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    waiting = bench.lifecycle("none")
+    with pytest.raises(LoadingError) as loading:
+        waiting.only_model()
+    waiting.start()
+    loading.value.ready.result(PATIENCE_S)
+    assert waiting.only_model() == "m"
+    assert bench.lifecycle("none", wait_for_models=False).only_model() == ""
+
+
+def test_there_is_an_only_model_as_long_as_one_serves_in_whatever_versions(bench: Bench) -> None:
+    for name in ("m", "n"):
+        write_model(bench.repository, name, versions=("1", "2"), config=ALL)
+    lifecycle = bench.started("explicit", load_model=("m",))
+    names = [lifecycle.only_model()]
+    for change in (lambda: lifecycle.load("n", {}), lambda: lifecycle.unload("m"), lambda: lifecycle.unload("n")):
+        change()
+        names.append(lifecycle.only_model())
+    assert names == ["m", "", "n", ""]
+
+
+def test_on_demand_the_only_model_is_the_only_one_that_could_be_loaded(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    assert bench.started("ondemand").only_model() == "m"
+    write_model(bench.repository, "n")
+    lifecycle = bench.started("ondemand")
+    lifecycle.wait_for("m", -1, PATIENCE_S)
+    assert lifecycle.only_model() == "", "whichever was asked first must not decide"
+
+
 def test_what_is_waited_for_is_told_in_words(bench: Bench) -> None:
     write_model(bench.repository, "bad")
     bench.break_version("bad", "1")

@@ -73,9 +73,12 @@ class ScoringService:
         new_id: makes request ids.
     """
 
-    def __init__(self, inside: Inside, settings: ScoringSettings, new_id: Callable[[], str] | None = None) -> None:
+    def __init__(self, inside: Inside, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None) -> None:
         self._inside = inside
         self._settings = settings
+        self._when_loaded = inside.rest.when_loaded
+        self._v2 = inside.rest.handle
+        self._only_model = inside.engine.only_model
         self._new_id = new_id or _ids()
         if settings.script is not None:
             asyncio.get_running_loop().run_in_executor(None, settings.script.open)
@@ -84,6 +87,8 @@ class ScoringService:
         """Answer one request, now or later."""
         known = head.note
         if isinstance(known, _Known):  # a head that came before
+            if known.infers:  # the usual case, kept short
+                return self._when_loaded(self._infer, head, body, _Labelled(exchange, known))
             return self._answer(head, known, body, exchange)
         if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
@@ -102,7 +107,9 @@ class ScoringService:
         return None
 
     def _answer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        labelled = _Labelled(exchange, known, self._new_id().encode("latin-1") if known.new else b"")
+        labelled = _Labelled(exchange, known)
+        if known.infers:
+            return self._when_loaded(self._infer, head, body, labelled)
         if known.refusal:
             labelled.respond(_http(message_answer(431, known.refusal)))
         elif head.path == "/":
@@ -112,7 +119,7 @@ class ScoringService:
         elif self._settings.script is not None:
             self._run(self._settings.script, head, body, labelled)
         else:
-            return self._infer(head, known, body, labelled)
+            labelled.respond(_http(message_answer(405, "Method not allowed")))
         return None
 
     def _trouble(self) -> str:
@@ -151,19 +158,18 @@ class ScoringService:
         text = f"Scoring timeout after {self._settings.timeout_ms} ms"
         exchange.respond(_http(message_answer(500, text, failed=True)))
 
-    def _infer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    def _infer(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2 through ``/score``, for deployments whose scoring route is that."""
-        name = self._settings.model or self._inside.engine.only_model()
-        if not name:
-            count = len({model.name for model in self._inside.engine.models()})
-            exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
-            return None
-        if head.method != "POST":
-            exchange.respond(_http(message_answer(405, "Method not allowed")))
-            return None
+        name = self._settings.model or self._only_model()
+        known = head.note
+        assert isinstance(known, _Known)  # from `handle`
         if known.v2 is None or known.model != name:
+            if not name:
+                count = len({model.name for model in self._inside.engine.models()})
+                exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
+                return None
             known.model, known.v2 = name, Head("POST", f"/v2/models/{name}/infer", head.headers)
-        return self._inside.rest.handle(known.v2, body, exchange)
+        return self._v2(known.v2, body, exchange)
 
     # -- what surrounds an answer -----------------------------------------------------------------------------------
 
@@ -194,7 +200,9 @@ class ScoringService:
         fixed = [("x-request-id", given or ""), ("x-ms-request-id", (given or "") if repeats else legacy)]
         rest = [("x-ms-client-request-id", client), ("TraceId", _text(head, b"traceid"))]
         version = (("x-ms-server-version", self._settings.server_version),)
-        return _Known(_pairs(version), new, _pairs([*fixed, *rest]), refusal)
+        infers = not refusal and head.path == "/score" and head.method == "POST" and self._settings.script is None
+        new_id = self._new_id if new else bytes
+        return _Known(_pairs(version), new, new_id, _pairs([*fixed, *rest]), refusal, infers=infers)
 
     def _swagger(self, query: str) -> Answer:
         version = query.removeprefix("version=") if query.startswith("version=") else "2"
@@ -223,43 +231,61 @@ def _described(version: str) -> dict[str, object]:
 class _Known:
     """What is the same in all requests of one head: the ids of their answers, and the V2 head that they stand for.
 
-    ``new`` names the headers that carry an id of each answer's own; none where the request brought one.
+    ``new`` names the headers that carry an id of each answer's own, which ``new_id`` makes; none where the request
+    brought one. ``infers`` says that V2 answers, and that nothing stands against it.
     """
 
-    __slots__ = ("_after", "_before", "_starts", "model", "new", "refusal", "v2")
+    __slots__ = ("_after", "_before", "_new", "_new_id", "_starts", "infers", "model", "refusal", "v2")
 
-    def __init__(self, before: Headers, new: tuple[bytes, ...], after: Headers, refusal: str) -> None:
-        self._before, self.new, self._after = before, new, after
-        self._starts: dict[Wire, bytes] = {}
+    def __init__(
+        self,
+        before: Headers,
+        new: tuple[bytes, ...],
+        new_id: Callable[[], bytes],
+        after: Headers,
+        refusal: str,
+        *,
+        infers: bool = False,
+    ) -> None:
+        self._before, self._new, self._after = before, new, after
+        self._new_id = new_id
+        self._starts: dict[Wire, list[bytes]] = {}
         self.refusal = refusal
+        self.infers = infers
         self.model = ""
         self.v2: Head | None = None
 
-    def label(self, answer: HttpAnswer, own: bytes) -> HttpAnswer:
-        """An answer with its ids, ``own`` among them where it has one of its own.
+    def label(self, answer: HttpAnswer) -> HttpAnswer:
+        """An answer with its ids.
 
-        Where answers share their fixed part, its bytes are made once and each one's id is put into them.
+        Where answers share their fixed part, its bytes are made once and each one's id is put between them.
         """
         status, headers, body, wire = answer
-        labels = (*headers, *self._before, *[(name, own) for name in self.new], *self._after)
-        if wire is None or len(own) != len(_PLACE):
+        own = self._new_id()
+        labels = self.labels(headers, own)
+        if wire is None or not own:
             return HttpAnswer(status, labels, body)
         start = self._starts.get(wire)
         if start is None:
             if len(self._starts) >= _STARTS:
                 self._starts.clear()
-            start = self._starts[wire] = fixed_part(self.label(HttpAnswer(status, headers, body), _PLACE))
-        return HttpAnswer(status, labels, body, Wire(start.replace(_PLACE, own)))
+            start = fixed_part(HttpAnswer(status, self.labels(headers, _PLACE), body)).split(_PLACE)
+            self._starts[wire] = start
+        return HttpAnswer(status, labels, body, Wire(own.join(start)))
+
+    def labels(self, headers: Headers, own: bytes) -> Headers:
+        """An answer's headers with its ids, ``own`` where it has one of its own."""
+        return (*headers, *self._before, *[(name, own) for name in self._new], *self._after)
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> Headers:
     return tuple((name.encode(), value.encode("latin-1")) for name, value in rows if value)
 
 
-def _ids() -> Callable[[], str]:
+def _ids() -> Callable[[], bytes]:
     """Ids in the form of UUIDs: a random beginning of this process's own, and a count, which costs a tenth of one."""
-    begin = str(uuid.uuid4())[:24]
-    return map(f"{begin}{{:012x}}".format, count()).__next__
+    begin = str(uuid.uuid4())[:24].encode()
+    return map((begin + b"%012x").__mod__, count()).__next__
 
 
 def _text(head: Head, name: bytes) -> str:
@@ -279,20 +305,23 @@ def _http(answer: Answer, more: Headers = ()) -> HttpAnswer:
 class _Labelled:
     """An exchange whose answer carries the request's ids."""
 
-    __slots__ = ("_exchange", "_id", "_known", "finish", "send")
+    __slots__ = ("_exchange", "_known")
 
-    def __init__(self, exchange: Exchange, known: _Known, own: bytes) -> None:
+    def __init__(self, exchange: Exchange, known: _Known) -> None:
         self._exchange = exchange
         self._known = known
-        self._id = own
-        self.send = exchange.send
-        self.finish = exchange.finish
 
     def respond(self, answer: HttpAnswer) -> None:
-        self._exchange.respond(self._known.label(answer, self._id))
+        self._exchange.respond(self._known.label(answer))
 
     def begin(self, status: int, headers: Headers) -> None:
-        self._exchange.begin(status, self._known.label(HttpAnswer(status, headers, []), self._id).headers)
+        self._exchange.begin(status, self._known.label(HttpAnswer(status, headers, [])).headers)
+
+    def send(self, piece: Buffer) -> None:
+        self._exchange.send(piece)
+
+    def finish(self) -> None:
+        self._exchange.finish()
 
 
 class _Once:

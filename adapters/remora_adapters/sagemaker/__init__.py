@@ -80,8 +80,9 @@ def _front(rules: Rules, scratch: Path, find: Find = find_models, *, script: boo
     def front(inside: Inside) -> Service:
         from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
         from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
+        from remora_adapters.sagemaker.routes import binary_headers
 
-        over = partial(inside.rest.over, malformed=MALFORMED)
+        over = partial(inside.rest.over, malformed=MALFORMED, binary_headers=binary_headers)
         hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over, find)
         inside.engine.measure_beside(hosted.served)
         atexit.register(hosted.close)

@@ -14,7 +14,7 @@ from remora.protocols.http_answer import Headers, HttpAnswer, encode_error, fail
 from remora.server.exchange import Cancellable, Exchange
 from remora.server.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
-from remora_adapters.sagemaker.routes import memory_aware, translated
+from remora_adapters.sagemaker.routes import memory_aware
 from remora_adapters.sagemaker.scripted import answer_of_script
 
 _AT_ONCE = 32
@@ -24,7 +24,7 @@ _READ = HttpAnswer(0, (), [])
 
 
 class Back:
-    """Hands a V2 answer on.
+    """Hands on a V2 answer to which something is to be done.
 
     Args:
         exchange: gets it.
@@ -47,14 +47,10 @@ class Back:
         """Hand on a whole answer."""
         if self._memory and answer.status >= 400:
             answer = memory_aware(answer)
-        headers = translated(answer.headers)
         if self._extra and not (self._only_good and answer.status >= 300):
             # What the connection remembers of an answer's fixed part must not hold one client's headers.
-            self._exchange.respond(answer._replace(headers=(*headers, *self._extra), wire=None))
-        elif headers is answer.headers:
-            self._exchange.respond(answer)
-        else:
-            self._exchange.respond(HttpAnswer(answer.status, headers, answer.body, answer.wire))
+            answer = answer._replace(headers=(*answer.headers, *self._extra), wire=None)
+        self._exchange.respond(answer)
 
     def begin(self, status: int, headers: Headers) -> None:
         """Hand on the head of a stream."""

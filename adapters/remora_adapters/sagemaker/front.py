@@ -91,12 +91,13 @@ class SageMakerService:
 
     def __init__(self, inside: Inside, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
         self._engine = inside.engine
-        self._rest = inside.rest.over(inside.engine, malformed=0 if rules.as_triton else MALFORMED)
+        malformed = 0 if rules.as_triton else MALFORMED
+        self._rest = inside.rest.over(inside.engine, malformed=malformed, binary_headers=routes.binary_headers)
         self._later = inside.later
         self._rules = rules
         self._hosted = hosted
         self._script = script
-        self._only: Model | None = Model(self._rest, self._engine, rules.model, script) if rules.model else None
+        self._only: Model | None = None  # who answered the last invocation
         self._hosts: dict[str, Model] = {}
         self._act: dict[str, Callable[[_Plan, Head, Buffer, Exchange], Cancellable | None]] = {
             "invoke": self._invoke,
@@ -122,14 +123,21 @@ class SageMakerService:
     # -- invocations ------------------------------------------------------------------------------------------------
 
     def _invoke(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        back = Back(exchange, plan.extra) if plan.extra else exchange
+        return self._rest.when_loaded(self._invoke_only, head, body, back)
+
+    def _invoke_only(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Raises LoadingError when the request may wait for its model."""
+        name = self._rules.model or self._engine.only_model()
+        plan = head.note
+        assert isinstance(plan, _Plan)  # from `handle`
         model = self._only
-        if model is None:
-            names = {each.name for each in self._engine.models()}
-            if len(names) != 1:
+        if model is None or model.name != name:
+            if not name:
                 exchange.respond(failure(400, _NO_MODEL, plain=True))
                 return None
-            model = self._only = Model(self._rest, self._engine, names.pop(), self._script)
-        return self._run(plan, model, head, body, Back(exchange, plan.extra))
+            model = self._only = Model(self._rest, self._engine, name, self._script)
+        return self._run(plan, model, head, body, exchange)
 
     def _invoke_model(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         row = self._hosted.get(plan.route.model)
@@ -151,7 +159,7 @@ class SageMakerService:
         if model.script:
             return self._run_script(plan, model, head, body, exchange)
         if plan.media:
-            return model.rest.when_loaded(lambda: self._run_translated(plan, model, head, body, exchange), exchange)
+            return self._run_translated(plan, model, head, body, exchange)
         if plan.session is not None:
             return self._run_in_session(plan, model, head, body, exchange)
         v2 = plan.v2

@@ -8,7 +8,6 @@ restrictions, deadlines, streams, an invocation has too. What Triton's own front
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import NamedTuple
 
 from remora.protocols.http1 import Head
@@ -129,14 +128,9 @@ def v2_head(head: Head, target: str, json_length: bytes | None, timeout_ms: int 
 # -- the answer -----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
-def translated(headers: Headers) -> Headers:
-    """The headers of a V2 answer as SageMaker has them: the content type holds the JSON part's length."""
-    length = next((value for name, value in headers if name == b"Inference-Header-Content-Length"), None)
-    if length is None:
-        return headers
-    dropped = (b"Inference-Header-Content-Length", b"Content-Type")
-    return ((b"Content-Type", BINARY + length), *(pair for pair in headers if pair[0] not in dropped))
+def binary_headers(json_length: int) -> Headers:
+    """The headers of an answer with raw tensors: the content type holds the JSON part's length."""
+    return ((b"Content-Type", b"%b%d" % (BINARY, json_length)),)
 
 
 _OUT_OF_MEMORY = re.compile(

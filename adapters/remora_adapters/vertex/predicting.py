@@ -8,7 +8,6 @@ those are refused with 403, and so are they when asked for by path (spec clouds 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 import orjson
 
@@ -22,8 +21,13 @@ from remora.server.predict import Predictor
 
 REDIRECT = b"x-vertex-ai-triton-redirect"
 BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
+_LENGTH = b"inference-header-content-length"
 _SIZE = re.compile(rb"[0-9]{1,18}")
 _CHANGING = frozenset(("load", "unload", "trace", "logging", "system_shm", "cuda_shm"))
+
+
+def _binary_headers(json_length: int) -> Headers:
+    return ((b"Content-Type", b"%b%d" % (BINARY, json_length)),)
 
 
 class VertexService:
@@ -37,11 +41,12 @@ class VertexService:
     """
 
     def __init__(self, inside: Inside, health: str, predict: str, default: str) -> None:
-        self._inside = inside
+        self._engine = inside.engine
+        self._rest = inside.rest
         self._health = health
         self._predict = predict
         self._default = default
-        self._binaries = inside.rest.over(inside.engine)  # the answers' fixed parts are not V2's
+        self._binaries = inside.rest.over(inside.engine, binary_headers=_binary_headers)
         self._predictor = Predictor(inside)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -49,64 +54,62 @@ class VertexService:
         if head.path == self._predict:
             return self._post(head, body, exchange)
         if head.path == self._health:
-            ready = head.method in ("GET", "HEAD") and self._inside.engine.perform(ServerReady())
+            ready = head.method in ("GET", "HEAD") and self._engine.perform(ServerReady())
             exchange.respond(HttpAnswer(200 if ready else 503, (), []))
             return None
         return self._looking(head, body, exchange)
 
     def _post(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        redirect = head.get(REDIRECT)
-        if head.method != "POST":
-            exchange.respond(failure(405, "Method Not Allowed", plain=False))
-        elif redirect is not None:
-            return self._redirected(head, redirect.decode("latin-1"), body, exchange)
-        else:
-            return self._predicted(head, body, exchange)
-        return None
+        plan = head.note
+        if not isinstance(plan, _Plan):
+            plan = head.note = _Plan(head)
+        if plan.refusal is not None:
+            exchange.respond(plan.refusal)
+            return None
+        if plan.target:
+            return self._redirected(plan, body, exchange)
+        return self._rest.when_loaded(self._predicted, head, body, exchange)
 
     def _predicted(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        name = self._default or self._inside.engine.only_model()
+        name = self._default or self._engine.only_model()
         if not name:
-            count = len({model.name for model in self._inside.engine.models()})
+            count = len({model.name for model in self._engine.models()})
             text = f"which of {count} models? Set REMORA_DEFAULT_MODEL, or send X-Vertex-Ai-Triton-Redirect"
             exchange.respond(failure(400, text, plain=False))
             return None
-        kind = head.get(b"content-type") or b""
-        if kind.startswith(BINARY):
-            return self._binary(head, kind, name, body, exchange)
-        if head.get(b"inference-header-content-length") is None and _has_instances(body):
-            locked = self._inside.rest.locked("infer", head)
+        plan = head.note
+        assert isinstance(plan, _Plan)  # from `_post`
+        if plan.may_have_instances and _has_instances(body):
+            locked = self._rest.locked("infer", head)
             if locked is None:
                 return self._predictor.handle(name, head, body, exchange)
             exchange.respond(locked)
             return None
-        return self._inside.rest.infer(name, head, body, exchange)
+        return self._asked(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
 
-    def _binary(self, head: Head, kind: bytes, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """V2 with raw tensors, whose length of JSON is in the content type, and so is the answer's."""
-        known = head.note
-        if not isinstance(known, _Binary) or known.model != name:
-            size = kind.removeprefix(BINARY)
-            kept = tuple(pair for pair in head.headers if pair[0].lower() != b"inference-header-content-length")
-            told = (*kept, (b"Inference-Header-Content-Length", size))
-            length = int(size) if _SIZE.fullmatch(size) else -1
-            known = head.note = _Binary(name, length, Head("POST", f"/v2/models/{name}/infer", told))
-        if not 0 <= known.length <= len(body):
-            shown = kind.removeprefix(BINARY)[:40].decode("latin-1")
-            exchange.respond(failure(400, f"Unable to parse inference header size, got: {shown}", plain=False))
+    def _asked(self, plan: _Plan, v2: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer what a head stands for in V2, in Vertex's form where it came in that."""
+        if plan.size is None:
+            return self._rest.handle(v2, body, exchange)
+        if plan.json_length <= len(body):
+            return self._binaries.handle(v2, body, exchange)
+        exchange.respond(_bad_size(plan.size))
+        return None
+
+    def _redirected(self, plan: _Plan, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        if plan.target == "/metrics":
+            exchange.respond(self._rest.locked("metrics", plan.head) or self._rest.metrics())
             return None
-        return self._binaries.handle(known.head, body, _BinaryExchange(exchange))
-
-    def _redirected(self, head: Head, target: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        path = f"/{target.lstrip('/')}".partition("?")[0]
-        kept = tuple(pair for pair in head.headers if pair[0].lower() != REDIRECT)
-        method = "POST"
+        method, infers = "POST", False
         try:
-            route(method, path)
+            infers = route(method, plan.target).action == "infer"
         except Refusal as refusal:
             if refusal.status == 405:  # predict is always posted, and what is looked at is got
                 method = "GET"
-        return self._looking(Head(method, path, kept), body if method == "POST" else b"", exchange)
+        v2 = plan.to(plan.target, method)
+        if infers:
+            return self._asked(plan, v2, body, exchange)
+        return self._looking(v2, body if method == "POST" else b"", exchange)
 
     def _looking(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """V2, but for what changes something."""
@@ -114,13 +117,52 @@ class VertexService:
             where = route(head.method, head.path)
         except Refusal as refusal:
             if refusal.action not in _CHANGING:
-                return self._inside.rest.handle(head, body, exchange)
+                return self._rest.handle(head, body, exchange)
             where = None
         reads = where is not None and (where.action not in _CHANGING or where.verb in ("GET", "status"))
         if reads:
-            return self._inside.rest.handle(head, body, exchange)
+            return self._rest.handle(head, body, exchange)
         exchange.respond(failure(403, f"{head.path} changes what is served, which is not allowed here", plain=False))
         return None
+
+
+class _Plan:
+    """What the head of a predict request asks for, worked out once and kept with the head.
+
+    ``target`` is where the redirect header leads, "" without one. ``size`` is how long the JSON is by Vertex's binary
+    content type, as it is written, and ``json_length`` what that means; None and 0 for a body that is not of that type.
+    """
+
+    __slots__ = ("_v2", "head", "json_length", "may_have_instances", "refusal", "size", "target")
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self._v2: Head | None = None
+        kind = head.get(b"content-type") or b""
+        self.size = kind.removeprefix(BINARY) if kind.startswith(BINARY) else None
+        self.json_length = int(self.size) if self.size and _SIZE.fullmatch(self.size) else 0
+        self.may_have_instances = self.size is None and head.get(_LENGTH) is None
+        target = head.get(REDIRECT)
+        self.target = "" if target is None else f"/{target.decode('latin-1').lstrip('/')}".partition("?")[0]
+        self.refusal: HttpAnswer | None = None
+        if head.method != "POST":
+            self.refusal = failure(405, "Method Not Allowed", plain=False)
+        elif self.size is not None and not _SIZE.fullmatch(self.size):
+            self.refusal = _bad_size(self.size)
+
+    def to(self, path: str, method: str = "POST") -> Head:
+        """The V2 head that this one stands for; it is remembered as long as the path is the same."""
+        if self._v2 is None or self._v2.path != path:
+            dropped = (REDIRECT,) if self.size is None else (REDIRECT, _LENGTH)
+            kept = tuple(pair for pair in self.head.headers if pair[0].lower() not in dropped)
+            told = () if self.size is None else ((_LENGTH, self.size),)
+            self._v2 = Head(method, path, (*kept, *told))
+        return self._v2
+
+
+def _bad_size(size: bytes) -> HttpAnswer:
+    text = f"Unable to parse inference header size, got: {size[:40].decode('latin-1')}"
+    return failure(400, text, plain=False)
 
 
 def _has_instances(body: Buffer) -> bool:
@@ -135,38 +177,3 @@ def _has_instances(body: Buffer) -> bool:
     except orjson.JSONDecodeError:
         return True  # whose refusal says more than V2's
     return isinstance(message, dict) and "instances" in message
-
-
-class _Binary:
-    """What is the same in all binary requests of one head: how long their JSON is, and the V2 head they stand for."""
-
-    __slots__ = ("head", "length", "model")
-
-    def __init__(self, model: str, length: int, head: Head) -> None:
-        self.model = model
-        self.length = length
-        self.head = head
-
-
-@lru_cache(64)
-def _told(headers: Headers) -> Headers:
-    """V2's headers of an answer, with the length of its JSON in the content type."""
-    named = {name.lower(): value for name, value in headers}
-    length = named.pop(b"inference-header-content-length", None)
-    if length is None:
-        return headers
-    named[b"content-type"] = BINARY + length
-    return tuple(named.items())
-
-
-class _BinaryExchange:
-    """An exchange that says in the content type how long an answer's JSON is."""
-
-    __slots__ = ("_exchange", "begin", "finish", "send")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self.begin, self.send, self.finish = exchange.begin, exchange.send, exchange.finish
-
-    def respond(self, answer: HttpAnswer) -> None:
-        self._exchange.respond(HttpAnswer(answer.status, _told(answer.headers), answer.body, answer.wire))

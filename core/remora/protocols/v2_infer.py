@@ -14,7 +14,7 @@ from typing import NamedTuple
 from remora.errors import InvalidArgumentError
 from remora.messages import Data, InferForm, Response
 from remora.protocols.http_answer import HttpAnswer, Refusal
-from remora.protocols.v2_reply import ReplyFormat, ReplyPrinter
+from remora.protocols.v2_reply import BinaryHeaders, ReplyFormat, ReplyPrinter, v2_binary_headers
 from remora.protocols.v2_request import Limits, read_request
 from remora.regions import DISABLED, Regions
 
@@ -43,6 +43,7 @@ class InferCodec:
     is refused before it is read.
     ``forward_pattern`` is searched for in the names of request headers, with the flags it was compiled with: those
     that have it become parameters (spec H25). ``regions`` has the tensors that lie in shared memory.
+    ``binary_headers`` makes the headers of answers with raw tensors.
     """
 
     def __init__(
@@ -52,20 +53,21 @@ class InferCodec:
         max_elements: int = 17 * 1024 * 1024,
         forward_pattern: re.Pattern[str] | None = None,
         regions: Regions = DISABLED,
+        binary_headers: BinaryHeaders = v2_binary_headers,
     ) -> None:
         self._limits = Limits(max_input_bytes, max_json_depth, max_elements)
         self._forward = forward_pattern
         self.regions = regions
         """Where tensors in shared memory are."""
         self._known: dict[bytes, _Known] = {}
-        self._printer = ReplyPrinter()
+        self._printer = ReplyPrinter(binary_headers)
         self.forwards = forward_pattern is not None
         """Whether request headers may become parameters."""
 
-    def twin(self) -> InferCodec:
-        """A codec with the same settings and memos of its own."""
-        limits = self._limits
-        return InferCodec(limits.input_bytes, limits.json_depth, limits.json_values, self._forward, self.regions)
+    def twin(self, binary_headers: BinaryHeaders = v2_binary_headers) -> InferCodec:
+        """A codec with the same settings, memos of its own and perhaps other headers."""
+        limits = (self._limits.input_bytes, self._limits.json_depth, self._limits.json_values)
+        return InferCodec(*limits, self._forward, self.regions, binary_headers)
 
     def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
         """What `decode` gives for a body whose binary header it has seen before; None when it has not.

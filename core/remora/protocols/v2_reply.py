@@ -7,7 +7,7 @@ JSON of an all-binary answer depends on names, types and shapes alone; it is pri
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,13 @@ _MAX_TEMPLATES = 1024
 
 
 _NOWHERE: Mapping[str, regions.Target] = {}
+BinaryHeaders = Callable[[int], Headers]
+"""The headers of an answer with raw tensors, from the length of its JSON in bytes."""
+
+
+def v2_binary_headers(json_length: int) -> Headers:
+    """As V2 says it (spec H15)."""
+    return (_OCTETS, (b"Inference-Header-Content-Length", b"%d" % json_length))
 
 
 class ReplyFormat(NamedTuple):
@@ -53,9 +60,13 @@ class ReplyFormat(NamedTuple):
 
 
 class ReplyPrinter:
-    """Prints answers; holds the remembered JSON parts. To be used by one thread."""
+    """Prints answers; holds the remembered JSON parts. To be used by one thread.
 
-    def __init__(self) -> None:
+    The first piece of an answer's body is its JSON; ``binary_headers`` says how long that is where tensors follow.
+    """
+
+    def __init__(self, binary_headers: BinaryHeaders = v2_binary_headers) -> None:
+        self._binary_headers = binary_headers
         self._templates: dict[tuple[object, ...], tuple[Headers, bytes, Wire]] = {}
 
     def answer(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
@@ -121,7 +132,7 @@ class ReplyPrinter:
         header = b"{%b}" % b",".join(members)
         if not pieces:
             return HttpAnswer(200, _JSON_HEADERS, [header])
-        return HttpAnswer(200, (_OCTETS, (b"Inference-Header-Content-Length", b"%d" % len(header))), [header, *pieces])
+        return HttpAnswer(200, self._binary_headers(len(header)), [header, *pieces])
 
 
 def _described(output: Tensor, last: bytes = b"") -> bytes:

@@ -1,7 +1,8 @@
 """V2 over HTTP, all of it under one name; the law: pure functions, each found in the module that explains it.
 
 route                        which action a method and path ask for          v2_routes
-InferCodec, ReplyFormat      inference requests and answers                  v2_infer, v2_request, v2_reply
+InferCodec, ReplyFormat,
+v2_binary_headers            inference requests and answers                  v2_infer, v2_request, v2_reply
 decode_call, encode_result   management requests and answers                 v2_calls
 answer_region                shared memory: no engine is asked               v2_regions
 inflate, choose_encoding,
@@ -16,10 +17,11 @@ from remora.protocols.http_answer import HttpAnswer, Refusal, encode_error
 from remora.protocols.v2_calls import decode_call, encode_result
 from remora.protocols.v2_infer import InferCodec
 from remora.protocols.v2_regions import answer_region
-from remora.protocols.v2_reply import ReplyFormat
+from remora.protocols.v2_reply import BinaryHeaders, ReplyFormat, v2_binary_headers
 from remora.protocols.v2_routes import Route, route
 
 __all__ = [
+    "BinaryHeaders",
     "HttpAnswer",
     "InferCodec",
     "Refusal",
@@ -33,4 +35,5 @@ __all__ = [
     "encode_result",
     "inflate",
     "route",
+    "v2_binary_headers",
 ]

@@ -5,6 +5,8 @@ What a model cannot take in one request goes in several, side by side. The answe
 
 from __future__ import annotations
 
+from functools import partial
+
 from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.model import ServedModel
@@ -28,7 +30,7 @@ class Predictor:
 
     def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
-        return self._when_loaded(lambda: self._handle(name, head, body, exchange), exchange)
+        return self._when_loaded(partial(self._handle, name), head, body, exchange)
 
     def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Raises LoadingError when the request may wait for its model."""

@@ -31,6 +31,7 @@ from remora.protocols.http_answer import failure
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.protocols.v2_request import Limits
 from remora.protocols.v2_rest import (
+    BinaryHeaders,
     HttpAnswer,
     InferCodec,
     Refusal,
@@ -44,6 +45,7 @@ from remora.protocols.v2_rest import (
     encode_result,
     inflate,
     route,
+    v2_binary_headers,
 )
 from remora.server import deadlines
 from remora.server.exchange import Cancellable, Exchange, arrival_of
@@ -72,6 +74,9 @@ class Pages(Protocol):
 
 _SLOW = (ModelLoad, ModelUnload, RepositoryIndex, ModelExplain)
 """Calls that load models, look at repositories or simulate: too long for the event loop."""
+
+HostsWork = Callable[[Head, Buffer, Exchange], Cancellable | None]
+"""Answers an inference in a host's own way, and may raise LoadingError."""
 
 Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
 """Runs slow work elsewhere and responds with its answer."""
@@ -194,15 +199,25 @@ class RestService:
         self._known_as = ""
         self._malformed = 0
 
-    def over(self, engine: Engine, known_as: str = "", *, malformed: int = 0) -> RestService:
-        """The same service over an engine of its own choice, with memos of its own: a host's port answers with other
-        headers than V2's. ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status
-        of bodies that cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server."""
+    def over(
+        self,
+        engine: Engine,
+        known_as: str = "",
+        *,
+        malformed: int = 0,
+        binary_headers: BinaryHeaders = v2_binary_headers,
+    ) -> RestService:
+        """The same service over an engine of its own choice, for a host's port.
+
+        ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status of bodies that
+        cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server. ``binary_headers``
+        says in the platform's way how long the JSON of an answer with raw tensors is.
+        """
         other = copy(self)
         other._engine = engine
         other._resolve = engine.resolve
         other._traces = engine.traces
-        other._codec = self._codec.twin()
+        other._codec = self._codec.twin(binary_headers)
         other._generate = GenerateRoutes(engine, self._mailbox, Limits(input_bytes=self._limit), malformed)
         other._known_as = known_as
         other._malformed = malformed
@@ -225,12 +240,17 @@ class RestService:
             known = head.note = _Forward(model, Head("POST", f"/v2/models/{model}/infer", head.headers))
         return self.handle(known.head, body, exchange)
 
-    def when_loaded(self, work: Callable[[], Cancellable | None], exchange: Exchange) -> Cancellable | None:
-        """Do a host's own work for ``exchange``, and again once the model is there that LoadingError speaks of."""
+    def when_loaded(self, work: HostsWork, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Do a host's own work of inference, and again once the model is there that LoadingError speaks of."""
         try:
-            return work()
+            return work(head, body, exchange)
         except LoadingError as loading:
-            return self._waiting.take(loading, exchange, 0, lambda _waited_ns: self.when_loaded(work, exchange))
+            locked = self.locked("infer", head)
+            if locked is not None:
+                exchange.respond(locked)  # who may not ask does not wait either
+                return None
+            again = lambda _waited_ns: self.when_loaded(work, head, body, exchange)  # noqa: E731
+            return self._waiting.take(loading, exchange, 0, again)
 
     def _wait(
         self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int

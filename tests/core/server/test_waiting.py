@@ -8,11 +8,13 @@ from concurrent.futures import Future
 
 from fakes import UNTRACED, FakeExchange
 from remora.errors import InternalError
+from remora.messages import Buffer
 from remora.model_table import LoadingError
 from remora.options import EngineOptions
 from remora.protocols.http1 import Head
+from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
-from remora.server.exchange import Cancellable
+from remora.server.exchange import Cancellable, Exchange
 from remora.server.rest import RestService
 from remora.server.waiting import WaitingRoom
 
@@ -168,6 +170,22 @@ def test_a_request_over_v2_can_be_cancelled_before_and_after_its_wait() -> None:
     assert len(exchange.answers) == 1
     assert engine.ticket is not None
     assert engine.ticket.cancelled == 1
+
+
+def test_who_may_not_ask_does_not_wait_for_a_hosts_own_route_either() -> None:
+    engine, exchange = ArrivingModel(), FakeExchange()
+
+    def work(_head: Head, _body: Buffer, _exchange: Exchange) -> None:
+        raise LoadingError("m is being loaded", engine.ready)
+
+    async def play() -> None:
+        locks = Restrictions(("inference:key=secret",), "--http-restricted-api")
+        rest = RestService(engine, InferCodec(), None, lambda _work, _exchange: None, restrictions=locks)  # type: ignore[arg-type]
+        assert rest.when_loaded(work, Head("POST", "/score", ()), b"", exchange) is None
+        assert rest.when_loaded(work, Head("POST", "/score", ((b"key", b"secret"),)), b"", FakeExchange()) is not None
+
+    asyncio.run(play())
+    assert [answer.status for answer in exchange.answers] == [403]
 
 
 def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_afterwards() -> None:
