@@ -201,11 +201,15 @@ class _Run:
         if getattr(self._thread, "count", 0) != self._threads:
             torch.set_num_threads(self._threads)  # holds for the calling thread, and those that begin after it
             self._thread.count = self._threads
-        values = {
-            name: self._given(to_value(torch, name, types[name], array), alone=not getattr(array, "shared", True))
-            for name, array in inputs.items()
-        }
         with contextlib.ExitStack() as stack:
+            if self._on_gpu:
+                stack.enter_context(torch.cuda.device(self._device))
+                # Whatever comes of it: who has the inputs or the outputs next has streams of its own.
+                stack.callback(torch.cuda.current_stream().synchronize)
+            values = {
+                name: self._given(to_value(torch, name, types[name], array), alone=not getattr(array, "shared", True))
+                for name, array in inputs.items()
+            }
             stack.enter_context(torch.inference_mode() if self._plan.inference_mode else torch.no_grad())
             self._enter_modes(stack)
             try:
@@ -214,8 +218,6 @@ class _Run:
                 raise InternalError(f"PyTorch execute failure: {_reason(error)}", from_model=True) from error
             kept = self._program.kept | _storages(torch, values) if stays else self._program.kept
             answer = [self._answer(name, result, kept, stays=stays) for name in wanted]
-        if self._on_gpu and stays:
-            torch.cuda.current_stream(self._device).synchronize()  # whoever gets the tensors has streams of its own
         if self._plan.clean_cache and self._on_gpu:
             torch.cuda.empty_cache()
         return answer

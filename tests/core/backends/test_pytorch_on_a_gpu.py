@@ -1,0 +1,104 @@
+"""PyTorch models on a GPU: which device is theirs, and what has been waited for; over a fake of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import config_of
+from remora.backends.pytorch import _Run
+from remora.backends.pytorch_plan import plan_run
+from remora.backends.pytorch_program import COMPILED, Program
+from remora.errors import InternalError
+
+CONFIG = config_of(
+    'name: "m" backend: "pytorch" input { name: "x" data_type: TYPE_FP32 dims: 2 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+)
+
+
+class FakeTensor:
+    def __init__(self, kind: str, values: Any, happened: list[str]) -> None:
+        self.device = SimpleNamespace(type=kind)
+        self.dtype = "torch.float32"
+        self._values = values
+        self._happened = happened
+
+    def to(self, device: Any) -> FakeTensor:
+        self._happened.append("input there")
+        return FakeTensor("cuda", self._values, self._happened)
+
+    def cpu(self) -> FakeTensor:
+        return FakeTensor("cpu", self._values, self._happened)
+
+    def detach(self) -> FakeTensor:
+        return self
+
+    contiguous = resolve_neg = detach
+
+    def numpy(self) -> Any:
+        return self._values
+
+
+class FakeTorch:
+    """What is asked of torch around a call, noted in order."""
+
+    Tensor = FakeTensor
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.cuda = SimpleNamespace(device=self._device, current_stream=lambda: SimpleNamespace(synchronize=self._wait))
+
+    @contextmanager
+    def _device(self, device: Any) -> Iterator[None]:
+        self.happened.append(f"on GPU {device.index}")
+        try:
+            yield
+        finally:
+            self.happened.append("off")
+
+    def _wait(self) -> None:
+        self.happened.append("waited")
+
+    def from_numpy(self, array: Any) -> FakeTensor:
+        return FakeTensor("cpu", array, self.happened)
+
+    def inference_mode(self) -> Any:
+        return nullcontext()
+
+    def set_num_threads(self, count: int) -> None:
+        pass
+
+
+ORDER = ["on GPU 1", "input there", "called", "waited", "off"]
+
+
+def run_of(torch: FakeTorch, call: Any) -> _Run:
+    def noted(x: Any) -> Any:
+        torch.happened.append("called")
+        return call(x)
+
+    return _Run(torch, Program(noted, COMPILED), plan_run(CONFIG, {}), CONFIG, SimpleNamespace(type="cuda", index=1), 1)
+
+
+def test_the_device_is_the_models_and_is_done_when_the_answer_is_there() -> None:
+    torch = FakeTorch()
+    (found,) = run_of(torch, lambda x: x)({"x": np.ones(2, "f4")}, ("y",))
+    assert found.data.tolist() == [1, 1]
+    assert torch.happened == ORDER
+
+
+def test_the_device_is_done_with_the_inputs_of_a_model_that_fails() -> None:
+    torch = FakeTorch()
+
+    def failing(x: Any) -> Any:
+        raise ValueError("after the first kernel")
+
+    with pytest.raises(InternalError, match="PyTorch execute failure: after the first kernel"):
+        run_of(torch, failing)({"x": np.ones(2, "f4")}, ("y",))
+    assert torch.happened == ORDER
