@@ -382,6 +382,9 @@ class UntouchableMemory:
         self.taken: list[int] = []
         self.copied: list[tuple[int, int, int]] = []
 
+    def wait(self) -> None:
+        pass
+
     def take(self, size: int) -> Block:
         self.taken.append(size)
         return Block(1 << 20, None)

@@ -12,6 +12,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
@@ -21,6 +22,7 @@ from remora.errors import InternalError
 from remora.messages import DTYPES, Array
 
 if TYPE_CHECKING:
+    from remora.dlpack import Capsule
     from remora.system.cuda import Cuda
 
 DeviceId = tuple[int, int]
@@ -54,6 +56,9 @@ class Memory(Protocol):
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes from or to the device, or on it, and wait until they are there. Raises InternalError."""
 
+    def wait(self) -> None:
+        """Until all is done that the device's default stream was given so far. Raises InternalError."""
+
 
 class DeviceArray:
     """A tensor of ``datatype`` without gaps, at an address of a device. ``owner`` keeps the memory alive.
@@ -79,14 +84,22 @@ class DeviceArray:
 
     @staticmethod
     def of(source: Any) -> DeviceArray:
-        """The tensor of a framework, through ``__dlpack__``. Raises DLPackError."""
+        """The tensor of a framework, through ``__dlpack__``, once it is complete. Raises DLPackError."""
         from remora import dlpack  # only where a tensor changes hands
 
-        found = dlpack.Capsule(source.__dlpack__())
-        if not found.datatype:
-            raise dlpack.DLPackError("the tensor's type has no Triton datatype")
-        memory = found.take()
-        return DeviceArray(memory.datatype, memory.shape, memory_of(memory.device), memory.address, memory.owner)
+        return DeviceArray.taken(dlpack.Capsule(capsule_of(source)))
+
+    @staticmethod
+    def taken(capsule: Capsule) -> DeviceArray:
+        """The tensor in a capsule, once the default stream is done with it. Raises DLPackError."""
+        from remora.dlpack import DLPackError
+
+        if not capsule.datatype:
+            raise DLPackError("the tensor's type has no Triton datatype; convert it first")
+        memory = memory_of(capsule.device)
+        memory.wait()
+        lent = capsule.take()
+        return DeviceArray(lent.datatype, lent.shape, memory, lent.address, lent.owner)
 
     @property
     def device(self) -> DeviceId:
@@ -212,6 +225,9 @@ class HostMemory:
         """Copy bytes."""
         ctypes.memmove(to, source, size)
 
+    def wait(self) -> None:
+        """Nothing is ever under way."""
+
 
 class CudaMemory:
     """The memory of a GPU."""
@@ -225,7 +241,7 @@ class CudaMemory:
 
     def take(self, size: int) -> Block:
         """New memory. Raises InternalError when there is none."""
-        with self._runtime.on(self._number):
+        with self.on():
             address = self._runtime.take(size)
         owner = _Owner()
         weakref.finalize(owner, _free, self._runtime, self._number, address)
@@ -233,8 +249,17 @@ class CudaMemory:
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes and wait for them."""
-        with self._runtime.on(self._number):
+        with self.on():
             self._runtime.copy(to, source, size)
+
+    def wait(self) -> None:
+        """Until the default stream is done."""
+        with self.on():
+            self._runtime.wait()
+
+    def on(self) -> AbstractContextManager[None]:
+        """Have the GPU be the calling thread's for a while."""
+        return self._runtime.on(self._number)
 
 
 class _Owner:
@@ -250,6 +275,16 @@ def _free(runtime: Cuda, number: int, address: int) -> None:
 
 
 _HOST_MEMORY: Final = HostMemory()
+_DLPACK_DEFAULT_STREAM: Final = 1
+
+
+def capsule_of(source: Any) -> Any:
+    """The capsule of a framework's tensor, which the default stream of its device may read. Raises what it raises."""
+    kind, number = source.__dlpack_device__()
+    if kind != CUDA:
+        return source.__dlpack__()
+    with _cuda_memory(number).on():  # frameworks export what lies on the thread's GPU
+        return source.__dlpack__(stream=_DLPACK_DEFAULT_STREAM)  # left out it means anything, nothing included
 
 
 def memory_of(device: DeviceId) -> Memory:
@@ -258,7 +293,7 @@ def memory_of(device: DeviceId) -> Memory:
 
 
 @cache
-def _cuda_memory(number: int) -> Memory:
+def _cuda_memory(number: int) -> CudaMemory:
     from remora.system.cuda import cuda  # only where there is a GPU
 
     return CudaMemory(cuda(), number)

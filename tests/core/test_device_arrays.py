@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -13,15 +14,18 @@ import pytest
 from cuda_stand_in import DEVICE, StandIn
 from fakes import UntouchableMemory
 from remora.device_arrays import (
+    HOST,
+    Block,
     CudaMemory,
     DeviceArray,
     HostMemory,
+    capsule_of,
     concatenated,
     joined,
     memory_of,
     on_host,
 )
-from remora.dlpack import TYPES, DLPackError
+from remora.dlpack import TYPES, Capsule, DLPackError
 from remora.messages import DTYPES, Array
 
 
@@ -55,6 +59,9 @@ class _There:
 
     def __dlpack__(self) -> Any:
         return DeviceArray("FP32", self._tensor.shape, HostMemory(), self._tensor.address, self._tensor).__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return HOST
 
 
 def test_the_host_gets_one_copy_however_many_ask() -> None:
@@ -138,6 +145,45 @@ def test_a_gpus_memory_is_taken_copied_and_given_back(stand_in: StandIn) -> None
     del block, tensor, both
     gc.collect()
     assert stand_in.held(DEVICE) == before
+
+
+class _Busy:
+    """A tensor on GPU 1 that its framework has only begun to write: two floats out of other memory of the device."""
+
+    def __init__(self, stand_in: StandIn, memory: CudaMemory, given: Block, values: Block) -> None:
+        self._stand_in = stand_in
+        self._memory = memory
+        self._given = given
+        self._values = values
+        self.stream = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._memory.device
+
+    def __dlpack__(self, *, stream: int = -1) -> Any:
+        if self._stand_in.device() != 1:
+            raise BufferError("Can't export tensors on a different CUDA device index")
+        self.stream = stream
+        ends = map(ctypes.c_void_p, (self._given.address, self._values.address))
+        assert self._stand_in.library.cudaMemcpy(*ends, ctypes.c_size_t(8), 4) == 0
+        return DeviceArray("FP32", (2,), self._memory, self._given.address, self._given.owner).__dlpack__()
+
+
+def test_a_frameworks_tensor_is_complete_when_it_has_been_taken(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_DEVICES", "2")
+    memory = CudaMemory(stand_in.runtime, 1)
+    monkeypatch.setattr("remora.device_arrays._cuda_memory", lambda number: memory)
+    given, values = memory.take(8), memory.take(8)
+    memory.copy(values.address, np.array([1, 2], "f4").ctypes.data, 8)
+    for take in (DeviceArray.of, lambda busy: DeviceArray.taken(Capsule(capsule_of(busy)))):
+        memory.copy(given.address, np.zeros(2, "f4").ctypes.data, 8)
+        busy = _Busy(stand_in, memory, given, values)
+        array = take(busy)
+        assert np.frombuffer(ctypes.string_at(array.address, 8), "f4").tolist() == [1, 2]
+        assert busy.stream == 1, "the default stream, by its name in DLPack"
+        assert stand_in.device() == 0
 
 
 def test_memory_of_another_gpu_comes_and_goes_beside_a_threads_own(

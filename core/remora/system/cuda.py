@@ -20,9 +20,6 @@ from remora.errors import InternalError, UnsupportedError
 HANDLE_BYTES: Final = 64
 """The size of a cudaIpcMemHandle_t."""
 
-DEFAULT_STREAM: Final = 0
-"""The stream that copies without one run on, of the thread's device."""
-
 _VERSIONS = ("13", "12", "11.0")
 _WHEELS = ("nvidia.cu13", "nvidia.cuda_runtime")
 _INT, _SIZE, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
@@ -134,7 +131,7 @@ class Cuda:
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes, wherever they lie, and wait until they are there."""
         self._call("cudaMemcpy", to, source, size, _DEFAULT)
-        self.wait(DEFAULT_STREAM)  # a copy from device to device has only begun, one to a device may be under way
+        self.wait()  # a copy from device to device has only begun, one to a device may be under way
 
     def copy_soon(self, to: int, source: int, size: int, stream: int) -> None:
         """Put a copy on a stream."""
@@ -144,8 +141,8 @@ class Cuda:
         """A new stream, which waits for no other."""
         return self._made("cudaStreamCreateWithFlags", _NON_BLOCKING)
 
-    def wait(self, stream: int) -> None:
-        """Until all that was put on a stream is done."""
+    def wait(self, stream: int = 0) -> None:
+        """Until all that was put on a stream is done; on the default one of the thread's device when none is named."""
         self._call("cudaStreamSynchronize", stream)
 
     def drop(self, stream: int) -> None:

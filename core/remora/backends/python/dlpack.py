@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from remora import dlpack
-from remora.device_arrays import DeviceArray, memory_of
+from remora.device_arrays import DeviceArray, capsule_of
 from remora.dlpack import CPU, CUDA, CUDA_HOST, Capsule, DLPackError
 from remora.messages import Array
 
@@ -32,12 +32,7 @@ def import_tensor(source: object) -> tuple[str, Array | DeviceArray]:
     """
     found = Capsule(_capsule_of(source))
     if found.device[0] == CUDA:
-        if not found.datatype:
-            raise DLPackError("the tensor on the GPU has a type that has no Triton datatype; convert it first")
-        memory = found.take()
-        return found.datatype, DeviceArray(
-            memory.datatype, memory.shape, memory_of(memory.device), memory.address, memory.owner
-        )
+        return found.datatype, DeviceArray.taken(found)
     if found.device[0] not in (CPU[0], CUDA_HOST):
         raise DLPackError(f"the tensor lies on DLPack device type {found.device[0]}: move it to the CPU first")
     if found.datatype == "BF16":
@@ -54,7 +49,9 @@ def _capsule_of(source: object) -> object:
         return source
     device_of = getattr(source, "__dlpack_device__", None)
     device = device_of()[0] if device_of is not None else CPU[0]
-    if device in (CPU[0], CUDA_HOST, CUDA):
+    if device == CUDA:
+        return capsule_of(source)
+    if device in (CPU[0], CUDA_HOST):
         return export()
     try:
         return export(dl_device=CPU, copy=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cuda_stand_in import StandIn
 from fakes import UntouchableMemory
 from remora.backends import triton_python_backend_utils as pb_utils
 from remora.backends.python.dlpack import DLPackError, export_bfloat16, import_tensor
 from remora.backends.python.tensor import DATATYPES
-from remora.device_arrays import DeviceArray
+from remora.device_arrays import CudaMemory, DeviceArray
 from remora.messages import DTYPES
 
 NUMERIC = [name for name in DTYPES if name not in ("BYTES", "BF16")]
@@ -159,7 +161,8 @@ def test_a_tensor_of_another_device_is_brought_over_or_refused() -> None:
         bfloat16([1]).__dlpack__(dl_device=(2, 0))
 
 
-def test_a_tensor_on_a_gpu_stays_there_and_says_so() -> None:
+def test_a_tensor_on_a_gpu_stays_there_and_says_so(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.device_arrays._cuda_memory", partial(CudaMemory, stand_in.runtime))
     memory = UntouchableMemory()
     pointer = DeviceArray("FP32", (2, 3), memory, 4096, None)
     tensor = pb_utils.Tensor.from_dlpack("x", pointer)
