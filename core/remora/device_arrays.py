@@ -30,7 +30,8 @@ DeviceId = tuple[int, int]
 
 HOST: Final[DeviceId] = (1, 0)
 CUDA: Final = 2
-_CUDA_HOST: Final = 3
+CUDA_HOST: Final = 3
+"""DLPack's device types of GPUs, and of main memory that they copy from and to."""
 
 
 class Block(NamedTuple):
@@ -289,7 +290,7 @@ def capsule_of(source: Any) -> Any:
 
 def memory_of(device: DeviceId) -> Memory:
     """The memory of a device. Raises UnsupportedError where CUDA's is meant and is not there."""
-    return _HOST_MEMORY if device[0] in (HOST[0], _CUDA_HOST) else _cuda_memory(device[1])
+    return _HOST_MEMORY if device[0] in (HOST[0], CUDA_HOST) else _cuda_memory(device[1])
 
 
 @cache

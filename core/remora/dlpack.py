@@ -9,12 +9,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final, NamedTuple
 
-CPU: Final = (1, 0)
-"""DLPack's (device type, device id) of main memory."""
-
-CUDA: Final = 2
-CUDA_HOST: Final = 3
-
 NAME: Final = b"dltensor"
 _USED = b"used_dltensor"
 

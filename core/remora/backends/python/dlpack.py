@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from remora import dlpack
-from remora.device_arrays import DeviceArray, capsule_of
-from remora.dlpack import CPU, CUDA, CUDA_HOST, Capsule, DLPackError
+from remora.device_arrays import CUDA, CUDA_HOST, HOST, DeviceArray, capsule_of
+from remora.dlpack import Capsule, DLPackError
 from remora.messages import Array
 
 
 def export_bfloat16(bits: Array) -> object:
     """A capsule over the memory of C-ordered 16-bit integers that says it holds bfloat16."""
-    return dlpack.export(dlpack.Memory("BF16", bits.shape, CPU, bits.ctypes.data, bits))
+    return dlpack.export(dlpack.Memory("BF16", bits.shape, HOST, bits.ctypes.data, bits))
 
 
 def import_tensor(source: object) -> tuple[str, Array | DeviceArray]:
@@ -33,7 +33,7 @@ def import_tensor(source: object) -> tuple[str, Array | DeviceArray]:
     found = Capsule(_capsule_of(source))
     if found.device[0] == CUDA:
         return found.datatype, DeviceArray.taken(found)
-    if found.device[0] not in (CPU[0], CUDA_HOST):
+    if found.device[0] not in (HOST[0], CUDA_HOST):
         raise DLPackError(f"the tensor lies on DLPack device type {found.device[0]}: move it to the CPU first")
     if found.datatype == "BF16":
         return "BF16", _bits(found.take())
@@ -48,13 +48,13 @@ def _capsule_of(source: object) -> object:
     if export is None:
         return source
     device_of = getattr(source, "__dlpack_device__", None)
-    device = device_of()[0] if device_of is not None else CPU[0]
+    device = device_of()[0] if device_of is not None else HOST[0]
     if device == CUDA:
         return capsule_of(source)
-    if device in (CPU[0], CUDA_HOST):
+    if device in (HOST[0], CUDA_HOST):
         return export()
     try:
-        return export(dl_device=CPU, copy=True)
+        return export(dl_device=HOST, copy=True)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise DLPackError(f"the tensor lies on DLPack device type {int(device)}: move it to the CPU first") from error
 
@@ -69,7 +69,7 @@ class _Once:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU
+        return HOST
 
 
 def _bits(memory: dlpack.Memory) -> Array:

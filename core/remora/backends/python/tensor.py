@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.python import dlpack
-from remora.device_arrays import DeviceArray
-from remora.dlpack import CPU, DLPackError
+from remora.device_arrays import HOST, DeviceArray
+from remora.dlpack import DLPackError
 from remora.messages import Array, datatype_of
 from remora.messages import Tensor as Message
 
@@ -143,7 +143,7 @@ class Tensor:
         if isinstance(self._array, DeviceArray):
             self._array = self._array.apart().as_array()  # models may write to what they are given
             return self._array.__dlpack__(stream=stream)
-        if dl_device is not None and tuple(dl_device) != CPU:
+        if dl_device is not None and tuple(dl_device) != HOST:
             raise BufferError(f"Tensor '{self._name}' lies in main memory and does not move to device {dl_device}")
         if copy or not self._array.flags.writeable:
             copied = self._array.copy()
@@ -154,7 +154,7 @@ class Tensor:
         return dlpack.export_bfloat16(copied) if self._datatype == "BF16" else copied.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.device if isinstance(self._array, DeviceArray) else CPU
+        return self._array.device if isinstance(self._array, DeviceArray) else HOST
 
     def holds(self, array: Array) -> bool:
         """Is this the very array that the tensor is made of?"""
