@@ -112,8 +112,7 @@ class ArrayInstance:
 
     A model with ``max_batch_size`` > 0 gets its requests as one batch. When that fails, the requests run again one by
     one, so that a value the model refuses fails the request it came with and none of its neighbours. A model without
-    batching gets them one after the other, each failing alone. What ``run`` needs belongs to the model that made the
-    instance, which closes it.
+    batching gets them one after the other, each failing alone.
 
     Args:
         name: the instance's name (spec I03).
@@ -123,9 +122,10 @@ class ArrayInstance:
         clock: the engine's monotonic clock, in nanoseconds.
         staying: as ``run``, for outputs that may stay on a device.
         devices: see ``Instance``.
+        close: gives back what ``run`` has taken for this instance alone.
     """
 
-    __slots__ = ("_batches", "_clock", "_inputs", "_outputs", "_run", "_staying", "devices", "name", "quick")
+    __slots__ = ("_batches", "_clock", "_close", "_inputs", "_outputs", "_run", "_staying", "devices", "name", "quick")
 
     def __init__(
         self,
@@ -137,12 +137,14 @@ class ArrayInstance:
         clock: Callable[[], int] = time.monotonic_ns,
         staying: Run | None = None,
         devices: frozenset[DeviceId] = frozenset(),
+        close: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.quick = quick
         self.devices = devices
         self._run = run
         self._staying = staying or run
+        self._close = close
         self._clock = clock
         self._batches = config.max_batch_size > 0
         self._inputs = tuple(dict.fromkeys(_input_names(config)))
@@ -167,7 +169,9 @@ class ArrayInstance:
         return cast("list[Outcome]", scatter(outputs, requests, batches=True))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give back what is this instance's alone."""
+        if self._close is not None:
+            self._close()
 
     def _answer(self, execution: Execution, request: Request) -> Response:
         requests = (request,)

@@ -10,7 +10,7 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from remora.backends.opening import (
 )
 from remora.backends.ragged import array_instance
 from remora.backends.transfers import transfer_for
-from remora.device_arrays import CUDA, HOST, DeviceId, Memory, memory_of
+from remora.device_arrays import CUDA, HOST, Memory, memory_of
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
@@ -147,9 +147,15 @@ class OnnxModel:
         if graphs is not None:
             session = self._own_session(config, device)
         bound = session.bound(config, memory, transfer_for(config, memory, _runtime), graphs)
-        devices = frozenset({memory.device})
-        inner = array_instance(placement.name, config, bound.run, quick=quick, staying=bound.staying, devices=devices)
-        return _BoundInstance(inner, bound.close)
+        return array_instance(
+            placement.name,
+            config,
+            bound.run,
+            quick=quick,
+            staying=bound.staying,
+            devices=frozenset({memory.device}),
+            close=bound.close,
+        )
 
     def _own_session(self, config: ModelConfig, device: Device) -> OnnxSession:
         """A session for one instance alone, whose graphs replay its memory; the first that was opened serves first."""
@@ -297,17 +303,6 @@ class OnnxModel:
         if is_lfs_pointer(self._path):
             hints = ["the file is a Git LFS pointer: run git lfs pull"]
         return "; ".join([f"model '{self._source.name}': cannot load '{shown}': {reason}", *hints[:1]])
-
-
-class _BoundInstance:
-    """An instance whose tensors are bound to a device, and that gives back what it has taken there."""
-
-    def __init__(self, inner: Instance, close: Callable[[], None]) -> None:
-        self.name = inner.name
-        self.quick = inner.quick
-        self.execute = inner.execute
-        self.close = close
-        self.devices: frozenset[DeviceId] = getattr(inner, "devices", frozenset())
 
 
 def _runtime() -> Cuda:

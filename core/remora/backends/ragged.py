@@ -7,7 +7,7 @@ the shapes of the source inputs; a ``batch_output`` is cut by them (spec K07).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -175,13 +175,14 @@ def array_instance(
     quick: bool = False,
     staying: Run | None = None,
     devices: frozenset[DeviceId] = frozenset(),
+    close: Callable[[], None] | None = None,
 ) -> Instance:
     """The instance over ``run`` that a complete configuration asks for: with ragged batches, which are put together in
     main memory, or without."""
     plan = ragged_plan(config)
     if plan is None:
-        return ArrayInstance(name, config, run, quick=quick, staying=staying, devices=devices)
-    return RaggedInstance(name, config, plan, run, quick=quick)
+        return ArrayInstance(name, config, run, quick=quick, staying=staying, devices=devices, close=close)
+    return RaggedInstance(name, config, plan, run, quick=quick, close=close)
 
 
 class RaggedInstance(ArrayInstance):
@@ -193,12 +194,22 @@ class RaggedInstance(ArrayInstance):
         plan: from `ragged_plan`.
         run: see ``arrays.Run``.
         quick: see ``Instance``.
+        close: as for `ArrayInstance`.
     """
 
     __slots__ = ("_plan",)
 
-    def __init__(self, name: str, config: ModelConfig, plan: RaggedPlan, run: Run, *, quick: bool = False) -> None:
-        super().__init__(name, config, run, quick=quick)
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        plan: RaggedPlan,
+        run: Run,
+        *,
+        quick: bool = False,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(name, config, run, quick=quick, close=close)
         self._plan = plan
 
     def execute(self, execution: Execution) -> list[Outcome]:

@@ -17,7 +17,7 @@ from remora.backends.ragged import array_instance
 from remora.backends.tensorrt_context import Context, Engine, Reasons, describe
 from remora.backends.transfers import transfer_for
 from remora.config import complete_from_tensors
-from remora.device_arrays import CudaMemory, DeviceId
+from remora.device_arrays import CudaMemory
 from remora.errors import ConfigError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system import cuda
@@ -97,9 +97,14 @@ class TensorRtModel:
         memory = CudaMemory(self._cuda, placement.device_id)
         transfer = transfer_for(config, memory, lambda: self._cuda)
         context = Context(self._cuda, engine, memory, transfer, profile)
-        devices = frozenset({memory.device})
-        inner = array_instance(placement.name, config, context, staying=context.staying, devices=devices)
-        return _TensorRtInstance(inner, context)
+        return array_instance(
+            placement.name,
+            config,
+            context,
+            staying=context.staying,
+            devices=frozenset({memory.device}),
+            close=context.close,
+        )
 
     def close(self) -> None:
         """Let the engines go."""
@@ -115,18 +120,6 @@ class TensorRtModel:
                     raise load_failure(self._source, self._path, reasons.told() or "TensorRT gives no reason")
                 self._engines[device] = inner
             return self._engines[device]
-
-
-class _TensorRtInstance:
-    """An instance over arrays that also frees its device memory."""
-
-    quick = False  # it waits for the device
-
-    def __init__(self, inner: Instance, context: Context) -> None:
-        self.name = inner.name
-        self.execute = inner.execute
-        self.close = context.close
-        self.devices: frozenset[DeviceId] = getattr(inner, "devices", frozenset())
 
 
 def _profiles(config: ModelConfig) -> list[int]:

@@ -7,7 +7,6 @@ in the server's process: what it does wrong, it does to the server.
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
@@ -89,28 +88,11 @@ class NativeModel:
             text=json.dumps(MessageToDict(config, preserving_proto_field_name=True)),
             threads=max(1, self._source.cpus // concurrent_instances(config)),
         )
-        return _NativeInstance(array_instance(placement.name, config, run), run)
+        return array_instance(placement.name, config, run, close=run.close)  # not quick: foreign code may take its time
 
     def close(self) -> None:
         """Unload the library."""
         self._library.close()
-
-
-class _NativeInstance:
-    """An instance over arrays that also ends what the library holds for it."""
-
-    quick = False  # foreign code may take its time
-
-    def __init__(self, inner: Instance, run: NativeRun) -> None:
-        self.name = inner.name
-        self.execute = inner.execute
-        self._run = run
-        self._closing = threading.Lock()
-
-    def close(self) -> None:
-        """Call ``remora_destroy``, once."""
-        with self._closing:
-            self._run.close()
 
 
 __all__ = ["INCLUDE", "NativeBackend", "NativeModel"]
