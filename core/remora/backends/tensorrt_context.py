@@ -109,7 +109,7 @@ class Context:
         runtime: CUDA's.
         engine: on the device of ``memory``.
         memory: where its tensors lie.
-        transfer: to and from there.
+        transfer: to and from there; closed with the context, or when it cannot be made.
         profile: the number of its optimization profile.
     """
 
@@ -121,15 +121,24 @@ class Context:
         self._engine = engine
         self._tensors = {tensor.info.name: tensor for tensor in engine.tensors}
         self._places = Places(memory)
-        runtime.use(self._device)
-        self._stream = runtime.stream()
         self._transfer = transfer
-        self._inner: Any = engine.inner.create_execution_context()
-        if self._inner is None or not self._inner.set_optimization_profile_async(profile, self._stream):
-            raise InternalError(
-                f"TensorRT makes no execution context for optimization profile {profile}: is memory left?"
-            )
-        runtime.wait(self._stream)
+        self._stream = 0
+        self._inner: Any = None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        with self._cuda.on(self._device):
+            self._stream = self._cuda.stream()
+            self._inner = self._engine.inner.create_execution_context()
+            if self._inner is None or not self._inner.set_optimization_profile_async(self._profile, self._stream):
+                raise InternalError(
+                    f"TensorRT makes no execution context for optimization profile {self._profile}: is memory left?"
+                )
+            self._cuda.wait(self._stream)
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         """The outputs ``wanted``, in that order, in main memory.
@@ -151,13 +160,13 @@ class Context:
 
     def close(self) -> None:
         """Free what the context took, once."""
-        self._inner = None
-        self._places.close()
-        self._transfer.close()
-        if self._stream:
-            self._cuda.use(self._device)
-            self._cuda.drop(self._stream)
-            self._stream = 0
+        with self._cuda.on(self._device):
+            self._inner = None
+            self._places.close()
+            self._transfer.close()
+            if self._stream:
+                self._cuda.drop(self._stream)
+                self._stream = 0
 
     def _run(self, inputs: dict[str, Array], new: frozenset[str]) -> dict[str, Any]:
         """All outputs: on the device, or on the host where TensorRT wants them there. ``new``: not in kept memory."""

@@ -19,7 +19,7 @@ from remora.device_arrays import DeviceArray
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import request_of, run
-from tensorrt_fakes import DataType, FakeEngine, FakeTensorRt
+from tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt
 
 
 @pytest.fixture
@@ -155,6 +155,18 @@ def test_a_profile_is_chosen_and_its_bounds_are_told(tmp_path: Path, cudart: Sta
     model._profiles = [5]
     with pytest.raises(ConfigError, match="asks for optimization profile 5; the engine has 2"):
         model.instance(config, Placement("m_0", "GPU", 0))
+
+
+@pytest.mark.parametrize("step", ["create_execution_context", "set_optimization_profile_async"])
+def test_an_instance_that_cannot_be_made_leaves_nothing_behind(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(FakeEngine if step.startswith("create") else FakeContext, step, lambda *_: None)
+    model, config = opened(tmp_path)
+    before = cudart.held(STREAM)
+    with pytest.raises(InternalError, match="TensorRT makes no execution context for optimization profile 0"):
+        model.instance(config, Placement("m_0", "GPU", 0))
+    assert cudart.held(STREAM) == before
 
 
 def test_an_engine_of_another_version_is_told_with_tensorrts_reason(tmp_path: Path, cudart: StandIn) -> None:
