@@ -62,8 +62,12 @@ class TensorRtModel:
         self._opening = threading.Lock()
         group = config.instance_group[0] if config.instance_group else None
         self._first = group.gpus[0] if group is not None and group.gpus else 0
-        self._profiles = _profiles(config)
-        self._engine(self._first)
+        self._profile = _profile(config)
+        profiles = self._engine(self._first).profiles
+        if self._profile >= profiles:
+            raise ConfigError(
+                f"model '{source.name}' asks for optimization profile {self._profile}; the engine has {profiles}"
+            )
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in inputs, outputs and batch size from the engine and its first profile (spec C15), and check the rest.
@@ -72,14 +76,14 @@ class TensorRtModel:
             ConfigError: the configuration contradicts the engine, or wants larger batches than it was built for.
         """
         engine = self._engine(self._first)
-        most = engine.most_rows(self._profiles[0])
+        most = engine.most_rows(self._profile)
         inputs = [tensor.info for tensor in engine.tensors if tensor.is_input]
         outputs = [tensor.info for tensor in engine.tensors if not tensor.is_input]
         complete_from_tensors(config, inputs, outputs, default_max_batch=most)
         if config.max_batch_size > most > 0:
             raise ConfigError(
                 f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the engine's optimization "
-                f"profile {self._profiles[0]} was built for batches of up to {most}"
+                f"profile {self._profile} was built for batches of up to {most}"
             )
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
@@ -89,14 +93,9 @@ class TensorRtModel:
                 f"model '{config.name}': TensorRT engines run on GPUs: set the instance group's kind to KIND_GPU"
             )
         engine = self._engine(placement.device_id)
-        profile = self._profiles[0]
-        if profile >= engine.profiles:
-            raise ConfigError(
-                f"model '{config.name}' asks for optimization profile {profile}; the engine has {engine.profiles}"
-            )
         memory = CudaMemory(self._cuda, placement.device_id)
         transfer = transfer_for(config, memory, lambda: self._cuda)
-        context = Context(self._cuda, engine, memory, transfer, profile)
+        context = Context(self._cuda, engine, memory, transfer, self._profile)
         return array_instance(
             placement.name,
             config,
@@ -122,7 +121,7 @@ class TensorRtModel:
             return self._engines[device]
 
 
-def _profiles(config: ModelConfig) -> list[int]:
-    """The optimization profiles that the configuration names; the first of the engine when it names none."""
-    named = [int(profile) for group in config.instance_group for profile in group.profile if profile.isdecimal()]
-    return named or [0]
+def _profile(config: ModelConfig) -> int:
+    """The optimization profile that the configuration names; the first of the engine when it names none."""
+    named = (profile for group in config.instance_group for profile in group.profile if profile.isdecimal())
+    return int(next(named, "0"))

@@ -151,10 +151,8 @@ def test_a_profile_is_chosen_and_its_bounds_are_told(tmp_path: Path, cudart: Sta
     with pytest.raises(InvalidArgumentError, match=r"shape \[6, 2\]; .* profile 1 takes \[1, 2\] to \[4, 2\]"):
         answer(instance, np.zeros((6, 2), "f4"))
     instance.close()
-    _, config = opened(tmp_path, 'instance_group { kind: KIND_GPU gpus: 0 profile: "1" }')
-    model._profiles = [5]
-    with pytest.raises(ConfigError, match="asks for optimization profile 5; the engine has 2"):
-        model.instance(config, Placement("m_0", "GPU", 0))
+    with pytest.raises(ConfigError, match="'m' asks for optimization profile 5; the engine has 2"):
+        opened(tmp_path, 'instance_group { kind: KIND_GPU gpus: 0 profile: "5" }')
 
 
 @pytest.mark.parametrize("step", ["create_execution_context", "set_optimization_profile_async"])
