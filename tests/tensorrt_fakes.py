@@ -30,6 +30,7 @@ class FakeContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         least, _, most = self.engine.get_tensor_profile_shape(name, self.profile)
         if not all(low <= dim <= high for low, dim, high in zip(least, shape, most, strict=True)):
+            self.engine.log.log(SimpleNamespace(name="ERROR"), "the dimensions are out of range")
             return False
         self.shapes[name] = shape
         return True
@@ -59,6 +60,7 @@ class FakeEngine:
     num_optimization_profiles = 2
     output_shape: tuple[int, ...] | None = None
     kind = DataType.FLOAT
+    log: Any = None
 
     def get_tensor_name(self, index: int) -> str:
         return ("x", "y")[index]
@@ -96,6 +98,8 @@ class FakeTensorRt(ModuleType):
         return True
 
     def Runtime(self, log: Any) -> Any:  # noqa: N802
+        self.engine.log = log
+
         def deserialize_cuda_engine(plan: bytes) -> FakeEngine | None:
             if plan == b"plan":
                 return self.engine

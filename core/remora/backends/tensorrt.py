@@ -116,7 +116,7 @@ class TensorRtModel:
                 reasons = Reasons()
                 inner = describe(self._trt, self._path.read_bytes(), self._source.name, reasons)
                 if inner is None:
-                    raise load_failure(self._source, self._path, reasons.told() or "TensorRT gives no reason")
+                    raise load_failure(self._source, self._path, reasons.told())
                 self._engines[device] = inner
             return self._engines[device]
 

@@ -5,6 +5,8 @@ An execution context runs one batch at a time on its own stream: inputs to the d
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +43,7 @@ class Engine(NamedTuple):
     inner: Any
     tensors: tuple[EngineTensor, ...]
     profiles: int
+    reasons: Reasons
 
     def most_rows(self, profile: int) -> int:
         """The largest batch that a profile was built for; 0 where the engine's first dimensions do not vary."""
@@ -53,10 +56,10 @@ class Engine(NamedTuple):
 
 
 class Reasons:
-    """What TensorRT logged while an engine was read: its only way to say why it could not."""
+    """What TensorRT logged of an engine: its only way to say why something failed. Any thread may call."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque(maxlen=8)  # requests whose shapes do not fit add lines as long as they come
 
     def add(self, severity: Any, text: str) -> None:
         """Called with each line of the log; keeps errors."""
@@ -64,8 +67,12 @@ class Reasons:
             self._lines.append(text)
 
     def told(self) -> str:
-        """The errors in one line."""
-        return "; ".join(self._lines)
+        """The errors since it was asked last, in one line."""
+        lines = []
+        with suppress(IndexError):
+            while True:
+                lines.append(self._lines.popleft())
+        return "; ".join(lines) or "TensorRT gives no reason"
 
 
 def describe(trt: Any, plan: bytes, model: str, reasons: Reasons) -> Engine | None:
@@ -89,7 +96,7 @@ def describe(trt: Any, plan: bytes, model: str, reasons: Reasons) -> Engine | No
         return None
     names = [inner.get_tensor_name(index) for index in range(inner.num_io_tensors)]
     tensors = tuple(_tensor(trt, inner, name, model) for name in names)
-    return Engine(inner, tensors, int(inner.num_optimization_profiles))
+    return Engine(inner, tensors, int(inner.num_optimization_profiles), reasons)
 
 
 def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
@@ -136,7 +143,8 @@ class Context:
             self._inner = self._engine.inner.create_execution_context()
             if self._inner is None or not self._inner.set_optimization_profile_async(self._profile, self._stream):
                 raise InternalError(
-                    f"TensorRT makes no execution context for optimization profile {self._profile}: is memory left?"
+                    f"TensorRT makes no execution context for optimization profile {self._profile}: "
+                    f"{self._engine.reasons.told()}"
                 )
             self._cuda.wait(self._stream)
 
@@ -179,9 +187,10 @@ class Context:
             raise InternalError(f"TensorRT needs values for {', '.join(unknown)}", from_model=True)
         names = [name for name, tensor in self._tensors.items() if not tensor.is_input]
         found = {name: self._expect(name, new=name in new) for name in names}
-        if not self._inner.execute_async_v3(self._stream):
-            raise InternalError("TensorRT could not run the batch; its log says why", from_model=True)
-        self._cuda.wait(self._stream)
+        begun = self._inner.execute_async_v3(self._stream)
+        self._cuda.wait(self._stream)  # for what was begun of a batch that failed, too: its memory is used again
+        if not begun:
+            raise self._failure("could not run the batch")
         del read_here  # has been read now
         return found
 
@@ -189,6 +198,7 @@ class Context:
         """Say where an input lies and what is to be copied there; what comes back must live until the batch is done."""
         tensor = self._tensors[name]
         if not self._inner.set_input_shape(name, tuple(given.shape)):
+            self._engine.reasons.told()  # it is said below, in words for who sent it
             least, _, most = self._engine.inner.get_tensor_profile_shape(name, self._profile)
             raise InvalidArgumentError(
                 f"input '{name}' has shape {list(given.shape)}; the engine's optimization profile {self._profile} "
@@ -219,4 +229,7 @@ class Context:
 
     def _point(self, name: str, address: int) -> None:
         if not self._inner.set_tensor_address(name, address):
-            raise InternalError(f"TensorRT does not take the memory of tensor '{name}'", from_model=True)
+            raise self._failure(f"does not take the memory of tensor '{name}'")
+
+    def _failure(self, what: str) -> InternalError:
+        return InternalError(f"TensorRT {what}: {self._engine.reasons.told()}", from_model=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 from fakes import config_of
 from remora.backends import Instance, Placement, Source
 from remora.backends.tensorrt import TensorRtBackend
+from remora.backends.tensorrt_context import Reasons
 from remora.device_arrays import DeviceArray
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
@@ -179,6 +182,39 @@ def test_a_failing_call_is_told_by_its_name(tmp_path: Path, cudart: StandIn, mon
     with pytest.raises(InternalError, match="cudaMalloc failed: out of memory"):
         answer(instance, X)
     instance.close()
+
+
+def test_a_batch_that_fails_is_told_with_its_own_reasons_and_waited_for(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = opened(tmp_path)
+    instance = model.instance(config, Placement("m_0", "GPU", 0))
+    pinned = cudart.runtime.take_pinned(4)
+    ctypes.c_int.from_address(pinned).value = 0
+
+    def half_begun(self: FakeContext, stream: int) -> bool:
+        cudart.runtime.copy_soon(pinned, self.addresses["x"], 4, stream)
+        self.engine.log.log(SimpleNamespace(name="ERROR"), "no kernel for a layer")
+        return False
+
+    monkeypatch.setattr(FakeContext, "execute_async_v3", half_begun)
+    with pytest.raises(InvalidArgumentError, match="takes"):
+        answer(instance, np.zeros((9, 2), "f4"))
+    with pytest.raises(InternalError) as caught:
+        answer(instance, X + 1)
+    assert caught.value.message == "TensorRT could not run the batch: no kernel for a layer"
+    assert ctypes.c_float.from_address(pinned).value == 1, "what was begun goes on with memory that is used again"
+    cudart.runtime.free_pinned(pinned)
+    instance.close()
+
+
+def test_what_tensorrt_logs_without_end_is_not_kept_without_end() -> None:
+    reasons = Reasons()
+    for number in range(1000):
+        reasons.add(SimpleNamespace(name="ERROR"), f"line {number}")
+        reasons.add(SimpleNamespace(name="WARNING"), "never mind")
+    assert reasons.told() == "; ".join(f"line {number}" for number in range(992, 1000))
+    assert reasons.told() == "TensorRT gives no reason"
 
 
 def test_shapes_that_depend_on_values_and_unknown_types_are_refused(tmp_path: Path, cudart: StandIn) -> None:
