@@ -107,14 +107,16 @@ class TensorRtModel:
 
     def close(self) -> None:
         """Let the engines go."""
-        self._engines.clear()
+        for device in list(self._engines):
+            with self._cuda.on(device):
+                del self._engines[device]
 
     def _engine(self, device: int) -> Engine:
         with self._opening:
             if device not in self._engines:
-                self._cuda.use(device)
                 reasons = Reasons()
-                inner = describe(self._trt, self._path.read_bytes(), self._source.name, reasons)
+                with self._cuda.on(device):
+                    inner = describe(self._trt, self._path.read_bytes(), self._source.name, reasons)
                 if inner is None:
                     raise load_failure(self._source, self._path, reasons.told())
                 self._engines[device] = inner

@@ -30,6 +30,7 @@ def cudart(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand
     """A CUDA runtime over the host's memory, where nothing may be left behind; and the fake of TensorRT."""
     monkeypatch.setattr("remora.system.cuda.cuda", lambda: stand_in.runtime)
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTensorRt(FakeEngine()))
+    stand_in.runtime.use(0)  # a run leaves its thread on its device
     kinds = (DEVICE, PINNED, STREAM)
     before = [stand_in.held(kind) for kind in kinds]
     yield stand_in
@@ -91,6 +92,7 @@ def test_instances_have_contexts_streams_and_devices_of_their_own(
     one, other = (model.instance(config, Placement(f"m_{gpu}", "GPU", gpu)) for gpu in (0, 1))
     assert cudart.held(STREAM) - before == 4, "one for kernels and one for copies each"
     assert (one.devices, other.devices) == ({(2, 0)}, {(2, 1)})
+    assert cudart.device() == 0, "a thread that loads models goes on to others"
     np.testing.assert_array_equal(answer(one, X)[0], answer(other, X)[0])
     other.close(), one.close()
     with pytest.raises(InternalError, match="cudaSetDevice failed: invalid device ordinal"):
