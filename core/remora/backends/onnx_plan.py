@@ -65,7 +65,7 @@ class SessionPlan(NamedTuple):
 class GraphPlan(NamedTuple):
     """Which sets of inputs' shapes get a CUDA graph: those of ``graph_spec``, or else the first few that come.
 
-    ``specs`` give the full shapes of the inputs that they name.
+    ``specs`` give the full shapes of the inputs that they name. Others may have any, so these have an end too.
     """
 
     specs: tuple[Mapping[str, tuple[int, ...]], ...] = ()
@@ -73,8 +73,10 @@ class GraphPlan(NamedTuple):
 
     def wants(self, shapes: Sequence[tuple[str, tuple[int, ...]]], made: int) -> bool:
         """Whether inputs of these shapes get a graph when there are ``made`` of them already."""
+        if made >= max(self.most, len(self.specs)):
+            return False
         if not self.specs:
-            return made < self.most
+            return True
         given = dict(shapes)
         return any(all(given.get(name) == shape for name, shape in spec.items()) for spec in self.specs)
 

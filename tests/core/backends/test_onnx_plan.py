@@ -221,8 +221,17 @@ def test_specified_shapes_alone_get_a_graph_batch_first() -> None:
     text = GRAPHED + 'input { name: "v" data_type: TYPE_FP32 dims: [-1] } optimization { cuda { graphs: true %s } }'
     plan = plan_graphs(config(text % specs))
     assert plan is not None
-    wanted = [plan.wants([("x", (rows, 2)), ("v", (rows, length))], 99) for rows, length in ((4, 5), (1, 7), (1, 5))]
+    wanted = [plan.wants([("x", (rows, 2)), ("v", (rows, length))], 15) for rows, length in ((4, 5), (1, 7), (1, 5))]
     assert wanted == [True, True, False]
+
+
+def test_clients_cannot_have_a_graph_made_for_every_shape_that_a_specification_leaves_open() -> None:
+    text = GRAPHED + 'input { name: "v" data_type: TYPE_FP32 dims: [-1] } optimization { cuda { graphs: true %s } }'
+    for count, most in ((1, 16), (20, 20)):
+        plan = plan_graphs(config(text % ("graph_spec { batch_size: 4 }" * count)))
+        assert plan is not None
+        shapes = [("x", (4, 2)), ("v", (4, 5))]
+        assert [plan.wants(shapes, made) for made in (most - 1, most)] == [True, False]
 
 
 @pytest.mark.parametrize(
