@@ -191,7 +191,7 @@ def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
             available = found.bytes_from(address)
     except CudaError as error:
         raise refused(region, f"failed to open CUDA IPC handle: {error.reason}") from None
-    check_new(region, region.byte_size if available is None else available)
+    check_new(region, available or 0)  # as Triton: what the driver does not tell is not taken at the client's word
     return mapping
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cuda_stand_in import DEVICE, OPENED, StandIn
 from remora.errors import AlreadyExistsError, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
 from remora.regions import CudaRegion, Place, Region, object_name, write
+from remora.system.cuda import Cuda
 from remora.system.shared_memory import SharedMemory
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -212,6 +213,16 @@ def test_a_region_that_no_handle_opens_is_refused(
         gpu.register(region)
     assert caught.value.message == f"failed to register CUDA shared memory region '{region.name}': {why}"
     assert gpu.status(CudaRegion) == []
+
+
+def test_memory_whose_size_nobody_tells_is_not_taken_at_the_clients_word(
+    stand_in: StandIn, lent: Lent, tmp_path: Path
+) -> None:
+    memory = SharedMemory(tmp_path, lambda: Cuda(stand_in.library))
+    with pytest.raises(InvalidArgumentError, match="region 'g': invalid args"):
+        memory.register(lent.region)
+    gc.collect()
+    assert stand_in.held(OPENED) == 0
 
 
 def test_without_cuda_there_are_no_gpus_to_share(tmp_path: Path) -> None:
