@@ -231,7 +231,7 @@ class RestService:
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
-            return self._wait(loading, plan, head, body, exchange, plan.timeout_ns)
+            return self._wait(loading, plan, head, body, exchange)
 
     def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer an inference of ``model`` that came by a path of its host's own."""
@@ -253,16 +253,13 @@ class RestService:
             return self._waiting.take(loading, exchange, 0, again)
 
     def _wait(
-        self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int
+        self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange
     ) -> Cancellable | None:
         """Handle a request again when what it needs is loaded; its deadline stays where it was."""
+        timeout_ns = plan.timeout_ns
 
         def go_on(waited_ns: int) -> Cancellable | None:
-            left_ns = max(timeout_ns - waited_ns, 1) if timeout_ns else 0
-            try:
-                return self._handle(plan, head, body, exchange, left_ns)
-            except LoadingError as again:
-                return self._wait(again, plan, head, body, exchange, left_ns)
+            return self._handle(plan, head, body, exchange, max(timeout_ns - waited_ns, 1) if timeout_ns else 0)
 
         return self._waiting.take(loading, exchange, timeout_ns, go_on)
 

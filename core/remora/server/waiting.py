@@ -30,10 +30,16 @@ class WaitingRoom:
     def __init__(self, seats: int, patience_s: float) -> None:
         self._seats = seats
         self._patience_s = patience_s
-        self.taken = 0
+        self._waiting: dict[Future[None], dict[_Waiting, None]] = {}  # by load, who came first in front
+
+    @property
+    def taken(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
 
     def take(self, loading: LoadingError, exchange: Exchange, timeout_ns: int, go_on: GoOn) -> Cancellable | None:
-        """Call ``go_on`` with the nanoseconds that it took, once what is loading is there.
+        """Call ``go_on`` with the nanoseconds that it took, once what is loading is there; it may raise LoadingError
+        to wait for more.
 
         The exchange is answered with 503 when there is no seat, when the load fails, or when it takes longer than
         ``timeout_ns`` (0 for none) or the room's patience. What this returns can be cancelled, before and after.
@@ -44,6 +50,29 @@ class WaitingRoom:
             return None
         limit_s = min(self._patience_s, timeout_ns / 1e9) if timeout_ns else self._patience_s
         return _Waiting(self, loading, exchange, limit_s, go_on)
+
+    def sit(self, waiting: _Waiting, ready: Future[None]) -> None:
+        """Wake it when this load has ended."""
+        others = self._waiting.get(ready)
+        if others is not None:
+            others[waiting] = None
+            return
+        self._waiting[ready] = {waiting: None}
+        loop = asyncio.get_running_loop()
+        # Once for a load: a future keeps what it is to call, and would keep the body of each who has left.
+        ready.add_done_callback(lambda ready: _tell(loop, self._arrived, ready))
+
+    def leave(self, waiting: _Waiting, ready: Future[None]) -> bool:
+        """Give the seat back; False when it was given back before."""
+        others = self._waiting.get(ready, {})
+        if waiting not in others:
+            return False
+        del others[waiting]
+        return True
+
+    def _arrived(self, ready: Future[None]) -> None:
+        for waiting in self._waiting.pop(ready):
+            waiting.arrived(ready.exception())
 
 
 class _Waiting:
@@ -57,13 +86,11 @@ class _Waiting:
         self._exchange = exchange
         self._limit_s = limit_s
         self._go_on = go_on
-        self._waits = True
         self._became: Cancellable | None = None
         loop = self._loop = asyncio.get_running_loop()
         self._begin = loop.time()
-        room.taken += 1
         self._timer = loop.call_later(limit_s, self._give_up)
-        loading.ready.add_done_callback(lambda ready: _tell(loop, self._arrived, ready))
+        room.sit(self, loading.ready)
 
     def cancel(self) -> None:
         if self._leave():
@@ -72,28 +99,31 @@ class _Waiting:
             self._became.cancel()
 
     def _leave(self) -> bool:
-        """Give the seat back; False when it was given back before."""
-        waited, self._waits = self._waits, False
-        self._room.taken -= waited
-        self._timer.cancel()
-        return waited
+        left = self._room.leave(self, self._loading.ready)
+        if left:
+            self._timer.cancel()
+        return left
 
     def _give_up(self) -> None:
         if self._leave():
             self._refuse(UnavailableError(f"{self._loading.message}: the request waited for {self._limit_s:g} s"))
 
-    def _arrived(self, ready: Future[None]) -> None:
-        if not self._leave():
-            return
-        fault = ready.exception()
+    def arrived(self, fault: BaseException | None) -> None:
+        """The load has ended, and the seat is free."""
         if fault is not None:
+            self._timer.cancel()
             self._refuse(fault if isinstance(fault, RemoraError) else UnavailableError(self._loading.message))
             return
         try:
             self._became = self._go_on(int((self._loop.time() - self._begin) * 1e9))
+        except LoadingError as again:  # its time goes on
+            self._loading = again
+            self._room.sit(self, again.ready)
+            return
         except Exception:  # nobody else is there to answer
             _log.exception("a request that had waited failed")
             self._exchange.respond(failure(500, INTERNAL, plain=True))
+        self._timer.cancel()
 
     def _refuse(self, error: RemoraError) -> None:
         self._exchange.respond(encode_error(error, plain=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -125,6 +127,56 @@ def test_who_leaves_after_the_wait_cancels_what_the_request_has_become() -> None
 
     asyncio.run(play())
     assert ticket.cancelled == 1
+
+
+def test_who_has_left_is_not_kept_until_the_load_ends() -> None:
+    async def play() -> None:
+        room, ready = WaitingRoom(1, 60.0), Future[None]()
+
+        def come_and_go() -> weakref.ref[object]:
+            body = bytearray(8)
+
+            def go_on(_waited_ns: int) -> None:
+                body.clear()
+
+            waiting = room.take(LoadingError("m is being loaded", ready), FakeExchange(), 0, go_on)
+            assert waiting is not None
+            waiting.cancel()
+            return weakref.ref(go_on)
+
+        left = [come_and_go() for _ in range(3)]
+        gc.collect()
+        assert [each() for each in left] == [None] * 3
+
+    asyncio.run(play())
+
+
+def test_who_has_to_wait_again_waits_no_longer_in_all() -> None:
+    exchange, loads, waits = FakeExchange(), list[Future[None]](), list[int]()
+
+    def load() -> Future[None]:
+        loads.append(Future[None]())
+        return loads[-1]
+
+    async def play() -> None:
+        room = WaitingRoom(1, 0.05)
+
+        def wait_again(waited_ns: int) -> None:
+            waits.append(waited_ns)
+            raise LoadingError("m is being loaded again", load())
+
+        room.take(LoadingError("m is being loaded", load()), exchange, 0, wait_again)
+        while not exchange.answers:
+            if not loads[-1].done():
+                loads[-1].set_result(None)
+            assert room.taken <= 1
+            await asyncio.sleep(0)
+        assert room.taken == 0
+
+    asyncio.run(asyncio.wait_for(play(), 60.0))
+    (answer,) = exchange.answers
+    assert (answer.status, b"again: the request waited for 0.05 s" in b"".join(map(bytes, answer.body))) == (503, True)
+    assert waits == sorted(waits)
 
 
 class ArrivingModel:
