@@ -1,4 +1,4 @@
-"""Lets a load begin when its memory is there; the law: loads under way count as if their memory were taken.
+"""Lets a load begin when its memory is there; the law: loads under way count as if their memory were taken, and once.
 
 `residency` decides. Two limits hold: the memory of the process's cgroup or machine, and the budget for models that the
 operator may have set. Where models are loaded on demand, idle ones go to make room.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from remora.errors import UnavailableError
 from remora.residency import LoadCost, Resident, Space, refusal, room_for
@@ -43,16 +43,29 @@ class MemoryGate:
         self.cost = LoadCost()
 
     @contextmanager
-    def load(self, file_bytes: int) -> Iterator[None]:
-        """The time of one load. Raises UnavailableError, with the numbers, when there is no room for it."""
+    def load(self, file_bytes: int) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+        """The time of one load. Raises UnavailableError, with the numbers, when there is no room for it.
+
+        Gives what a load that went well ends with: inside that, it becomes one of the residents and is promised no
+        longer. Nobody looks meanwhile, who would see it twice, or not at all.
+        """
         with self._lock:
             need = self.cost.estimate(file_bytes)
             self._make_room(file_bytes, need)
             self._promised += need
             self._loads += 1
             before = self._machine().used if self._loads == 1 else None
+
+        @contextmanager
+        def settling() -> Iterator[None]:
+            nonlocal need
+            with self._lock:
+                yield
+                self._promised -= need
+                need = 0
+
         try:
-            yield
+            yield settling
         finally:
             with self._lock:
                 if self._loads == 1 and before is not None:

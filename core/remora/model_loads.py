@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
@@ -65,9 +65,7 @@ class ModelLoads:
         gate: lets a load begin when there is memory for it.
     """
 
-    def __init__(
-        self, table: ModelTable, loader: ModelLoader, clock: Clock, *, retries: int = 0, gate: MemoryGate | None = None
-    ) -> None:
+    def __init__(self, table: ModelTable, loader: ModelLoader, clock: Clock, *, retries: int, gate: MemoryGate) -> None:
         self._table = table
         self._loader = loader
         self._clock = clock
@@ -82,7 +80,7 @@ class ModelLoads:
     @property
     def cost(self) -> LoadCost:
         """How much memory loads take."""
-        return self._gate.cost if self._gate is not None else LoadCost()
+        return self._gate.cost
 
     def lock_of(self, key: str) -> AbstractContextManager[bool]:
         """Whoever plans and loads a model holds this."""
@@ -108,11 +106,20 @@ class ModelLoads:
             self._loaded[key] = _Loaded(plan, bound)
 
     def _do(self, key: str, plan: LoadPlan, steps: Steps | None, action: Action) -> None:
+        begin_ns = self._clock.monotonic_ns()
         self._table.begin(key, action.open)
-        loaded, failed = self._open_versions(plan, action, steps)
-        if not failed:
-            failed = self._adjust(key, plan, action)
-        self._publish(key, action, loaded, failed)
+        with ExitStack() as load:
+            try:
+                plan = plan.fetched(action.open)
+                sizes = {number: plan.folder.file_bytes(number) for number in action.open}
+                settling = load.enter_context(self._gate.load(sum(sizes.values())))
+            except RemoraError as error:
+                raise self._load_failed(key, dict.fromkeys(action.open, error)) from error
+            loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
+            if not failed:
+                failed = self._adjust(key, plan, action)
+            with settling():
+                self._publish(key, action, loaded, failed)
 
     def _standing(self, key: str) -> Standing | None:
         loaded, serving = self._loaded.get(key), self._table.serving(key)
@@ -122,26 +129,19 @@ class ModelLoads:
         return Standing(loaded.plan.revision._replace(bound=loaded.bound), frozenset(serving), adjustable)
 
     def _open_versions(
-        self, plan: LoadPlan, action: Action, steps: Steps | None
+        self, plan: LoadPlan, action: Action, steps: Steps | None, sizes: Mapping[int, int], begin_ns: int
     ) -> tuple[dict[int, ServedModel], dict[int, RemoraError]]:
-        begin_ns = self._clock.monotonic_ns()
         loaded: dict[int, ServedModel] = {}
         failed: dict[int, RemoraError] = {}
-        try:
-            plan = plan.fetched(action.open)
-            sizes = {number: plan.folder.file_bytes(number) for number in action.open}
-            with self._gate.load(sum(sizes.values())) if self._gate is not None else nullcontext():
-                for number in action.open:
-                    try:
-                        model = self._open_version(plan, number, steps)
-                        loaded[number] = self._tested(model, plan)
-                    except RemoraError as error:
-                        failed[number] = error
-                        continue
-                    model.load_ns = self._clock.monotonic_ns() - begin_ns
-                    model.file_bytes, model.loaded_ms = sizes[number], self._clock.wall_ms()
-        except RemoraError as error:
-            failed = dict.fromkeys(action.open, error)
+        for number in action.open:
+            try:
+                model = self._open_version(plan, number, steps)
+                loaded[number] = self._tested(model, plan)
+            except RemoraError as error:
+                failed[number] = error
+                continue
+            model.load_ns = self._clock.monotonic_ns() - begin_ns
+            model.file_bytes, model.loaded_ms = sizes[number], self._clock.wall_ms()
         return loaded, failed
 
     def _tested(self, model: ServedModel, plan: LoadPlan) -> ServedModel:

@@ -806,6 +806,48 @@ def test_on_demand_a_busy_model_stays_and_the_other_load_is_refused(bench: Bench
     assert lifecycle.resolve("a") is model
 
 
+def test_a_model_counts_at_every_moment_between_its_load_and_its_service(bench: Bench) -> None:
+    for name in ("a", "b"):
+        big_model(bench, name)
+    lifecycle = bench.started(model_memory_budget=30)
+    gate, table = lifecycle._loads._gate, lifecycle.table
+    replace, refused, looked = table.replace, list[str](), threading.Event()
+
+    class Lock:
+        """Tells when somebody has to wait for it."""
+
+        lock = gate._lock
+
+        def __enter__(self) -> None:
+            if not self.lock.acquire(blocking=False):
+                looked.set()
+                self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def load_other() -> None:
+        try:
+            lifecycle.load("b", {})
+        except InvalidArgumentError as error:
+            refused.append(str(error))
+        looked.set()
+
+    other = threading.Thread(target=load_other)
+
+    def publish(*what: Any) -> Any:
+        other.start()
+        assert looked.wait(PATIENCE_S)
+        return replace(*what)
+
+    gate._lock = Lock()  # type: ignore[assignment]
+    table.replace = publish  # type: ignore[method-assign]
+    lifecycle.load("a", {})
+    other.join(PATIENCE_S)
+    assert len(refused) == 1
+    assert [model.name for model in lifecycle.ready_models()] == ["a"]
+
+
 def test_a_load_that_does_not_fit_into_memory_is_refused_with_the_numbers(bench: Bench) -> None:
     big_model(bench, "m")
     lifecycle = bench.started(model_memory_budget=15)

@@ -48,6 +48,28 @@ def test_loads_under_way_count_as_if_they_were_done() -> None:
         pass
 
 
+def test_what_was_loaded_counts_once_when_it_has_settled() -> None:
+    machine = Machine(10**12, a=20 * MIB)
+    gate = machine.gate(budget=100 * MIB, evicts=False)
+    with gate.load(30 * MIB) as settling:
+        with settling():
+            machine.models["b"] = 60 * MIB
+        with gate.load(10 * MIB):
+            pass
+        with pytest.raises(UnavailableError, match="20 MiB of the budget"):
+            gate.load(11 * MIB).__enter__()
+    with pytest.raises(UnavailableError, match="20 MiB of the budget"):
+        gate.load(11 * MIB).__enter__()
+
+
+def test_a_load_that_fails_while_it_settles_takes_no_room() -> None:
+    gate = Machine(100 * MIB).gate()
+    with pytest.raises(KeyError), gate.load(50 * MIB) as settling, settling():
+        raise KeyError
+    with gate.load(50 * MIB):
+        pass
+
+
 def test_idle_models_go_to_make_room() -> None:
     machine = Machine(100 * MIB, a=30 * MIB, b=30 * MIB, c=30 * MIB)
     with machine.gate().load(25 * MIB):
