@@ -53,6 +53,7 @@ def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOp
 def begin(engine: Engine) -> Future[Engine]:
     """Start an engine in a thread of its own; the future has it when its models are loaded, or what was wrong."""
     loading: Future[Engine] = Future()
+    loading.set_running_or_notify_cancel()  # whoever waits for it may leave; the load goes on
 
     def load() -> None:
         try:

@@ -1,11 +1,15 @@
-"""What a server's start makes of the environment."""
+"""What a server's start makes of the environment, and that it goes on by itself."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 
 from remora.options import EngineOptions
-from remora.server.starting import with_hooks
+from remora.server.starting import begin, with_hooks
+
+PATIENCE_S = 30.0
 
 
 def test_the_variables_of_tritons_scheduler_tests_become_options() -> None:
@@ -20,3 +24,18 @@ def test_the_variables_of_tritons_scheduler_tests_become_options() -> None:
 def test_a_variable_that_is_no_number_is_refused(variable: str) -> None:
     with pytest.raises(ValueError, match=f"{variable} must be a whole number of requests, got 'x'"):
         with_hooks(EngineOptions(), {variable: "x"})
+
+
+def test_a_start_goes_on_when_nobody_waits_for_it_any_more() -> None:
+    started = threading.Event()
+
+    class Engine:
+        def start(self) -> Engine:
+            assert started.wait(PATIENCE_S)
+            return self
+
+    engine = Engine()
+    loading = begin(engine)  # type: ignore[arg-type]
+    assert not loading.cancel()
+    started.set()
+    assert loading.result(PATIENCE_S) is engine
