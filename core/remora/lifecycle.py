@@ -24,7 +24,7 @@ from remora.messages import IndexEntry
 from remora.model import ServedModel, Steps
 from remora.model_loads import ModelLoads
 from remora.model_table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
-from remora.on_demand import OnDemand
+from remora.on_demand import OnDemand, settle
 from remora.options import EngineOptions
 from remora.planning import Planner, brings_files, open_repositories
 from remora.proto.model_config_pb2 import ModelConfig
@@ -194,12 +194,16 @@ class Lifecycle:
 
         Raises NotFoundError when a repository is not there.
         """
-        self._offers.look()
-        wanted, failures = self._wanted_at_start()
-        failures.update(self._bring(wanted))
-        self._ensembles.wish(wanted)
+        try:
+            self._offers.look()
+            wanted, failures = self._wanted_at_start()
+            failures.update(self._bring(wanted))
+            self._ensembles.wish(wanted)
+        except BaseException:
+            settle(self._start, UnavailableError("the models could not be loaded: the server ends"))
+            raise
         self.started = True
-        self._start.set_result(None)
+        settle(self._start)
         if self._options.model_control_mode in ("poll", "ondemand") and self._options.repository_poll_secs > 0:
             threading.Thread(target=self._keep_polling, name="remora poll", daemon=True).start()
         return failures
@@ -389,6 +393,10 @@ class Lifecycle:
         self.stopping = True
         self._ended.set()
         self._loads.end()
+        error = UnavailableError("the server is stopping, and the model was not there yet")
+        settle(self._start, error)
+        if self._on_demand is not None:
+            self._on_demand.stop(error)
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         done = True
         for model in self.table.clear():

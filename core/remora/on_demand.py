@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import NamedTuple
 
 from remora.errors import InternalError, RemoraError
@@ -56,9 +57,25 @@ class OnDemand:
         try:
             self._load(key)
         except RemoraError as error:
-            done.set_exception(error)
+            settle(done, error)
         except Exception as error:
             _log.exception("loading '%s' failed", key)
-            done.set_exception(InternalError(f"{type(error).__name__}: {error}"))
+            settle(done, InternalError(f"{type(error).__name__}: {error}"))
         else:
-            done.set_result(None)
+            settle(done)
+
+    def stop(self, error: RemoraError) -> None:
+        """Nobody waits any longer: whoever does is told of ``error``."""
+        with self._lock:
+            flights = list(self._flights.values())
+        for flight in flights:
+            settle(flight.done, error)
+
+
+def settle(ready: Future[None], error: RemoraError | None = None) -> None:
+    """End the wait for a load, well or with an error, unless it has ended already: a stop does not wait for loads."""
+    with suppress(InvalidStateError):
+        if error is None:
+            ready.set_result(None)
+        else:
+            ready.set_exception(error)

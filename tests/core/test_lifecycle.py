@@ -911,6 +911,46 @@ def test_on_demand_the_only_model_is_the_only_one_that_could_be_loaded(bench: Be
     assert lifecycle.only_model() == "", "whichever was asked first must not decide"
 
 
+def test_who_waits_for_a_start_that_fails_is_told_and_nothing_is_ready(bench: Bench) -> None:
+    lifecycle = bench.lifecycle("none", model_repository=(bench.repository / "nowhere",))
+    with pytest.raises(LoadingError) as loading:
+        lifecycle.resolve("m")
+    with pytest.raises(NotFoundError):
+        lifecycle.start()
+    with pytest.raises(UnavailableError, match="could not be loaded"):
+        loading.value.ready.result(0)
+    with pytest.raises(UnavailableError, match="could not be loaded"):
+        lifecycle.wait_for("m", -1)
+    assert not lifecycle.is_ready()
+    assert not lifecycle.readiness().started
+
+
+@pytest.mark.parametrize("mode", ["none", "ondemand"])
+def test_who_waits_for_a_load_is_told_when_the_server_stops(bench: Bench, mode: str) -> None:
+    loading, may_end = threading.Event(), threading.Event()
+
+    def during() -> None:
+        loading.set()
+        assert may_end.wait(PATIENCE_S)
+
+    write_model(bench.repository, "m")
+    lifecycle = bench.lifecycle(mode, repository_poll_secs=0)
+    bench.backend.opening = during
+    starting = threading.Thread(target=lifecycle.start)
+    starting.start()
+    if mode == "ondemand":
+        starting.join(PATIENCE_S)
+    with pytest.raises(LoadingError) as waits:
+        lifecycle.resolve("m")
+    assert loading.wait(PATIENCE_S)
+    lifecycle.stop(0.0)
+    with pytest.raises(UnavailableError, match="the server is stopping"):
+        waits.value.ready.result(0)
+    may_end.set()
+    starting.join(PATIENCE_S)
+    assert not lifecycle.is_ready()
+
+
 def test_what_is_waited_for_is_told_in_words(bench: Bench) -> None:
     write_model(bench.repository, "bad")
     bench.break_version("bad", "1")

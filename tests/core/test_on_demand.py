@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from fakes import FakeClock
-from remora.errors import InternalError
+from remora.errors import InternalError, UnavailableError
 from remora.on_demand import FAILURE_HOLDS_NS, OnDemand
 
 PATIENCE_S = 30.0
@@ -60,3 +60,17 @@ def test_a_failure_holds_for_a_moment_and_is_then_tried_again(failure: Exception
     loads.failure = None
     demand.want("m").result(PATIENCE_S)
     assert loads.begun == ["m", "m"]
+
+
+def test_a_stop_ends_the_wait_and_not_the_load() -> None:
+    loads = Loads()
+    demand = OnDemand(loads, FakeClock())
+    wanted = demand.want("m")
+    demand.stop(UnavailableError("stopping"))
+    with pytest.raises(UnavailableError, match="stopping"):
+        wanted.result(0)
+    loads.may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "remora load m":
+            thread.join(PATIENCE_S)
+    assert loads.begun == ["m"]
