@@ -235,14 +235,46 @@ def test_only_so_many_requests_may_wait(gated: tuple[Path, Path], port: int, chi
         assert (status, "1 wait for it" in answer["error"]) == (503, True), answer
 
 
+@pytest.mark.parametrize("names", [("m",), ("m", "n")], ids=["one", "side-by-side"])
 def test_a_server_that_is_told_to_stop_while_it_loads_ends_cleanly(
+    gated: tuple[Path, Path], port: int, child_environment: dict[str, str], names: tuple[str, ...]
+) -> None:
+    repository, gate = gated
+    for name in names[1:]:
+        write_version(repository, 1, name=name, initialize=f"open({str(gate)!r}).read()")
+    with process(repository, port, child_environment) as server:
+        until(port, "/v2/health/live", server)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+
+
+def test_who_still_waits_when_the_time_to_stop_is_over_is_told_so(
     gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
 ) -> None:
     repository, _gate = gated
-    with process(repository, port, child_environment) as server:
-        until(port, "/livez", server)
+    flags = ("--max-waiting-requests=1", "--exit-timeout-secs=1")
+    with process(repository, port, child_environment, *flags) as server, client(port) as waiting:
+        until(port, "/v2/health/live", server)
+        waiting.request("POST", "/v2/models/m/infer", BODY)
+        with client(port) as refused:
+            assert "1 wait for it" in ask(refused, 1)[1]["error"]
         server.send_signal(signal.SIGTERM)
+        reply = waiting.getresponse()
+        assert (reply.status, b"the server is stopping" in reply.read()) == (503, True)
         assert server.wait(PATIENCE_S) == 0
+
+
+def test_a_load_that_a_client_asked_for_does_not_hold_up_the_end(
+    gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
+) -> None:
+    repository, gate = gated
+    flags = ("--model-control-mode=explicit", "--exit-timeout-secs=1")
+    with process(repository, port, child_environment, *flags) as server, client(port) as connection:
+        until(port, "/readyz", server)
+        connection.request("POST", "/v2/repository/models/m/load")
+        with gate.open("w"):  # opens when the model reads: its load is under way
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(PATIENCE_S) == 1
 
 
 STUCK = "import threading, os; self.execute = lambda requests: open({gate!r}).read()"

@@ -385,6 +385,11 @@ class Connection(asyncio.BufferedProtocol):
         self._head = None
         self.respond(failure(status, text, plain=True))
 
+    @property
+    def owes_an_answer(self) -> bool:
+        """Whether a request is being answered."""
+        return self._busy
+
     def close_when_done(self) -> None:
         """Close now when idle, else after the answer under way."""
         if not self._busy and self._body is None and self._chunks is None and not self._rest:

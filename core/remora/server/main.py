@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from remora.engine import Engine
 from remora.errors import RemoraError
@@ -291,6 +291,7 @@ class Server:
         countdown.cancel()
         for listener in self._listeners:
             for connection in list(listener.connections):
+                done = done and not connection.owes_an_answer
                 connection.abort()
         if self._splices is not None:
             self._splices.abort()
@@ -343,24 +344,31 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     if not starting.done():
         _log.info("told to stop before the models were loaded")
         starting.cancel()
-        return 0 if await server.stop() else 1
+        _leave(0 if await server.stop() else 1)
     try:
         await starting
     except (StartError, RemoraError, ValueError) as error:
         _log.error("cannot start: %s", error)
         await server.stop()
-        return 1
+        _leave(1)
     age_s = process_age_s()
     engine.ledger.ready()
     freeze(settings)
     print(ready_table(server, age_s), file=sys.stderr, flush=True)
     await loop.run_in_executor(None, give_back)
     await stopping
-    if await server.stop(drain=True):
-        _log.info("All models are stopped, unloading models")
-        return 0
-    _log.error("Exit timeout expired. Exiting immediately.")
-    return 1
+    if not await server.stop(drain=True):
+        _log.error("Exit timeout expired. Exiting immediately.")
+        _leave(1)
+    _log.info("All models are stopped, unloading models")
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: it would wait for threads that load a model or run one, and those cannot be told to."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def ready_table(server: Server, age_s: float) -> str:
