@@ -23,8 +23,8 @@ from containers.dockerfiles import configuration
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGES = ("cpu", "sagemaker", "azureml", "lambda")
-BUILT_HERE = "the images are built by make test-containers"
-TOOLS = ("buildah", "mmdebstrap", "bwrap", "setpriv")
+PACKAGES = {"buildah": "buildah crun", "bwrap": "bubblewrap", "newuidmap": "uidmap", "setpriv": "util-linux"}
+"""Debian's, of the tools that are called otherwise."""
 _BASE = "localhost/python-base:test"
 _FIGURES: list[str] = []
 
@@ -64,14 +64,26 @@ def gpu_context() -> Iterator[Path]:
     """The same for the gpu image. It is large, so it goes when the tests are over."""
     if not os.environ.get("TEST_GPU_IMAGE"):
         pytest.skip("the gpu image takes gigabytes of wheels: make test-gpu-image builds it")
-    place = _context("gpu-context", "gpu,grpc,otel,s3", "containers/gpu/requirements.txt")
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+    try:
+        yield _context("gpu-context", "gpu,grpc,otel,s3", "containers/gpu/requirements.txt")
+    finally:
+        shutil.rmtree(KEPT / "gpu-context", ignore_errors=True)
+
+
+def _needs(*tools: str) -> None:
+    """Skip, with the name of what is missing, where images are not to be built or cannot be."""
+    if not os.environ.get("TEST_IMAGES"):
+        pytest.skip("the images are built by make test-containers")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        packages = " ".join(PACKAGES.get(tool, tool) for tool in missing)
+        pytest.skip(f"not installed: {', '.join(missing)} (on Debian: apt-get install {packages})")
+    if tools and os.geteuid():
+        pytest.skip("unpacking a base system, and becoming a plain user that has ranges of users, needs root")
 
 
 def _context(name: str, extras: str, requirements: str) -> Path:
-    if not os.environ.get("TEST_IMAGES"):
-        pytest.skip(BUILT_HERE)
+    _needs()
     place = KEPT / name
     shutil.rmtree(place, ignore_errors=True)
     (place / "dist").mkdir(parents=True)
@@ -92,15 +104,7 @@ def _context(name: str, extras: str, requirements: str) -> Path:
 @pytest.fixture(scope="session")
 def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The buildah command on a storage of its own, emptied afterwards."""
-    if not os.environ.get("TEST_IMAGES"):
-        pytest.skip(BUILT_HERE)
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(
-            f"not installed: {', '.join(missing)} (on Debian: apt-get install buildah crun mmdebstrap bubblewrap)"
-        )
-    if os.geteuid():
-        pytest.skip("unpacking a base system needs root")
+    _needs("buildah", "mmdebstrap", "bwrap", "setpriv")
     storage = tmp_path_factory.mktemp("storage")
     command = ["buildah", f"--root={storage}/root", f"--runroot={storage}/run"]
     yield command
@@ -111,6 +115,7 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 @pytest.fixture(scope="session")
 def system() -> Path:
     """An archive of the system that stands for the published base images."""
+    _needs("mmdebstrap")
     base = KEPT / "base.tar"
     if not base.exists():
         base.parent.mkdir(exist_ok=True)
@@ -143,7 +148,7 @@ def images(buildah: list[str], base: str, context: Path) -> dict[str, Image]:
 
 
 @pytest.fixture(scope="session")
-def gpu_image(buildah: list[str], gpu_context: Path, base: str) -> Image:
+def gpu_image(buildah: list[str], base: str, gpu_context: Path) -> Image:
     return _build(buildah, "gpu", gpu_context)
 
 
@@ -152,14 +157,18 @@ _WITH_RANGES = 'mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid &
 
 
 @pytest.fixture(scope="session")
-def rootless_image(system: Path, context: Path) -> Iterator[Image]:
+def rootless_image(request: pytest.FixtureRequest) -> Iterator[Image]:
     """The cpu image, built by a plain user: no daemon, and users only in a namespace of its own."""
-    missing = [tool for tool in ("buildah", "bwrap", "setpriv", "newuidmap") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)} (on Debian: apt-get install buildah bubblewrap uidmap)")
-    if os.geteuid():
-        pytest.skip("becoming a plain user that has ranges of users needs root")
+    _needs("buildah", "mmdebstrap", "bwrap", "setpriv", "newuidmap")
+    system, context = (request.getfixturevalue(name) for name in ("system", "context"))
     home = Path(tempfile.mkdtemp(prefix="rootless-"))
+    try:
+        yield _built_rootless(home, system, context)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _built_rootless(home: Path, system: Path, context: Path) -> Image:
     shutil.copytree(context, home / "context")
     (home / "ranges").write_text("nobody:100000:65536\n")
     subprocess.run(["chown", "-R", "65534:65534", str(home)], check=True)
@@ -172,8 +181,7 @@ def rootless_image(system: Path, context: Path) -> Iterator[Image]:
         pytest.skip(f"no namespace of users for a plain user here: {done.stderr.strip().splitlines()[-1]}")
     _from(buildah, system)
     built = _build(buildah, "cpu", home / "context", ("unshare", "buildah", "mount"))
-    yield built._replace(name="cpu-rootless", started_by=PLAIN_USER)
-    shutil.rmtree(home, ignore_errors=True)
+    return built._replace(name="cpu-rootless", started_by=PLAIN_USER)
 
 
 @pytest.fixture(scope="session")

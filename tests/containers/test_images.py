@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,20 +12,14 @@ from typing import Any
 
 import pytest
 
+from conftest import ROOT, free_ports
 from remora_adapters.emulate.lambda_runtime import RuntimeApi
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 BUDGETS = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
 NAMES = ("cpu", "sagemaker", "azureml", "lambda")
 USERS = {"as-root": 0, "as-10001": 10001}
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +66,7 @@ def test_the_bill_of_materials_lies_in_the_image(name: str, images: Any) -> None
 def test_the_cpu_image_serves_on_a_read_only_root_and_ends_on_sigterm(
     uid: int, images: Any, models: Path, digits: Any, figures: list[str]
 ) -> None:
-    http, grpc, metrics = free_port(), free_port(), free_port()
+    http, grpc, metrics = free_ports(3)
     ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
     command = [*images["cpu"].config.get("Cmd", ()), *ports]
     with images["cpu"].running(command, uid=uid, mounts={"/mnt/models": models}, environment={}) as container:
@@ -89,7 +82,7 @@ def test_the_cpu_image_serves_on_a_read_only_root_and_ends_on_sigterm(
 def test_the_sagemaker_image_answers_ping_and_invocations(
     uid: int, images: Any, models: Path, digits: Any, figures: list[str]
 ) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     environment = {"SAGEMAKER_BIND_TO_PORT": str(port)}
     image = images["sagemaker"]
     with image.running(["serve"], uid=uid, mounts={"/opt/ml/model": models}, environment=environment) as container:
@@ -103,7 +96,7 @@ def test_the_sagemaker_image_answers_ping_and_invocations(
 def test_the_sagemaker_image_passes_for_a_container_of_the_platform(
     images: Any, models: Path, digits: Any, child_environment: dict[str, str], figures: list[str]
 ) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     environment, mounts = {"SAGEMAKER_BIND_TO_PORT": str(port)}, {"/opt/ml/model": models}
     with images["sagemaker"].running(["serve"], uid=0, mounts=mounts, environment=environment) as container:
         url = f"http://127.0.0.1:{port}"
@@ -118,7 +111,7 @@ def test_the_sagemaker_image_passes_for_a_container_of_the_platform(
 def test_the_azureml_image_is_alive_ready_and_scores(
     uid: int, images: Any, models: Path, digits: Any, figures: list[str]
 ) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     environment = {"SERVER_PORT": str(port), "AZUREML_MODEL_DIR": "/models/digits/1"}
     mounts = {"/models/digits/1": models}
     with images["azureml"].running([], uid=uid, mounts=mounts, environment=environment) as container:
@@ -134,7 +127,7 @@ def test_the_azureml_image_is_alive_ready_and_scores(
 def test_the_cpu_image_carries_the_hosts_that_give_one_port(
     adapter: str, images: Any, models: Path, digits: Any
 ) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     image = images["cpu"]._replace(
         config={**images["cpu"].config, "Entrypoint": ["python", "-m", f"remora_adapters.{adapter}"]}
     )
