@@ -127,13 +127,14 @@ def test_the_python_blocks_of_a_document_run_as_one_program(path: Path, place: P
 
 @pytest.mark.parametrize("path", running("bash"), ids=names_of(running("bash")))
 def test_the_bash_blocks_of_a_document_run(path: Path, place: Place) -> None:
-    for tool in ("bash", "curl"):
+    blocks = [block for block in blocks_of(path.read_text()) if block.language == "bash"]
+    called = {word for block in blocks for word in re.findall(r"^\s*([a-z]+)\b", block.code, re.MULTILINE)}
+    for tool in ("bash", *sorted({"cc", "curl"} & called)):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    for block in blocks_of(path.read_text()):
-        if block.language == "bash":
-            strict = f'set -euo pipefail\ncurl() {{ command curl --fail-with-body --show-error "$@"; }}\n{block.code}\n'
-            place.run(["bash", "-s"], strict, f"{path.relative_to(ROOT)}:{block.line}")
+    for block in blocks:
+        strict = f'set -euo pipefail\ncurl() {{ command curl --fail-with-body --show-error "$@"; }}\n{block.code}\n'
+        place.run(["bash", "-s"], strict, f"{path.relative_to(ROOT)}:{block.line}")
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
