@@ -108,8 +108,6 @@ def serving(child_environment: dict[str, str], tmp_path_factory: pytest.TempPath
 
     A server listens on free loopback ports, ends by SIGTERM, and must then exit 0. Its output is in ``server.log``.
     """
-    if importlib.util.find_spec("remora.cli") is None:
-        pytest.skip("the command line (remora.cli) is not there yet")
 
     @contextmanager
     def start(models: Path, *flags: str, **environment: str) -> Iterator[RunningServer]:

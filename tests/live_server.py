@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from conftest import free_ports
 
 PATIENCE_S = 60.0
 THREADS = ("--backend-config=python,isolation=thread", "--allow-grpc=false")
@@ -69,10 +70,8 @@ def status_of(port: int, path: str, method: str = "GET") -> int:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A loopback port that was free a moment ago; several that differ are `conftest.free_ports`."""
+    return free_ports(1)[0]
 
 
 @contextmanager

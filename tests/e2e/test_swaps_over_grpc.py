@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from live_server import PATIENCE_S, free_port, write_version
+from conftest import free_ports
+from live_server import PATIENCE_S, write_version
 from live_server import process as server_process
 
 SWAPS = 3
@@ -20,7 +21,7 @@ def test_no_call_fails_while_versions_are_swapped(tmp_path: Path, child_environm
     repository = tmp_path / "models"
     repository.mkdir()
     write_version(repository, 1)
-    http_port, grpc_port = free_port(), free_port()
+    http_port, grpc_port = free_ports(2)
     flags = ("--model-control-mode=explicit", "--load-model=m", "--allow-grpc=true", f"--grpc-port={grpc_port}")
     isolated = "--backend-config=python,isolation=process"
     answered, end = threading.Semaphore(0), threading.Event()
