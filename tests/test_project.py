@@ -119,8 +119,9 @@ def test_source_roots_and_tests_are_no_packages() -> None:
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=map(name_of, RECORDS))
-def test_a_decision_record_says_context_decision_reason_and_price(path: Path) -> None:
+def test_a_decision_record_says_its_number_context_decision_reason_and_price(path: Path) -> None:
     text = path.read_text()
+    assert text.startswith(f"# {path.name[:4]}: ")
     parts = re.findall(r"^\*\*(Context|Decision|Because|We give up)\.\*\*", text, re.MULTILINE)
     assert parts == ["Context", "Decision", "Because", "We give up"]
 
