@@ -186,33 +186,32 @@ class Traces:
 class _Progress:
     """A trace that is being made: it is finished when its last part and its last answer are."""
 
-    __slots__ = ("_left", "_lock", "sampling", "trace", "traces")
+    __slots__ = ("_ended", "_left", "_lock", "sampling", "trace", "traces")
 
     def __init__(self, traces: Traces, sampling: Sampling, trace: Trace) -> None:
         self.traces = traces
         self.sampling = sampling
         self.trace = trace
         self._left = 0
+        self._ended = False
         self._lock = threading.Lock()
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: Part) -> bool:
+        """Take the part in; False when the trace has ended: what a model does for a request that it has answered."""
         with self._lock:
+            if self._ended:
+                return False
             self._left += 1
             self.trace.parts.append(part)
+            return True
 
-    def refuse(self, part: Part) -> None:
-        """The request was not taken: as in Triton, it leaves no trace."""
+    def end(self, part: Part, *, refused: bool = False) -> None:
+        """The part has ended. One that was ``refused`` leaves no trace, as in Triton."""
         with self._lock:
             self._left -= 1
-            self.trace.parts.remove(part)
-            done = not self._left and bool(self.trace.parts)
-        if done:
-            self.traces.finished(self.sampling, self.trace)
-
-    def end(self) -> None:
-        with self._lock:
-            self._left -= 1
-            done = not self._left
+            if refused:
+                self.trace.parts.remove(part)
+            done = self._ended = not self._left and bool(self.trace.parts)
         if done:
             self.traces.finished(self.sampling, self.trace)
 
@@ -235,12 +234,14 @@ class TracedModel:
         progress, model = self._progress, self._model
         above = progress.trace.context if self._caller is None else self._caller.context
         part = progress.traces.part(model, form, above, self._caller)
+        if not progress.begin(part):
+            untraced: Ticket = model.submit(form, data, reply, **how)
+            return untraced
         followed = _Followed(progress, part, reply, composed=model.steps is not None)
-        progress.begin(part)
         try:
             ticket: Ticket = model.submit(form, data, followed.reply, trace=followed, **how)
         except BaseException:
-            progress.refuse(part)
+            progress.end(part, refused=True)
             raise
         return ticket
 
@@ -288,7 +289,7 @@ class _Followed:
                 part.queue_ns = ticket.arrival_ns
                 part.compute = _compute(ticket, now_ns, self._composed, streamed=isinstance(outcome, Streamed))
                 part.end_ns = max(now_ns, *part.compute) if part.compute else now_ns
-                progress.end()
+                progress.end(part)
 
     def _answered(self, ticket: Ticket, outcome: Outcome, now_ns: int) -> None:
         content = outcome.outcome if isinstance(outcome, Streamed) else outcome

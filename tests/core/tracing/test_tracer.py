@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fakes import DOUBLER, FakeBackend, write_model
 from remora import loading
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import InferForm, InputSpec, Outcome, Response
+from remora.messages import InferForm, InputSpec, Outcome, Response, Ticket
 from remora.trace_settings import TraceSetting
 from remora.tracing.tracer import Arrival
 from trace_receiver import attributes, collector
@@ -134,6 +135,24 @@ def test_a_request_that_is_refused_leaves_no_trace_and_takes_no_other_along(trac
     ask(traced, "m")
     traced.traces.flush(30)
     assert [head["id"] for head, _ in parts(tmp_path / "trace.json")] == [2]
+
+
+def test_what_is_asked_for_a_request_that_has_ended_is_no_part_of_its_trace(traced: Engine, tmp_path: Path) -> None:
+    model, answers = traced.traces.over(traced.resolve("m")), SimpleQueue[Outcome]()
+
+    def submit(to: Any) -> Ticket:
+        form, data = InferForm((InputSpec("IN", "INT32", (1, 1)),)), [np.array([[1]], np.int32)]
+        ticket: Ticket = to.submit(form, data, lambda _, outcome: answers.put(outcome))
+        assert isinstance(answers.get(timeout=30), Response)
+        return ticket
+
+    ended = submit(model).request.trace
+    assert ended is not None
+    traced.traces.flush(30)
+    for late in (traced.traces.following(ended.id, traced.resolve("cached")), ended.over(traced.resolve("m")), model):
+        submit(late)
+    traced.traces.flush(30)
+    assert [head["model_name"] for head, _ in parts(tmp_path / "trace.json")] == ["m"]
 
 
 def test_tensors_are_written_as_they_were_when_they_came_and_went(models: Path, tmp_path: Path) -> None:
