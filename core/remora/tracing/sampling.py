@@ -1,4 +1,5 @@
-"""Which requests are traced: every Nth, until as many as wanted have been; the law: each request counts once.
+"""Which requests are traced: every Nth, until as many as wanted have been; the law: each request counts once, and one
+that is refused does not count as traced.
 
 One `Sampling` stands for one state of the settings: a change makes another one, which counts from the beginning.
 """
@@ -30,10 +31,12 @@ class Sampling:
         self._lock = Lock()
 
     def hits(self) -> bool:
-        """Count a request: is it to be traced?"""
+        """Count a request: is it to be traced, if it is taken?"""
         rate = self._rate
-        if self.off or not rate or next(self._seen) % rate:
-            return False
+        return not self.off and rate > 0 and self.left != 0 and not next(self._seen) % rate
+
+    def take(self) -> bool:
+        """One of those to be traced has come; False when there were enough."""
         if not self.limited:
             return True
         with self._lock:
@@ -41,6 +44,12 @@ class Sampling:
                 return False
             self.left -= 1
             return True
+
+    def give_back(self) -> None:
+        """What was taken leaves no trace."""
+        if self.limited:
+            with self._lock:
+                self.left += 1
 
     def now(self) -> TraceSettings:
         """The settings as clients see them: the count is what is left of it (spec T04)."""

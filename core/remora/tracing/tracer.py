@@ -186,7 +186,7 @@ class Traces:
 class _Progress:
     """A trace that is being made: it is finished when its last part and its last answer are."""
 
-    __slots__ = ("_ended", "_left", "_lock", "sampling", "trace", "traces")
+    __slots__ = ("_ended", "_left", "_lock", "_uncounted", "sampling", "trace", "traces")
 
     def __init__(self, traces: Traces, sampling: Sampling, trace: Trace) -> None:
         self.traces = traces
@@ -194,12 +194,14 @@ class _Progress:
         self.trace = trace
         self._left = 0
         self._ended = False
+        self._uncounted = trace.origin is not None  # its caller has decided, whatever the count
         self._lock = threading.Lock()
 
     def begin(self, part: Part) -> bool:
-        """Take the part in; False when the trace has ended: what a model does for a request that it has answered."""
+        """Take the part in; False when there are traces enough, or this one has ended: what a model does for a request
+        that it has answered is no part of it."""
         with self._lock:
-            if self._ended:
+            if self._ended or not (self.trace.parts or self._uncounted or self.sampling.take()):
                 return False
             self._left += 1
             self.trace.parts.append(part)
@@ -211,6 +213,8 @@ class _Progress:
             self._left -= 1
             if refused:
                 self.trace.parts.remove(part)
+                if not (self.trace.parts or self._uncounted):
+                    self.sampling.give_back()
             done = self._ended = not self._left and bool(self.trace.parts)
         if done:
             self.traces.finished(self.sampling, self.trace)

@@ -53,7 +53,7 @@ def test_a_log_frequency_makes_files_of_that_many_traces_and_the_last_has_the_re
 
 def test_the_last_of_a_count_of_traces_puts_them_into_an_indexed_file(tmp_path: Path) -> None:
     file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(trace_count="2"))
-    assert [sampling.hits() for _ in range(3)] == [True, True, False]
+    assert [sampling.take() for _ in range(3)] == [True, True, False]
     file.write([finished(sampling, 1)])
     assert not list(tmp_path.iterdir())
     file.write([finished(sampling, 2)])

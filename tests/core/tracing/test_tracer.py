@@ -186,6 +186,18 @@ def test_changes_take_effect_on_the_next_request_and_the_count_runs_out(traced: 
     assert traced.perform(TraceSetting("m")).trace_count == "0"  # type: ignore[attr-defined]
 
 
+def test_requests_that_are_refused_do_not_use_up_the_count(traced: Engine, tmp_path: Path) -> None:
+    traced.perform(TraceSetting("", {"trace_count": ("1",)}))
+    with pytest.raises(InvalidArgumentError):
+        ask(traced, "m", name="NOPE")
+    traced.traces.over(traced.resolve("m"))  # of a body that cannot be read nothing is handed in
+    ask(traced, "m")
+    ask(traced, "m")
+    traced.traces.flush(30)
+    assert len(parts(tmp_path / "trace.json.0")) == 1
+    assert traced.perform(TraceSetting()).trace_count == "0"  # type: ignore[attr-defined]
+
+
 def test_a_model_that_is_not_traced_is_handed_out_as_it_is(models: Path, tmp_path: Path) -> None:
     with engine_of(models) as engine:
         assert engine.traces.over(engine.resolve("m")) is engine.resolve("m")
