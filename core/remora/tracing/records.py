@@ -38,7 +38,7 @@ class Part:
     """What one model did. ``compute`` has the times of COMPUTE, none when the model itself computed nothing.
 
     ``parent_id`` is 0 for the model that the client asked for; ``parent`` is the span above it, None where the trace
-    begins.
+    begins. ``request_id`` and ``error`` are `legible`.
     """
 
     id: int
@@ -76,9 +76,7 @@ class Trace:
 
 def text_of(trace: Trace, *, timestamps: bool) -> bytes:
     """The trace as members of the file's array, joined by commas (spec T06)."""
-    return b",".join(
-        orjson.dumps(member, option=orjson.OPT_NON_STR_KEYS) for member in _members(trace, timestamps=timestamps)
-    )
+    return b",".join(orjson.dumps(member) for member in _members(trace, timestamps=timestamps))
 
 
 def _members(trace: Trace, *, timestamps: bool) -> Iterator[dict[str, Any]]:
@@ -137,11 +135,10 @@ def _tensor(tensor: SeenTensor) -> dict[str, str]:
 
 
 def _values(tensor: SeenTensor) -> str:
-    """A tensor's values as Triton prints them: numbers as C++ streams do, texts quoted, bytes that are no UTF-8
-    replaced."""
+    """A tensor's values as Triton prints them: numbers as C++ streams do, texts quoted."""
     flat = tensor.data.ravel()
     if tensor.datatype == "BYTES":
-        return ",".join(f'"{_text(value)}"' for value in flat)
+        return ",".join(f'"{legible(value)}"' for value in flat)
     if tensor.datatype == "BF16":
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
     if flat.dtype.kind == "f":
@@ -149,8 +146,9 @@ def _values(tensor: SeenTensor) -> str:
     return ",".join(map(str, flat.astype(np.int64).tolist() if flat.dtype.kind == "b" else flat.tolist()))
 
 
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def legible(said: object) -> str:
+    """A text of a client or a model; what is no UTF-8 in it is replaced, for neither a file nor a span can hold it."""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said).encode("utf-8", "replace").decode()
 
 
 # -- Spans ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from remora.messages import NO_TIME, Array, Data, InferForm, Outcome, Request, R
 from remora.system.clock import Clock
 from remora.trace_settings import TraceSettings
 from remora.tracing.context import Carrier, SpanContext, carried, context_of
-from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace
+from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace, legible
 from remora.tracing.sampling import Sampling
 from remora.tracing.writer import Finished, TraceWriter
 
@@ -167,7 +167,9 @@ class Traces:
         """A model's part in a trace, which begins now."""
         own = SpanContext(context.trace_id, random.getrandbits(64) or 1, state=context.state)
         parent_id = 0 if caller is None else caller.id
-        return Part(next(self._ids), model.name, model.version, own, parent_id, context, form.id, start_ns=self.now())
+        return Part(
+            next(self._ids), model.name, model.version, own, parent_id, context, legible(form.id), start_ns=self.now()
+        )
 
     def note(self, followed: _Followed) -> None:
         """Let calls for this request be found."""
@@ -298,7 +300,7 @@ class _Followed:
     def _answered(self, ticket: Ticket, outcome: Outcome, now_ns: int) -> None:
         content = outcome.outcome if isinstance(outcome, Streamed) else outcome
         if isinstance(content, RemoraError):
-            self._part.error = content.message
+            self._part.error = legible(content.message)
         elif isinstance(content, Response) and self._progress.sampling.tensors:
             self._part.tensors += [
                 SeenTensor(BACKEND_OUTPUT, tensor.name, tensor.datatype, _copy(tensor.data))

@@ -64,10 +64,10 @@ def traced(models: Path, tmp_path: Path) -> Iterator[Engine]:
 
 
 def ask(
-    engine: Engine, model: str, value: int = 1, name: str = "IN", protocol: str = "HTTP", **headers: bytes
+    engine: Engine, model: str, value: int = 1, name: str = "IN", protocol: str = "HTTP", id: str = "", **headers: bytes
 ) -> Outcome:
     """One request as a front end hands it in."""
-    form = InferForm((InputSpec(name, "INT32", (1, 1)),), id=f"r{value}")
+    form = InferForm((InputSpec(name, "INT32", (1, 1)),), id=id or f"r{value}")
     arrival = Arrival(protocol, {key.encode(): value for key, value in headers.items()}.get)
     done: Future[Outcome] = Future()
     served = engine.traces.over(engine.resolve(model), arrival)
@@ -153,6 +153,14 @@ def test_what_is_asked_for_a_request_that_has_ended_is_no_part_of_its_trace(trac
         submit(late)
     traced.traces.flush(30)
     assert [head["model_name"] for head, _ in parts(tmp_path / "trace.json")] == ["m"]
+
+
+def test_an_id_that_is_no_utf_8_takes_no_trace_along(traced: Engine, tmp_path: Path) -> None:
+    for id in ("a\udcff", "b\ud800", "c"):
+        ask(traced, "m", id=id)
+    traced.traces.flush(30)
+    assert [head["request_id"] for head, _ in parts(tmp_path / "trace.json")] == ["a?", "b?", "c"]
+    assert traced.traces.dropped == 0
 
 
 def test_tensors_are_written_as_they_were_when_they_came_and_went(models: Path, tmp_path: Path) -> None:
@@ -242,14 +250,15 @@ def test_a_failure_is_an_error_of_its_spans(models: Path, backend: FakeBackend) 
         more = f"opentelemetry,url={received.url}"
         with engine_of(models, "mode=opentelemetry", "rate=1", "level=TIMESTAMPS", more) as engine:
             for model in backend.opened:
-                model.instances[0].failure = InternalError("as asked")
-            ask(engine, "m")
+                model.instances[0].failure = InternalError("as asked\udcff")
+            ask(engine, "m", id="r\udcff")
         spans = received.spans(3)
     assert [(span.name, span.status.code, span.status.message) for span in spans] == [
-        ("InferRequest", 2, "as asked"),
-        ("m", 2, "as asked"),
+        ("InferRequest", 2, "as asked?"),
+        ("m", 2, "as asked?"),
         ("compute", 0, ""),
     ]
+    assert attributes(spans[1])["triton.request_id"] == "r?"
 
 
 def test_at_rate_0_a_context_that_says_so_is_what_makes_a_trace(models: Path) -> None:
