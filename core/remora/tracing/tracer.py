@@ -7,6 +7,7 @@ notes what happens to that one request. Most of a trace is read off the request'
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -19,13 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.errors import RemoraError, UnsupportedError
-from remora.messages import NO_TIME, Array, Data, InferForm, Outcome, Request, Response, Streamed, Ticket, datatype_of
+from remora.messages import NO_TIME, Data, InferForm, Outcome, Request, Response, Streamed, Ticket, datatype_of
 from remora.system.clock import Clock
 from remora.trace_settings import TraceSettings
 from remora.tracing.context import Carrier, SpanContext, carried, context_of
 from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace, legible
 from remora.tracing.sampling import Sampling
 from remora.tracing.writer import Finished, TraceWriter
+
+_log = logging.getLogger("remora.traces")
 
 Reply = Callable[[Ticket, Outcome], None]
 
@@ -275,16 +278,14 @@ class _Followed:
         if self._progress.sampling.tensors:
             specs = {spec.name: spec.datatype for spec in request.form.inputs}
             for name, array in request.inputs.items():
-                self._part.tensors.append(
-                    SeenTensor(QUEUE_INPUT, name, specs.get(name) or datatype_of(array), _copy(array))
-                )
+                self._keep(QUEUE_INPUT, name, specs.get(name) or datatype_of(array), array)
 
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
         """An answer is there: note it, hand it on, and note that, too."""
         progress, part = self._progress, self._part
         now_ns = progress.traces.now()
         final = not isinstance(outcome, Streamed) or outcome.final
-        self._answered(ticket, outcome, now_ns)
+        self._answered(outcome)
         try:
             self._reply(ticket, outcome)
         finally:
@@ -297,20 +298,22 @@ class _Followed:
                 part.end_ns = max(now_ns, *part.compute) if part.compute else now_ns
                 progress.end(part)
 
-    def _answered(self, ticket: Ticket, outcome: Outcome, now_ns: int) -> None:
+    def _answered(self, outcome: Outcome) -> None:
         content = outcome.outcome if isinstance(outcome, Streamed) else outcome
         if isinstance(content, RemoraError):
             self._part.error = legible(content.message)
         elif isinstance(content, Response) and self._progress.sampling.tensors:
-            self._part.tensors += [
-                SeenTensor(BACKEND_OUTPUT, tensor.name, tensor.datatype, _copy(tensor.data))
-                for tensor in content.outputs
-            ]
+            for tensor in content.outputs:
+                self._keep(BACKEND_OUTPUT, tensor.name, tensor.datatype, tensor.data)
 
-
-def _copy(tensor: Any) -> Array:
-    """A tensor as it is now: who has it may write into it later, or give its memory back."""
-    return np.array(tensor.host() if hasattr(tensor, "host") else tensor)  # a DeviceArray, which few have imported
+    def _keep(self, activity: str, name: str, datatype: str, data: Any) -> None:
+        """A tensor as it is now: who has it may write into it later, or give its memory back."""
+        try:
+            copy = np.array(data.host() if hasattr(data, "host") else data)  # a DeviceArray, which few have imported
+        except Exception as error:  # no memory, a device that is gone: the request is none the worse for it
+            _log.warning("tensor '%s' is left out of a trace: %s", name, error)
+            return
+        self._part.tensors.append(SeenTensor(activity, name, datatype, copy))
 
 
 def _compute(ticket: Ticket, now_ns: int, composed: bool, *, streamed: bool) -> tuple[int, ...]:

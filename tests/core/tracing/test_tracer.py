@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import DOUBLER, FakeBackend, write_model
+from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora import loading
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import InferForm, InputSpec, Outcome, Response, Ticket
-from remora.trace_settings import TraceSetting
-from remora.tracing.tracer import Arrival
+from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Tensor, Ticket
+from remora.trace_settings import TraceSetting, TraceSettings
+from remora.tracing.tracer import Arrival, Reply, Traces
 from trace_receiver import attributes, collector
 
 ENSEMBLE = """
@@ -172,6 +172,35 @@ def test_tensors_are_written_as_they_were_when_they_came_and_went(models: Path, 
         ("TENSOR_QUEUE_INPUT", {"name": "IN", "data": "21", "shape": "1,1", "dtype": "INT32"}),
         ("TENSOR_BACKEND_OUTPUT", {"name": "OUT", "data": "42", "shape": "1,1", "dtype": "INT32"}),
     ]
+
+
+class StandIn:
+    """A model that answers at once with the one output that it was made with."""
+
+    name, version, steps = "m", 1, None
+
+    def __init__(self, output: Any) -> None:
+        self._response = Response([Tensor("OUT", "BYTES", output)])
+
+    def submit(self, form: InferForm, data: Any, reply: Reply, *, trace: Any) -> Ticket:
+        ticket = Ticket(Request(form, {}, (), 1, None), reply)
+        ticket.reply(ticket, self._response)
+        return ticket
+
+
+class Gone:
+    def host(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+def test_a_tensor_that_cannot_be_copied_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    traces = Traces(TraceSettings(("TENSORS",), trace_rate="1", trace_file=f"{tmp_path}/t"), FakeClock(), {})
+    answers: list[Outcome] = []
+    traces.over(StandIn(Gone())).submit(InferForm(()), [], lambda _, outcome: answers.append(outcome))
+    traces.close()
+    assert len(answers) == 1
+    assert parts(tmp_path / "t") == [({"id": 1, "model_name": "m", "model_version": 1}, [])]
+    assert [record.message for record in caplog.records] == ["tensor 'OUT' is left out of a trace: the device is gone"]
 
 
 def test_a_programs_own_request_has_no_protocol(traced: Engine, tmp_path: Path) -> None:
