@@ -35,6 +35,7 @@ Reply = Callable[[Ticket, Outcome], None]
 _FILE_ROOM = 64 << 20
 """How many bytes, by estimate, may wait to be written to a file."""
 _PART_BYTES = 2_048
+_SEND_BYTES = 256
 _SPANS = 3
 _END_S = 3.0
 
@@ -183,8 +184,7 @@ class Traces:
         writer = self._writer
         if writer is None:
             return
-        size = len(trace.parts) * (_SPANS if sampling.exports else _PART_BYTES)
-        size += 8 * sum(tensor.data.nbytes for part in trace.parts for tensor in part.tensors)
+        size = len(trace.parts) * _SPANS if sampling.exports else _bytes_of(trace)
         writer.put(Finished(sampling, trace, size))
 
 
@@ -314,6 +314,17 @@ class _Followed:
             _log.warning("tensor '%s' is left out of a trace: %s", name, error)
             return
         self._part.tensors.append(SeenTensor(activity, name, datatype, copy))
+
+
+def _bytes_of(trace: Trace) -> int:
+    """About how much room a trace takes, as it is and as text."""
+    size = _PART_BYTES * len(trace.parts) + _SEND_BYTES * len(trace.sends)
+    for part in trace.parts:
+        for _, _, datatype, data in part.tensors:
+            size += 8 * data.nbytes
+            if datatype == "BYTES":  # an array of these knows nothing of their lengths
+                size += sum(len(each) for each in data.flat if isinstance(each, bytes | str))
+    return size
 
 
 def _compute(ticket: Ticket, now_ns: int, composed: bool, *, streamed: bool) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Tensor, Ticket
 from remora.trace_settings import TraceSetting, TraceSettings
+from remora.tracing import tracer
 from remora.tracing.tracer import Arrival, Reply, Traces
 from trace_receiver import attributes, collector
 
@@ -201,6 +202,19 @@ def test_a_tensor_that_cannot_be_copied_costs_no_answer(tmp_path: Path, caplog: 
     assert len(answers) == 1
     assert parts(tmp_path / "t") == [({"id": 1, "model_name": "m", "model_version": 1}, [])]
     assert [record.message for record in caplog.records] == ["tensor 'OUT' is left out of a trace: the device is gone"]
+
+
+def test_long_texts_take_their_room_in_what_waits_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracer, "_FILE_ROOM", 10_000)
+    traces = Traces(TraceSettings(("TENSORS",), trace_rate="1", trace_file=f"{tmp_path}/t"), FakeClock(), {})
+    for length in (10_000, 1):
+        output = np.array([b"x" * length], object)
+        traces.over(StandIn(output)).submit(InferForm(()), [], lambda *_: None)
+    traces.close()
+    assert traces.dropped == 1
+    assert [head["id"] for head, _ in parts(tmp_path / "t")] == [2]
 
 
 def test_a_programs_own_request_has_no_protocol(traced: Engine, tmp_path: Path) -> None:
