@@ -53,8 +53,7 @@ class TraceFile:
         for sampling in list(self._gathered):
             self._leave(sampling)
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            self._file.close()  # and not forgotten: to open it again would empty it
 
     def _gather(self, sampling: Sampling, text: bytes) -> None:
         texts = self._gathered.setdefault(sampling, [])
@@ -79,11 +78,22 @@ class TraceFile:
         path.write_bytes(b"[" + b",".join(texts) + b"]")
 
     def _append(self, texts: list[bytes]) -> None:
-        """Put them in the place of the array's closing bracket, in one write."""
-        text = b",".join(texts) + b"]"
-        if self._file is None:
-            self._file = self._path.open("wb", buffering=0)
-            self._file.write(b"[" + text)
-            return
-        self._file.seek(-1, os.SEEK_END)
-        self._file.write(b"," + text)
+        """Put them in the place of the array's closing bracket, which comes back when they cannot be written."""
+        file = self._file = self._file or self._path.open("wb", buffering=0)
+        size = file.seek(0, os.SEEK_END)
+        bracket = file.seek(max(size - 1, 0))
+        try:
+            _write_whole(file, (b"," if size else b"[") + b",".join(texts) + b"]")
+        except OSError:
+            file.truncate(bracket)
+            if size:
+                file.seek(bracket)
+                file.write(b"]")
+            raise
+
+
+def _write_whole(file: BinaryIO, text: bytes) -> None:
+    """One write, but for a disk that is about to be full: it takes a part before it says so."""
+    left = memoryview(text)
+    while left:
+        left = left[file.write(left) :]

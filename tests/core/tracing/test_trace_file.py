@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from remora.trace_settings import TraceSettings
 from remora.tracing.context import SpanContext
@@ -41,6 +45,41 @@ def test_an_older_file_is_replaced_by_the_first_trace(tmp_path: Path) -> None:
     file.write([finished(Sampling(ON), 7)])
     file.close()
     assert ids(tmp_path / "t") == [7]
+
+
+def test_a_disk_that_is_full_costs_traces_and_leaves_a_whole_array(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON)
+    file.write([finished(sampling, 1)])
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "t").stat().st_size + 10, allowed[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            file.write([finished(sampling, 2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    assert ids(tmp_path / "t") == [1]
+    file.write([finished(sampling, 3)])
+    assert ids(tmp_path / "t") == [1, 3]
+    file.close()
+
+
+def test_a_file_that_is_emptied_while_it_is_written_begins_anew(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON)
+    file.write([finished(sampling, 1)])
+    os.truncate(tmp_path / "t", 0)
+    file.write([finished(sampling, 2)])
+    file.write([finished(sampling, 3)])
+    assert ids(tmp_path / "t") == [2, 3]
+    file.close()
+
+
+def test_what_comes_too_late_takes_nothing_of_the_file_away(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON)
+    file.write([finished(sampling, 1)])
+    file.close()
+    with pytest.raises(ValueError, match="closed"):
+        file.write([finished(sampling, 2)])
+    assert ids(tmp_path / "t") == [1]
 
 
 def test_a_log_frequency_makes_files_of_that_many_traces_and_the_last_has_the_rest(tmp_path: Path) -> None:
