@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
+from weakref import WeakSet
 
 from remora.tracing.records import text_of
 from remora.tracing.sampling import Sampling
@@ -17,6 +18,21 @@ from remora.tracing.writer import Finished
 
 _GATHERED_BYTES = 64 << 20
 """How much is gathered at the most; more of it goes to an indexed file before its time."""
+
+
+class _Gathered:
+    """Traces of one state of the settings, on their way to a file of their own; ``seen`` counts those before, too."""
+
+    __slots__ = ("seen", "size", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.size = 0
+        self.seen = 0
+
+    def take(self) -> list[bytes]:
+        texts, self.texts, self.size = self.texts, [], 0
+        return texts
 
 
 class TraceFile:
@@ -30,21 +46,24 @@ class TraceFile:
         self._path = Path(path)
         self._file: BinaryIO | None = None
         self._index = 0
-        self._gathered: dict[Sampling, list[bytes]] = {}
-        self._seen: dict[Sampling, int] = {}
+        self._gathered: dict[Sampling, _Gathered] = {}
+        self._gone: WeakSet[Sampling] = WeakSet()
 
     def write(self, finished: Sequence[Finished]) -> None:
         """Write or gather them. Raises OSError."""
         plain: list[bytes] = []
         for sampling, trace, _ in finished:
             if trace is None:
+                self._gone.add(sampling)
                 self._leave(sampling)
                 continue
             text = text_of(trace, timestamps=sampling.timestamps)
-            if sampling.limited or sampling.log_frequency:
-                self._gather(sampling, text)
-            else:
+            if not (sampling.limited or sampling.log_frequency):
                 plain.append(text)
+                continue
+            self._gather(sampling, text)
+            if sampling in self._gone:  # its request was on its way when the settings changed
+                self._leave(sampling)
         if plain:
             self._append(plain)
 
@@ -56,21 +75,20 @@ class TraceFile:
             self._file.close()  # and not forgotten: to open it again would empty it
 
     def _gather(self, sampling: Sampling, text: bytes) -> None:
-        texts = self._gathered.setdefault(sampling, [])
-        texts.append(text)
-        seen = self._seen[sampling] = self._seen.get(sampling, 0) + 1
-        enough = bool(sampling.log_frequency) and len(texts) >= sampling.log_frequency
-        last = sampling.limited and not sampling.left and seen >= sampling.wanted
-        if enough or last or sum(map(len, texts)) > _GATHERED_BYTES:
-            del self._gathered[sampling]
-            self._save(texts)
+        found = self._gathered.setdefault(sampling, _Gathered())
+        found.texts.append(text)
+        found.size += len(text)
+        found.seen += 1
+        enough = bool(sampling.log_frequency) and len(found.texts) >= sampling.log_frequency
+        last = sampling.limited and not sampling.left and found.seen >= sampling.wanted
+        if enough or last or found.size > _GATHERED_BYTES:
+            self._save(found.take())
 
     def _leave(self, sampling: Sampling) -> None:
         """Write what was gathered under settings that are gone; with a log frequency, to a file with an index."""
-        self._seen.pop(sampling, None)
-        texts = self._gathered.pop(sampling, None)
-        if texts:
-            (self._save if sampling.log_frequency else self._append)(texts)
+        found = self._gathered.pop(sampling, None)
+        if found is not None and found.texts:
+            (self._save if sampling.log_frequency else self._append)(found.texts)
 
     def _save(self, texts: list[bytes]) -> None:
         path = self._path.with_name(f"{self._path.name}.{self._index}")

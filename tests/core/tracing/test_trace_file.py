@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from remora.trace_settings import TraceSettings
+from remora.tracing import trace_file
 from remora.tracing.context import SpanContext
 from remora.tracing.records import Part, Trace
 from remora.tracing.sampling import Sampling
@@ -97,6 +98,22 @@ def test_the_last_of_a_count_of_traces_puts_them_into_an_indexed_file(tmp_path: 
     assert not list(tmp_path.iterdir())
     file.write([finished(sampling, 2)])
     assert ids(tmp_path / "t.0") == [1, 2]
+
+
+def test_a_trace_of_settings_that_are_gone_waits_for_no_others(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(trace_count="9"))
+    file.write([finished(sampling, 1), Finished(sampling, None)])
+    file.write([finished(sampling, 2)])
+    assert ids(tmp_path / "t") == [1, 2]
+    file.close()
+
+
+def test_no_more_is_gathered_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "_GATHERED_BYTES", 200)
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(trace_count="9"))
+    file.write([finished(sampling, number) for number in range(1, 5)])
+    assert [ids(tmp_path / f"t.{index}") for index in (0, 1)] == [[1, 2], [3, 4]]
+    file.close()
 
 
 def test_what_a_count_of_traces_has_begun_is_kept_when_the_settings_change(tmp_path: Path) -> None:
