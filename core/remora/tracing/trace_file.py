@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 from weakref import WeakSet
 
@@ -36,7 +37,7 @@ class _Gathered:
 
 
 class TraceFile:
-    """One file and those with an index. Not thread-safe.
+    """One file and those with an index. It may be closed by another thread than the one that writes.
 
     Args:
         path: what is there already is replaced by the first trace.
@@ -48,31 +49,35 @@ class TraceFile:
         self._index = 0
         self._gathered: dict[Sampling, _Gathered] = {}
         self._gone: WeakSet[Sampling] = WeakSet()
+        self._lock = Lock()
 
     def write(self, finished: Sequence[Finished]) -> None:
         """Write or gather them. Raises OSError."""
-        plain: list[bytes] = []
-        for sampling, trace, _ in finished:
-            if trace is None:
-                self._gone.add(sampling)
-                self._leave(sampling)
-                continue
-            text = text_of(trace, timestamps=sampling.timestamps)
-            if not (sampling.limited or sampling.log_frequency):
-                plain.append(text)
-                continue
-            self._gather(sampling, text)
-            if sampling in self._gone:  # its request was on its way when the settings changed
-                self._leave(sampling)
-        if plain:
-            self._append(plain)
+        texts = [
+            (sampling, None if trace is None else text_of(trace, timestamps=sampling.timestamps))
+            for sampling, trace, _ in finished
+        ]
+        with self._lock:
+            plain: list[bytes] = []
+            for sampling, text in texts:
+                if text is None:
+                    self._gone.add(sampling)
+                elif sampling.limited or sampling.log_frequency:
+                    self._gather(sampling, text)
+                else:
+                    plain.append(text)
+                if sampling in self._gone:  # what comes still was on its way when the settings changed
+                    self._leave(sampling)
+            if plain:
+                self._append(plain)
 
     def close(self) -> None:
         """Nothing more comes."""
-        for sampling in list(self._gathered):
-            self._leave(sampling)
-        if self._file is not None:
-            self._file.close()  # and not forgotten: to open it again would empty it
+        with self._lock:
+            for sampling in list(self._gathered):
+                self._leave(sampling)
+            if self._file is not None:
+                self._file.close()  # and not forgotten: to open it again would empty it
 
     def _gather(self, sampling: Sampling, text: bytes) -> None:
         found = self._gathered.setdefault(sampling, _Gathered())
@@ -93,7 +98,11 @@ class TraceFile:
     def _save(self, texts: list[bytes]) -> None:
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
-        path.write_bytes(b"[" + b",".join(texts) + b"]")
+        try:
+            path.write_bytes(b"[" + b",".join(texts) + b"]")
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
     def _append(self, texts: list[bytes]) -> None:
         """Put them in the place of the array's closing bracket, which comes back when they cannot be written."""

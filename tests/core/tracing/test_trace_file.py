@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +50,35 @@ def test_an_older_file_is_replaced_by_the_first_trace(tmp_path: Path) -> None:
     assert ids(tmp_path / "t") == [7]
 
 
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """As on a disk that is almost full: a write takes a part, and the next one nothing."""
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, allowed[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+
+
 def test_a_disk_that_is_full_costs_traces_and_leaves_a_whole_array(tmp_path: Path) -> None:
     file, sampling = TraceFile(tmp_path / "t"), Sampling(ON)
     file.write([finished(sampling, 1)])
-    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "t").stat().st_size + 10, allowed[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            file.write([finished(sampling, 2)])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    with no_file_longer_than((tmp_path / "t").stat().st_size + 10), pytest.raises(OSError, match="too large"):
+        file.write([finished(sampling, 2)])
     assert ids(tmp_path / "t") == [1]
     file.write([finished(sampling, 3)])
     assert ids(tmp_path / "t") == [1, 3]
     file.close()
+
+
+def test_of_an_indexed_file_that_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
+    file, sampling = TraceFile(tmp_path / "t"), Sampling(ON._replace(log_frequency="1"))
+    with no_file_longer_than(10), pytest.raises(OSError, match="too large"):
+        file.write([finished(sampling, 1)])
+    file.write([finished(sampling, 2)])
+    file.close()
+    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"t.1": [2]}
 
 
 def test_a_file_that_is_emptied_while_it_is_written_begins_anew(tmp_path: Path) -> None:
