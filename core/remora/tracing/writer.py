@@ -15,6 +15,9 @@ from remora.tracing.sampling import Sampling
 
 _log = logging.getLogger("remora.traces")
 
+_LAST_S = 0.5
+"""How long a sink that was told to hurry may take."""
+
 
 class Finished(NamedTuple):
     """A trace and whose settings it was made under; ``size`` is what it counts for in the queue.
@@ -58,7 +61,7 @@ class TraceWriter:
         self._queued = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._writing = False
+        self._writing = 0
         self._hurry = False
         self._closing = False
         self._failing = False
@@ -77,8 +80,9 @@ class TraceWriter:
                 self._queue.append(finished)
                 self._queued += finished.size
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._serve, name="remora traces", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._serve, name="remora traces", daemon=True)
+                    thread.start()
+                    self._thread = thread
                 if len(self._queue) == 1 or self._queued >= self._batch:
                     self._changed.notify_all()
         if full:
@@ -95,7 +99,7 @@ class TraceWriter:
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for as long as that, and end. What is left is dropped. May be called again."""
-        self.flush(timeout_s)
+        done = self.flush(timeout_s)
         with self._lock:
             if self._closing:
                 return
@@ -109,14 +113,16 @@ class TraceWriter:
         except Exception as error:  # as in `write`: the end of a server goes on
             _log.warning("the last traces cannot be written: %s", error)
         if thread is not None:
-            thread.join(timeout_s)
+            thread.join(timeout_s if done else _LAST_S)
+        with self._lock:
+            self.dropped += self._writing  # not written in time
         if self.dropped:
             _log.warning("%d traces were dropped in all", self.dropped)
 
     def _serve(self) -> None:
         while True:
             with self._lock:
-                self._writing = False
+                self._writing = 0
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 self._changed.wait_for(
@@ -127,7 +133,7 @@ class TraceWriter:
                 batch = list(self._queue)
                 self._queue.clear()
                 self._queued = 0
-                self._writing = True
+                self._writing = len(batch)
             try:
                 self._sink.write(batch)
             except Exception as error:  # a full disk, a collector that is down: the requests do not care

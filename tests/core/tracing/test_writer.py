@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from remora.trace_settings import TraceSettings
+from remora.tracing import writer as tracing_writer
 from remora.tracing.sampling import Sampling
 from remora.tracing.writer import Finished, TraceWriter
 
@@ -25,6 +26,7 @@ class FakeSink:
         self.at_work = threading.Event()
         self.failure: Exception | None = None
         self.closed = False
+        self.hurries = True
 
     def write(self, finished: Sequence[Finished]) -> None:
         self.at_work.set()
@@ -35,7 +37,8 @@ class FakeSink:
 
     def close(self) -> None:
         self.closed = True
-        self.go.set()
+        if self.hurries:
+            self.go.set()
         if self.failure is not None:
             raise self.failure
 
@@ -105,6 +108,19 @@ def test_a_sink_that_hangs_does_not_hold_up_the_end() -> None:
     writer.close(0.01)
     assert sink.closed
     assert writer.dropped == 2
+
+
+def test_what_a_sink_that_will_not_hurry_has_in_hand_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing_writer, "_LAST_S", 0.01)
+    sink = FakeSink()
+    sink.hurries = False
+    writer = TraceWriter(sink, room=10)
+    put(writer, 1)
+    assert sink.at_work.wait(PATIENCE_S)
+    put(writer, 2)
+    writer.close(0.01)
+    assert writer.dropped == 3
+    sink.go.set()
 
 
 def test_a_sink_that_cannot_be_closed_is_said_and_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
