@@ -132,11 +132,12 @@ _LOG_CHOICES = {
 
 
 def _ask_log(request: pb.LogSettingsRequest) -> Call:
+    if "log_file" in request.settings:
+        return LogSetting({"log_file": ""})  # refused, whatever it is and whatever else is said
     changes: dict[str, bool | int | str] = {}
     for name, (choice, kind) in _LOG_CHOICES.items():
         if name in request.settings:
-            # The file is refused whatever it is.
-            if request.settings[name].WhichOneof("parameter_choice") != choice and name != "log_file":
+            if request.settings[name].WhichOneof("parameter_choice") != choice:
                 raise InvalidArgumentError(f"expect {kind} for '{name}'")
             changes[name] = getattr(request.settings[name], choice)
     if (form := changes.get("log_format", FORMATS[0])) not in FORMATS:

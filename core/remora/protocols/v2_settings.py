@@ -1,6 +1,7 @@
 """Settings of the log and of traces over V2 REST: bodies to calls, settings to answers; the law: pure (spec T04, T09).
 
-Triton's checks in Triton's order: values of the wrong JSON type are INTERNAL, as everywhere (spec H13).
+Triton's checks: first a file, which nobody moves, then values of the wrong JSON type, which are INTERNAL, as everywhere
+(spec H13). The engine judges the rest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def read_log(body: bytes) -> LogSetting:
         _, value = access.find(request, name)
         if value is None:
             continue
+        if name == "log_file":
+            return LogSetting({name: value})  # refused, whatever else is said
         if name in _SWITCHES and not isinstance(value, bool):
             raise MalformedError(access.NOT_BOOL)
         if name == "log_verbose_level" and not access.is_uint(value):
@@ -41,7 +44,7 @@ def read_trace(model: str, body: bytes) -> TraceSetting:
     changes: dict[str, tuple[str, ...] | None] = {}
     present, _ = access.find(request, "trace_file")
     if present:
-        changes["trace_file"] = None  # whatever it is: it is refused
+        return TraceSetting(model, {"trace_file": None})  # refused, whatever it is and whatever else is said
     present, levels = access.find(request, "trace_level")
     if present:
         if levels is not None and not isinstance(levels, list):

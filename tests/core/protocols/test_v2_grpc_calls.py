@@ -39,6 +39,6 @@ def test_a_log_setting_that_cannot_be_is_refused_with_tritons_text(settings: dic
 
 @pytest.mark.parametrize("value", [{}, {"bool_param": True}, {"string_param": "x"}])
 def test_a_log_file_of_any_kind_is_left_to_the_engine_to_refuse(value: dict[str, Any]) -> None:
-    asked = log(log_file=value)
+    asked = log(log_file=value, log_info={"uint32_param": 1}, log_format={"string_param": "x"})
     assert isinstance(asked, LogSetting)
     assert "log_file" in asked.changes

@@ -22,6 +22,11 @@ def test_null_changes_nothing_in_the_log() -> None:
     assert read_log(body) == LogSetting({"log_error": False})
 
 
+def test_a_file_is_left_to_the_engine_to_refuse_whatever_else_is_wrong() -> None:
+    assert read_log(b'{"log_info":1,"log_file":"x"}') == LogSetting({"log_file": "x"})
+    assert read_trace("m", b'{"trace_rate":1,"trace_file":"x"}') == TraceSetting("m", {"trace_file": None})
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
