@@ -258,16 +258,20 @@ class TracedModel:
 class _Followed:
     """One request to one model on its way. It is what ``Request.trace`` holds."""
 
-    __slots__ = ("__weakref__", "_composed", "_part", "_progress", "_reply", "context", "id")
+    __slots__ = ("__weakref__", "_composed", "_part", "_progress", "_reply", "id")
 
     def __init__(self, progress: _Progress, part: Part, reply: Reply, *, composed: bool) -> None:
         self.id = part.id
-        self.context = carried(part.context) if progress.sampling.exports else ""
         self._progress = progress
         self._part = part
         self._reply = reply
         self._composed = composed
         progress.traces.note(self)
+
+    @property
+    def context(self) -> str:
+        """What calls to other services carry."""
+        return carried(self._part.context) if self._progress.sampling.exports else ""
 
     def over(self, model: Any) -> Any:
         """The model for a request that is made for this one."""
