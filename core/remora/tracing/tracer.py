@@ -213,7 +213,7 @@ class _Progress:
             return True
 
     def end(self, part: Part, *, refused: bool = False) -> None:
-        """The part has ended. One that was ``refused`` leaves no trace, as in Triton."""
+        """The part has ended. One that was ``refused`` leaves no trace."""
         with self._lock:
             self._left -= 1
             if refused:
