@@ -6,6 +6,7 @@ byte, comes out of a bounded memo, which is what makes keep-alive clients cheap.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -17,6 +18,8 @@ HEAD_LIMIT = 65_536
 """A request head may not be longer, in bytes."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """What a client says first that knows, without asking, that HTTP/2 is spoken (RFC 9113 3.4): no head of ours."""
+_METHOD = re.compile(rb"[A-Z]+(?= )")
+_AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 _MEMO_LIMIT = 512
 _MEMO_HEAD_LIMIT = 2_048
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase (spec H03)
@@ -117,12 +120,8 @@ def _parse(block: bytes) -> Head:
     line = block.lstrip(b"\r\n").partition(b"\r\n")[0]
     if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):  # llhttp knows others, and protocols that are not HTTP
         raise BadRequest(505 if b" HTTP/" in line else 400, "not a request of HTTP/1.1 or HTTP/1.0")
-    collector = _Collector()
-    parser = httptools.HttpRequestParser(collector)
     try:
-        parser.feed_data(block)
-    except httptools.HttpParserUpgrade:
-        pass  # an upgrade is offered, never taken: the request is answered as it stands (RFC 9110 7.8)
+        method, collector = _read(block, line)
     except httptools.HttpParserError as error:
         raise BadRequest(400, f"not a valid HTTP request: {error}") from error
     if not collector.complete or not collector.url:
@@ -134,14 +133,42 @@ def _parse(block: bytes) -> Head:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError as error:
         raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
+    target = _origin_form(target)
     keep_alive, http10 = _keep_alive(line, collector.headers), line.endswith(b"1.0")
-    head = Head(parser.get_method().decode(), target, tuple(collector.headers), keep_alive, http10=http10)
+    head = Head(method, target, tuple(collector.headers), keep_alive, http10=http10)
     encoding = head.get(b"transfer-encoding")
     if encoding is not None and encoding.strip().lower() != b"chunked":
         raise BadRequest(501, f"transfer encoding {encoding!r} is not supported: send chunked or a length")
     if encoding is not None and http10:
         raise BadRequest(400, "HTTP/1.0 has no transfer encodings: the length of the body is not known")
     return head
+
+
+def _read(block: bytes, line: bytes) -> tuple[str, _Collector]:
+    """The method of a head, and the rest of it. Raises HttpParserError."""
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(block)
+    except httptools.HttpParserUpgrade:
+        pass  # an upgrade is offered, never taken: the request is answered as it stands (RFC 9110 7.8)
+    except httptools.HttpParserInvalidMethodError:
+        found = _METHOD.match(line)
+        if found is None or collector.url:
+            raise
+        # llhttp knows its list of methods. That nobody takes another one is for the path's route to say (spec H03).
+        _, collector = _read(block.replace(found.group(), b"POST", 1), b"")
+        return found.group().decode(), collector
+    return parser.get_method().decode(), collector
+
+
+def _origin_form(target: str) -> str:
+    """A request target without the scheme and authority that proxies are asked with (RFC 9112 3.2.2)."""
+    authority = _AUTHORITY.match(target)
+    if authority is None:
+        return target
+    path = target[authority.end() :]
+    return path if path.startswith("/") else f"/{path}"
 
 
 def _keep_alive(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:

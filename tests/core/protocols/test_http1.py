@@ -110,7 +110,6 @@ def test_empty_lines_before_a_request_are_skipped() -> None:
         pytest.param(("GET / x HTTP/1.1",), 400, id="two-targets"),
         pytest.param(("GET  HTTP/1.1",), 400, id="empty-target"),
         pytest.param(("get / HTTP/1.1",), 400, id="lower-case-method"),
-        pytest.param(("FOO / HTTP/1.1",), 400, id="unknown-method"),
         pytest.param(("HTTP/1.1 200 OK",), 400, id="a-response"),
         pytest.param(("SETUP / RTSP/1.0",), 400, id="rtsp"),
         pytest.param(("GET / HTTP/0.9",), 505, id="version-0.9"),
@@ -158,6 +157,28 @@ def test_a_head_that_two_readers_could_read_differently_is_refused(lines: tuple[
     with pytest.raises(BadRequest) as refused:
         head_of(*lines)
     assert refused.value.status == status
+
+
+@pytest.mark.parametrize("line", ["FOO /a?b HTTP/1.1", "GETX /a?b HTTP/1.1", "F /a?b HTTP/1.0"])
+def test_a_method_that_nobody_knows_is_left_for_the_paths_route_to_refuse(line: str) -> None:
+    head = head_of(line, "FOO: GETX", "Content-Length: 3")
+    assert (head.method, head.path, head.query) == (line.split(" ")[0], "/a", "b")
+    assert (head.headers[0], head.content_length) == ((b"FOO", b"GETX"), 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        ("http://host:8000/v2/models?x=/y", "/v2/models", "x=/y"),
+        ("HTTPS://host", "/", ""),
+        ("http://host?x", "/", "x"),
+        ("*", "*", ""),
+        ("/http://host/v2", "/http://host/v2", ""),
+    ],
+)
+def test_a_target_may_name_the_host_as_for_a_proxy(target: str, path: str, query: str) -> None:
+    head = head_of(f"OPTIONS {target} HTTP/1.1")
+    assert (head.path, head.query) == (path, query)
 
 
 def test_the_same_bytes_give_the_same_head() -> None:
