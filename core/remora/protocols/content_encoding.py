@@ -24,7 +24,7 @@ def inflate(body: bytes | bytearray | memoryview, encoding: bytes, limit: int) -
     if encoding not in (b"gzip", b"deflate"):
         raise Refusal(501, "Unsupported compression type", headers=((b"Accept-Encoding", b"gzip, deflate"),))
     if not len(body):
-        return body
+        raise Refusal(400, "nothing to be decompressed")
     name = encoding.decode()
     stream = zlib.decompressobj(_EITHER)
     try:

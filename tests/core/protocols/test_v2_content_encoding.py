@@ -43,6 +43,13 @@ def test_a_body_that_is_not_in_its_encoding_is_the_clients_error(body: bytes) ->
         inflate(body, b"gzip", LIMIT)
 
 
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_nothing_is_in_no_encoding(encoding: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        inflate(b"", encoding, LIMIT)
+    assert (caught.value.status, caught.value.message) == (400, "nothing to be decompressed")
+
+
 def test_a_small_body_that_grows_beyond_the_limit_is_refused() -> None:
     bomb = gzip.compress(bytes(1 << 24))
     with pytest.raises(InvalidArgumentError, match="1000 bytes"):
