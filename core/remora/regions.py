@@ -103,6 +103,8 @@ class Disabled:
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
         """There are none."""
+        if name:
+            raise missing(name, kind)
         return ()
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
@@ -142,10 +144,10 @@ def check_name(region: AnyRegion) -> None:
 
 def check_new(region: AnyRegion, available: int, page: int = 1) -> None:
     """Whether a region lies within the ``available`` bytes that there are. Raises InvalidArgumentError."""
-    offset = region.offset if isinstance(region, Region) else 0
-    if region.byte_size <= 0 or offset < 0 or offset + region.byte_size > available:
+    offset, least = (region.offset, 0) if isinstance(region, Region) else (0, 1)
+    if region.byte_size < least or offset < 0 or offset + region.byte_size > available:
         raise refused(region, "invalid args")
-    if offset % page:
+    if offset % page or not region.byte_size:  # neither can be mapped
         raise refused(region, "unable to process address spaceInvalid argument")
 
 
@@ -169,6 +171,12 @@ _KINDS: Final[dict[type, str]] = {Region: "system ", CudaRegion: "cuda "}
 def missing(name: str, kind: type | None = None) -> NotFoundError:
     """The error for a region that nobody registered; ``kind`` where a list was asked for."""
     return NotFoundError(f"Unable to find {_KINDS[kind] if kind else ''}shared memory region: '{name}'")
+
+
+def of_another_kind(name: str, kind: type) -> NotFoundError:
+    """The error for a region that was asked for as ``kind`` and is of the other one (spec X02)."""
+    is_, asked = ("CUDA", "system") if kind is Region else ("system", "CUDA")
+    return NotFoundError(f"The region named '{name}' is registered as {is_} shared memory, not {asked} shared memory")
 
 
 def write(output: str, target: Target, data: memoryview | bytes) -> None:

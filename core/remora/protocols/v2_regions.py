@@ -147,6 +147,8 @@ def _cuda_status(message: bytes, regions: Regions) -> bytes:
 def _cuda_register(message: bytes, regions: Regions) -> bytes:
     request = parsed(pb.CudaSharedMemoryRegisterRequest, message)
     _check_enabled(regions)
+    if len(request.raw_handle) != _HANDLE_BYTES:
+        raise InvalidArgumentError("failed to register shared memory region: invalid args")
     regions.register(_checked(CudaRegion(request.name, request.raw_handle, request.device_id, request.byte_size)))
     return b""
 

@@ -33,6 +33,7 @@ from remora.regions import (
     check_within,
     missing,
     object_name,
+    of_another_kind,
     refused,
     unopenable,
 )
@@ -91,11 +92,10 @@ class SharedMemory:
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
         """One region of a kind or all, by name."""
         with self._lock:
-            found = [region for _, (region, _) in sorted(self._regions.items()) if isinstance(region, kind)]
-        if name:
-            found = [region for region in found if region.name == name]
-            if not found:
-                raise missing(name, kind)
+            regions = [region for _, (region, _) in sorted(self._regions.items()) if name in ("", region.name)]
+        found = [region for region in regions if isinstance(region, kind)]
+        if name and not found:
+            raise of_another_kind(name, kind) if regions else missing(name, kind)
         return found
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:

@@ -22,6 +22,12 @@ from remora.system.shared_memory import SharedMemory
 def test_without_shared_memory_there_is_nothing_to_list_and_nothing_is_registered(action: str) -> None:
     status = answer_region(Route(action, verb="status"), b"", DISABLED)
     assert (status.status, status.body) == (200, [b"[]"])
+    unknown = answer_region(Route(action, verb="status", region="r"), b"", DISABLED)
+    kind = action.removesuffix("_shm").encode()
+    assert (unknown.status, unknown.body[0]) == (
+        404,
+        b'{"error":"Unable to find %b shared memory region: \'r\'"}' % kind,
+    )
     for verb in ("register", "unregister"):
         refused = answer_region(Route(action, verb=verb, region="r"), b"{bad", DISABLED)
         assert refused.status == 501
@@ -121,5 +127,5 @@ def test_a_cuda_region_comes_and_goes_over_both_wires(tmp_path: Path, stand_in: 
 
 def test_a_handle_of_another_length_is_refused_over_grpc(tmp_path: Path) -> None:
     request = pb.CudaSharedMemoryRegisterRequest(name="d", raw_handle=b"short", byte_size=4).SerializeToString()
-    with pytest.raises(InvalidArgumentError, match=BAD_HANDLE):
+    with pytest.raises(InvalidArgumentError, match="failed to register shared memory region: invalid args"):
         REGION_RPCS["CudaSharedMemoryRegister"](request, SharedMemory(tmp_path))

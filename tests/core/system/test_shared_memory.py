@@ -65,7 +65,8 @@ def test_no_key_leads_out_of_the_directory(key: str) -> None:
     [
         (0, 2 * PAGE + 1, "invalid args"),
         (PAGE, PAGE + 1, "invalid args"),
-        (0, 0, "invalid args"),
+        (0, -1, "invalid args"),
+        (0, 0, "unable to process address spaceInvalid argument"),
         (2**64 - 1, 2, "invalid args"),
         (16, 16, "unable to process address spaceInvalid argument"),
     ],
@@ -173,8 +174,10 @@ def test_both_kinds_of_regions_have_one_set_of_names_and_lists_of_their_own(
         gpu.register(Region("g", "/a", 0, 16))
     assert gpu.status(CudaRegion) == [lent.region]
     assert [region.name for region in gpu.status(Region)] == ["h"]
-    with pytest.raises(NotFoundError, match="Unable to find cuda shared memory region: 'h'"):
+    with pytest.raises(NotFoundError, match="'h' is registered as system shared memory, not CUDA shared memory"):
         gpu.status(CudaRegion, "h")
+    with pytest.raises(NotFoundError, match="'g' is registered as CUDA shared memory, not system shared memory"):
+        gpu.status(Region, "g")
     gpu.unregister(Region, "g")
     gpu.unregister(Region)
     assert gpu.status(CudaRegion, "g") == [lent.region]
