@@ -91,6 +91,9 @@ def _source(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Source
         place = _place_of(tensor.name, tensor.parameters)
     except RemoraError as error:
         return Source(refused=error.with_traceback(None))
+    if place is not None and explicit:
+        text = f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' for model"
+        return Source(refused=InvalidArgumentError(f"{text} '{model}'"))
     if place is not None:
         return Source(place=place)
     if not explicit:

@@ -67,15 +67,13 @@ def forward_pattern(pattern: str) -> re.Pattern[str] | None:
 def forwarded(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     """The metadata that become parameters (spec R16): the pattern may match any part of a key, as Triton's does.
 
-    Binary values, gRPC's own keys and keys reserved for Triton stay behind.
+    Binary values (of keys that end in ``-bin``) go as the text that their bytes are. gRPC's own keys and keys reserved
+    for Triton stay behind.
     """
     if pattern is None:
         return {}
     return {
-        key: value
+        key: value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
         for key, value in metadata
-        if isinstance(value, str)
-        and not key.startswith((":", "grpc-", "triton_"))
-        and not key.endswith("-bin")
-        and pattern.search(key)
+        if not key.startswith((":", "grpc-", "triton_")) and pattern.search(key)
     }

@@ -165,6 +165,7 @@ def test_typed_contents_without_elements_are_no_bytes() -> None:
 
 
 TYPED = {"fp32_contents": [1.0, 2.0]}
+SHARED = {"shared_memory_region": {"string_param": "r"}, "shared_memory_byte_size": {"int64_param": 8}}
 UNEXPECTED = "unexpected explicit tensor data for input tensor 'A' for model 'm'"
 
 
@@ -212,14 +213,15 @@ UNEXPECTED = "unexpected explicit tensor data for input tensor 'A' for model 'm'
             request(fp32(parameters={"shared_memory_region": {"string_param": "r"}})),
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'A'",
         ),
+        (
+            request(fp32(parameters=SHARED, contents={})),
+            "unexpected 'content' provided when using shared memory for input tensor 'A' for model 'm'",
+        ),
     ],
 )
 def test_inputs_that_cannot_be_meant_are_refused_with_tritons_text(message: bytes, text: str) -> None:
     assert refusal(message) == ("INVALID_ARG", text)
     assert refusal(message) == ("INVALID_ARG", text)  # And once more, from the memo.
-
-
-SHARED = {"shared_memory_region": {"string_param": "r"}, "shared_memory_byte_size": {"int64_param": 8}}
 
 
 @pytest.mark.parametrize(
@@ -530,8 +532,8 @@ def test_the_walk_and_the_library_make_the_same_call(message: Any) -> None:
 
 
 def test_a_pattern_matches_any_part_of_a_key_in_any_case() -> None:
-    metadata = [("not-my-header", "value"), ("your-header", "x"), ("my-raw-bin", b"\x00"), ("grpc-my-", "x")]
-    assert forwarded(forward_pattern("MY-.*"), metadata) == {"not-my-header": "value"}
+    metadata = [("not-my-header", "value"), ("your-header", "x"), ("my-raw-bin", b"\x01"), ("grpc-my-", "x")]
+    assert forwarded(forward_pattern("MY-.*"), metadata) == {"not-my-header": "value", "my-raw-bin": "\x01"}
     assert forwarded(forward_pattern("(?-i)MY-.*"), metadata) == {}
     assert forwarded(forward_pattern(""), metadata) == {}
     assert forwarded(forward_pattern(".*"), [("triton_x", "1"), (":path", "/"), ("a", "b")]) == {"a": "b"}
