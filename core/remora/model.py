@@ -223,7 +223,12 @@ class ServedModel:
             return older.submit(
                 form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns, trace=trace
             )
-        request = self.signature.request(form, data)
+        try:
+            request = self.signature.request(form, data)
+        except InvalidArgumentError as error:
+            if error.from_model:
+                self.statistics.record_unreadable()
+            raise
         request.stays = stays
         if trace is not None:
             request.trace = trace

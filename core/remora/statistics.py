@@ -243,6 +243,12 @@ class ModelStatistics:
         with self._lock:
             self.failures[REJECTED] += 1
 
+    def record_unreadable(self) -> None:
+        """Count a request whose bytes Triton leaves to its backends to refuse: a failure, in no time (spec T02)."""
+        with self._lock:
+            self._fail[0] += 1
+            self.failures[BACKEND] += 1
+
     def snapshot(self, name: str, version: str, *, responses: bool = True) -> ModelStats:
         """All numbers of one moment; ``responses`` False leaves those of single responses out."""
         with self._lock:

@@ -196,6 +196,20 @@ def test_a_full_queue_refuses_and_counts_it_where_triton_does(tmp_path: Path, ba
         assert (stats.success.count, stats.fail.count) == (2, 0)
 
 
+def test_strings_that_end_too_early_fail_as_they_would_in_tritons_backends(
+    tmp_path: Path, backend: FakeBackend
+) -> None:
+    write_model(tmp_path, "s", config=DOUBLER.replace("TYPE_INT32 dims: 1", "TYPE_STRING dims: 1"))
+    with Engine(tmp_path, clock=FakeClock()) as engine:
+        model = engine.resolve("s")
+        form = InferForm((InputSpec("IN", "BYTES", (1, 1)),))
+        for data in (b"\x09\0\0\0early", b"\x01\0"):  # the second is refused before any backend
+            with pytest.raises(InvalidArgumentError, match="incomplete string"):
+                engine.submit(model, form, [data], lambda _, outcome: None)
+        (stats,) = engine.perform(ModelStatistics("s"))
+        assert (stats.success.count, stats.fail.count, model.statistics.failures["BACKEND"]) == (0, 1, 1)
+
+
 # -- calls ----------------------------------------------------------------------------------------------------------
 
 
