@@ -271,8 +271,10 @@ class Signature:
             elements = source
         else:
             elements = self._split_bytes(form, name, source or b"", count)
-        if len(elements) < count:
-            raise self._too_few(form, name, count, len(elements))
+        rows_of_none = self.max_batch_size > 0 and not shape[0]
+        least = math.prod(shape[1:]) if rows_of_none else count  # as the sizes of numbers, for one row at least
+        if len(elements) < least:
+            raise self._too_few(form, name, least, len(elements))
         if len(elements) > count:
             raise self._refusal(
                 form,

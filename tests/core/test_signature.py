@@ -352,6 +352,13 @@ def test_a_batch_of_no_rows_is_asked_for_the_bytes_of_one_and_never_runs() -> No
     assert "no rows" in refusal(ADDSUB, wanted, [bytes(16), bytes(16)])
 
 
+def test_no_strings_are_too_few_for_a_batch_of_no_rows() -> None:
+    text = 'max_batch_size: 2 input { name: "IN" data_type: TYPE_STRING dims: 2 }' + OUTPUT
+    wanted = form(spec("IN", 0, 2, datatype="BYTES"))
+    too_few = f"{ANON}expected 2 string elements for inference input 'IN' for model 'm', got 0"
+    assert (refusal(text, wanted, [b""]), refusal(text, wanted, [[]])) == (too_few, too_few)
+
+
 def test_more_elements_than_can_be_counted_are_refused() -> None:
     text = 'input { name: "IN" data_type: TYPE_FP32 dims: [-1, -1] } output { name: "O" data_type: TYPE_FP32 dims: 1 }'
     assert "64-bit" in refusal(text, form(spec("IN", 2**32, 2**32)), [b""])
