@@ -49,6 +49,7 @@ GROUP_OF_RPC: Mapping[str, str] = {
     "ServerLive": "health",
     "ServerReady": "health",
     "ModelReady": "health",
+    "Health.Check": "health",
     "ServerMetadata": "metadata",
     "ModelMetadata": "metadata",
     "ModelInfer": "inference",
@@ -67,7 +68,7 @@ GROUP_OF_RPC: Mapping[str, str] = {
     "TraceSetting": "trace",
     "LogSettings": "logging",
 }
-"""The group of each RPC of the inference service."""
+"""The group of each RPC of the inference service, and of grpc.health.v1's."""
 
 
 class Restrictions:

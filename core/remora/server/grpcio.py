@@ -234,7 +234,8 @@ class GrpcServer:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _health(self) -> Any:
-        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": _unary(self._check, self._asking)})
+        check = _unary(self._unlocked("Health.Check", self._check), self._asking)
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check})
 
     def _check(self, _message: bytes, _context: Context) -> bytes:
         """grpc.health.v1: HealthCheckResponse, the same for every service name (spec R02)."""

@@ -100,7 +100,7 @@ class _Plan:
         "version",
     )
 
-    def __init__(self, head: Head, restrictions: Restrictions) -> None:
+    def __init__(self, head: Head, restrictions: Restrictions, pages: Container[str]) -> None:
         self.route: Route | None = None
         self.refusal: HttpAnswer | None = None
         self.locked = False  # the refusal is for want of a secret: nothing else is looked at
@@ -121,7 +121,7 @@ class _Plan:
         except Refusal as refusal:
             self.refusal = refusal.answer
             action = action or refusal.action
-        key = _missing_key(head, action, restrictions) if restrictions else None
+        key = _missing_key(head, action or _page_action(head.path, pages), restrictions) if restrictions else None
         if key is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
@@ -131,7 +131,7 @@ class _Plan:
         length = self.header_length = head.get(b"inference-header-content-length")
         self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
         encoding = head.get(b"content-encoding") or b""
-        self.encoding = b"" if encoding.lower() == b"identity" else encoding
+        self.encoding = b"" if encoding == b"identity" else encoding
         accept = head.get(b"accept-encoding")
         self.accept = choose_encoding(accept) if accept else ""
 
@@ -146,10 +146,17 @@ class _Forward(NamedTuple):
 _OPEN = Restrictions()
 
 
+def _page_action(path: str, pages: Container[str]) -> str:
+    """What asking for a path that V2 does not have does; "" where there is nothing, which needs no secret."""
+    if path == METRICS_PATH:
+        return "metrics"
+    return "pages" if path in PROBES or path in pages else ""
+
+
 def _missing_key(head: Head, action: str, restrictions: Restrictions) -> str | None:
     """The header that this request should have carried (spec H30); None when it may pass."""
     if not action:
-        action = "metrics" if head.path == METRICS_PATH else "pages"
+        return None
     return restrictions.missing(GROUP_OF_ACTION[action], lambda name: head.get(name.lower().encode()))
 
 
@@ -227,7 +234,7 @@ class RestService:
         """Answer one request through ``exchange``, now or later; what this returns, if anything, can be cancelled."""
         plan = head.note
         if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head, self._restrictions)
+            plan = head.note = _Plan(head, self._restrictions, self._pages.paths if self._pages is not None else ())
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:

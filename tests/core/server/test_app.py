@@ -554,6 +554,8 @@ def test_restrictions_hold_in_any_asgi_host_for_v2_and_pages(engine: Engine) -> 
     with_secret = [ask._replace(headers=(("api-key", "secret"),)) for ask in asks]
     assert [got.status for got in through_app(engine, *with_secret, options=locked)] == [200, 200, 200]
     assert through_app(engine, Ask("GET", "/v2/health/live"), options=locked)[0].status == 200
+    nowhere = through_app(engine, Ask("GET", "/nowhere"), Ask("GET", "/v2/models"), options=locked)
+    assert [got.status for got in nowhere] == [404, 404], "where there is nothing there is nothing to lock"
 
 
 def test_a_header_that_is_not_sent_is_no_empty_secret(engine: Engine) -> None:

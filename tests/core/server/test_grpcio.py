@@ -159,7 +159,7 @@ def test_metadata_that_match_become_parameters() -> None:
     with serving(engine, GrpcOptions(port=0, forward_pattern="my-.*")) as (_, channel):
         metadata = [("not-my-header", "value"), ("other", "x"), ("my-bytes-bin", b"\x00")]
         rpc(channel, "ModelInfer")(infer_bytes(), metadata=metadata, timeout=WAIT_S)
-    assert engine.forms[0].parameters == {"not-my-header": "value"}
+    assert engine.forms[0].parameters == {"not-my-header": "value", "my-bytes-bin": "\x00"}
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,16 @@ def test_health_is_that_of_the_server_for_every_service(service: bytes) -> None:
         assert check(service, timeout=WAIT_S) == b"\x08\x01"
         engine.ready = False
         assert check(service, timeout=WAIT_S) == b"\x08\x02"
+
+
+def test_health_needs_the_secret_that_it_was_given_and_other_groups_need_none() -> None:
+    with serving(FakeEngine(), GrpcOptions(port=0, restricted=("health:who=me",))) as (_, channel):
+        check = rpc(channel, "Check", "grpc.health.v1.Health")
+        text = "This protocol is restricted, expecting header 'triton-grpc-protocol-who'"
+        for ask in (check, rpc(channel, "ServerLive")):
+            assert failure(lambda ask=ask: ask(b"", timeout=WAIT_S)) == (grpc.StatusCode.UNAVAILABLE, text)
+        assert check(b"", metadata=[("triton-grpc-protocol-who", "me")], timeout=WAIT_S) == b"\x08\x01"
+        assert rpc(channel, "ServerMetadata")(b"", timeout=WAIT_S)
 
 
 @pytest.mark.parametrize("method", ["CudaSharedMemoryRegister", "SystemSharedMemoryRegister"])
