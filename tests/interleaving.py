@@ -74,16 +74,17 @@ class _OverError(BaseException):
 
 
 class _Lock:
-    """A reentrant lock; taking it and giving it back are where other threads may get their turn."""
+    """A lock; taking it and giving it back are where other threads may get their turn."""
 
-    def __init__(self, stage: Interleaving) -> None:
+    def __init__(self, stage: Interleaving, *, reentrant: bool = True) -> None:
         self._stage = stage
+        self._reentrant = reentrant
         self._owner: object = None
         self._depth = 0
 
     def acquire(self) -> None:
         me = real.get_ident()
-        self._stage.pause(lambda: self._owner in (None, me))
+        self._stage.pause(lambda: self._owner is None or (self._reentrant and self._owner == me))
         self._owner = me
         self._depth += 1
 
@@ -163,7 +164,7 @@ class Interleaving:
         self.control = real.Semaphore(0)
         self.over = False
         self.threading = SimpleNamespace(
-            Lock=lambda: _Lock(self),
+            Lock=lambda: _Lock(self, reentrant=False),
             RLock=lambda: _Lock(self),
             Condition=lambda lock=None: _Condition(self, lock),
             Thread=lambda target, args=(), name="", daemon=False: _Thread(self, target, args, name),
