@@ -18,7 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -75,22 +77,28 @@ class Pair:
 
     def __init__(self, replay: ModuleType, oracle: Path, setup: dict[str, Any]) -> None:
         triton, remora = TRITON.format(oracle=oracle), COMMAND.format(python=sys.executable)
-        models = oracle / "models"
-        self._servers = [replay.Server(triton, setup, models, head_flags=False), replay.Server(remora, setup, models)]
+        self._starts = [
+            partial(replay.Server, triton, setup, oracle / "models", head_flags=False),
+            partial(replay.Server, remora, setup, oracle / "models"),
+        ]
+        self._servers: list[Any] = []
+        self._ends = ExitStack()
 
     def __enter__(self) -> Pair:
-        try:
+        """Raises RuntimeError when one of the two does not become ready."""
+        with ExitStack() as ends:
+            for start in self._starts:
+                server = start()
+                ends.callback(server.stop)
+                ends.callback(server.target.close)
+                self._servers.append(server)
             for server in self._servers:
                 server.wait_until_ready()
-        except BaseException:
-            self.__exit__()
-            raise
+            self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for server in self._servers:
-            server.target.close()
-            server.stop()
+        self._ends.close()
 
     def dead(self) -> list[str]:
         return [
@@ -136,7 +144,7 @@ class Fuzz:
                     until = until or time.monotonic() + seconds
                     yield from self._rounds(pair, until)
             except RuntimeError as error:
-                print(f"{self.path.stem}: {error}")
+                yield Difference("", "to start", "", str(error), "one of the two does not start")
                 return
 
     def _rounds(self, pair: Pair, until: float) -> Iterator[Difference]:

@@ -7,13 +7,14 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutated import Accepted, Difference, accepted_differences, units
+from mutated import Accepted, Difference, Fuzz, accepted_differences, units
 from mutations import Mutator
 
 HTTP: dict[str, Any] = {
@@ -78,3 +79,32 @@ def test_an_accepted_difference_must_fit_in_all_that_it_says() -> None:
     row = Accepted("because", theirs="^400", ours="^404")
     assert row.covers(Difference("", "", "400 x", "404 y", ""))
     assert not row.covers(Difference("", "", "400 x", "200 y", ""))
+
+
+class Replay:
+    """The replayer, whose servers are lists of what was done with them; that of remora never becomes ready."""
+
+    def __init__(self) -> None:
+        self.servers: list[list[str]] = []
+
+    def load_cases(self, path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        return {}, [HTTP]
+
+    def Server(self, command: str, *_: object, **__: object) -> Any:  # noqa: N802
+        done: list[str] = []
+        self.servers.append(done)
+
+        def wait() -> None:
+            if "remora serve" in command:
+                raise RuntimeError("no such flag")
+
+        target = SimpleNamespace(close=lambda: done.append("closed"))
+        return SimpleNamespace(target=target, stop=lambda: done.append("stopped"), wait_until_ready=wait)
+
+
+def test_a_server_that_does_not_start_is_a_difference_and_leaves_none_running() -> None:
+    replay: Any = Replay()
+    (difference,) = Fuzz(replay, Path("oracle"), Path("one.jsonl"), "0").differences(1.0)
+    assert "no such flag" in difference.ours
+    assert not any(row.covers(difference) for row in accepted_differences())
+    assert replay.servers == [["closed", "stopped"]] * 2
