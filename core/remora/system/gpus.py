@@ -109,11 +109,12 @@ class Gpus:
         except OSError:
             return ()
         nvml = self._library()
-        if nvml is None:  # then only their number is known
+        count = None if nvml is None else _asked(nvml.nvmlDeviceGetCount)
+        if count is None:  # then only their number is known
             return visible([Gpu(f"GPU-{index}", card=index) for index in range(cards)], self._setting(), least)
         found: list[Gpu] = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            found += _described(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index)
+        for index in range(count):
+            found += _asked(partial(_described, nvml, index)) or ()  # one that has fallen off the bus is none
         return visible(found, self._setting(), least)
 
     def readings(self) -> list[GpuReading]:
@@ -138,8 +139,9 @@ class Gpus:
             return self._nvml
 
 
-def _described(nvml: Any, handle: Any, index: int) -> list[Gpu]:
-    """A device and the instances it is divided into."""
+def _described(nvml: Any, index: int) -> list[Gpu]:
+    """A device and the instances it is divided into. Raises NVML's errors."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
     capability = _asked(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))) or (0, 0)
     least = (int(capability[0]), int(capability[1]))
@@ -165,7 +167,9 @@ def _parts(nvml: Any, handle: Any) -> list[Any]:
 
 
 def _reading(nvml: Any, gpu: Gpu) -> GpuReading:
-    handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    handle = _asked(lambda: nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    if handle is None:
+        return GpuReading(gpu.uuid)
     memory = _asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     busy = _asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
     power = _asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)

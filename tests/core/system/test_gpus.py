@@ -150,6 +150,34 @@ def test_readings_leave_out_what_a_device_does_not_tell(tmp_path: Path) -> None:
     assert part == [GpuReading("MIG-0", None, 1000, 250, None, None, None)]
 
 
+def test_a_device_that_is_lost_takes_no_other_with_it(tmp_path: Path) -> None:
+    class Lost(FakeNvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+            if index == 1:
+                raise NotSupportedError("GPU is lost")
+            return "GPU-one"
+
+    gpus = Gpus(driver(tmp_path, 2), Lost, lambda: None)
+    assert [gpu.uuid for gpu in gpus.visible()] == ["GPU-one"]
+    assert [reading.uuid for reading in gpus.readings()] == ["GPU-one"]
+
+
+def test_a_device_that_is_lost_between_two_questions_has_no_readings(tmp_path: Path) -> None:
+    class Losing(FakeNvml):
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+            raise NotSupportedError("GPU is lost")
+
+    assert Gpus(driver(tmp_path, 2), Losing, lambda: "0").readings() == [GpuReading("GPU-one")]
+
+
+def test_a_driver_that_goes_away_leaves_the_number_of_devices(tmp_path: Path) -> None:
+    class Away(FakeNvml):
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+            raise NotSupportedError("the driver is being reset")
+
+    assert len(Gpus(driver(tmp_path, 2), Away, lambda: None).visible()) == 2
+
+
 def test_without_the_library_the_devices_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def missing() -> Any:
         raise ImportError("no pynvml")
