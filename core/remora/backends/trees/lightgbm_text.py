@@ -7,6 +7,7 @@ which it reads in order and tells what it cannot read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,15 @@ from remora.messages import Array
 
 _END = "\nend of trees"
 _CATEGORICAL = 1  # of the bits of a decision_type
+_KEY = re.compile(r"\w+", re.ASCII)
 
 
 def checked_text(text: str) -> str:
     """What LightGBM may read of a model. Raises InternalError: it is no forest, or not a whole one."""
     if not text.startswith("tree\n") or _END not in text:
         raise InternalError("it is not a whole model in LightGBM's text format: 'end of trees' is not in it")
+    if "\0" in text:  # where the library would take it to end
+        raise InternalError("it has a zero byte, which no text in LightGBM's format has")
     head, *blocks = text.partition(_END)[0].split("\nTree=")
     rows, trees = _rows(head), [_rows(block.partition("\n")[2]) for block in blocks]
     features = _check_head(rows, len(trees))
@@ -101,6 +105,8 @@ def _rows(block: str) -> dict[str, str]:
         if key in rows:
             raise InternalError(f"the forest says '{key[:20]}' twice")
         if equals:
+            if not _KEY.fullmatch(key):  # the library skips '=' at the beginning, and would read another key
+                raise InternalError(f"the forest says '{line[:20]}', which is no key and its value")
             rows[key] = value
     return rows
 

@@ -102,6 +102,10 @@ def test_the_library_reads_the_trees_and_nothing_that_it_would_trust() -> None:
         ("objective=binary sigmoid:1", "objective=multiclass num_class:9", "for 9 classes, the forest for 1"),
         ("objective=binary sigmoid:1", "objective=multiclassova", "does not say for how many classes"),
         ("\nend of trees", "", "not a whole model"),
+        # What the library reads otherwise than it looks.
+        ("label_index=0", "=tree_sizes=0 99999999", "says '=tree_sizes=0 999999', which is no key"),
+        ("num_cat=1", "=num_leaves=99\nnum_cat=1", "which is no key"),
+        ("num_cat=1", "internal_value=0\0\nnum_cat=1", "a zero byte"),
     ],
 )
 def test_a_text_that_is_no_forest_is_refused(line: str, other: str, reason: str) -> None:
