@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ SCRIPT, EXPORTED, COMPILED = "TorchScript", "exported program", "AOTInductor pac
 
 MAX_GRAPH_BYTES = 256 << 20
 """How long the description of a program's graph may be, in bytes, unpacked."""
+
+# The records that end a zip archive: the table's end, and for long ones another before it and the way there.
+_END, _LONG_END, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 
 _TARGET = re.compile(r"torch\.ops(\.[A-Za-z_]\w*)+|_operator\.(\w+)|math\.\w+|torch\.sym_\w+|torch\._sym_\w+")
 _OPERATORS = re.compile(
@@ -77,29 +81,48 @@ def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> 
     Raises:
         InternalError: with what was found.
     """
+    _check_table(path)
     with zipfile.ZipFile(path) as archive:
-        members = {info.filename: info for info in archive.infolist()}
+        members = {info.filename.lower(): info for info in archive.infolist()}  # to PyTorch's reader they are the same
         if len(members) != len(archive.infolist()):
             raise InternalError("it has two members of one name: what is checked would not be what is read")
         if "version" in members:
             raise InternalError("it is in the format of torch 2.7 or older, whose reader runs code: export it again")
         pickled: set[str] = set()
         for name, info in members.items():
+            if info.file_size > path.stat().st_size:
+                raise InternalError(f"its {name} is compressed, which PyTorch never does, and too long to be read")
             if name.endswith(".json"):
                 if info.file_size > MAX_GRAPH_BYTES:
                     raise InternalError(
                         f"its {name} is {info.file_size} bytes long; at most {MAX_GRAPH_BYTES} are read"
                     )
                 pickled.update(_check_description(name, archive.read(info)))
-        for name in members:
+        for name, info in members.items():
             if name.endswith((".pt", ".pkl")) or name.rpartition("/")[2] in pickled:
                 try:
-                    safely_loads(io.BytesIO(archive.read(name)))
+                    safely_loads(io.BytesIO(archive.read(info)))
                 except Exception as error:  # whatever the reader of plain tensors does not like
                     raise InternalError(
                         f"its {name.partition('/')[2]} is a pickle of more than tensors, which is never read: "
                         "export the program with tensors as example inputs, weights and constants"
                     ) from error
+
+
+def _check_table(path: Path) -> None:
+    """Readers of zip archives find the table of members in ways of their own; it lies where all of them look."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - _LONG_END.size - _LOCATOR.size - _END.size))
+        tail = file.read()
+    mark, *_, length, begin, comment = _END.unpack(tail[-_END.size :])
+    end, sound = size - _END.size, mark == b"PK\5\6" and not comment
+    if tail[_LONG_END.size :].startswith(b"PK\6\7"):
+        long_mark, *_, length, begin = _LONG_END.unpack_from(tail)
+        end = _LOCATOR.unpack_from(tail, _LONG_END.size)[2]
+        sound = sound and long_mark == b"PK\6\6" and end == size - len(tail)
+    if not sound or begin + length != end:
+        raise InternalError("its table of members is not where it says: what is checked would not be what is read")
 
 
 def _check_description(name: str, data: bytes) -> Iterator[str]:
@@ -115,7 +138,7 @@ def _check_description(name: str, data: bytes) -> Iterator[str]:
             waiting += value
         elif isinstance(value, dict):
             if value.get("use_pickle"):
-                yield str(value.get("path_name"))
+                yield str(value.get("path_name")).lower()
             waiting += value.values()
             for key, item in value.items():
                 _check_entry(key, item, waiting)

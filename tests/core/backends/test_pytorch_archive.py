@@ -161,6 +161,47 @@ def test_what_is_checked_is_what_is_read(tmp_path: Path) -> None:
         check_exported(path, refuse)
 
 
+def test_names_are_the_same_to_pytorch_whatever_their_case(tmp_path: Path) -> None:
+    harmful = json.dumps(changed("target", "torch.os.system")).encode()
+    with pytest.raises(InternalError, match="two members of one name"):
+        check_exported(program(tmp_path, GRAPH, **{"models/Model.json": harmful}), refuse)
+    with pytest.raises(InternalError, match="no operator of PyTorch"):
+        check_exported(written(tmp_path / "q", **{"models/model.JSON": harmful}), refuse)
+    config = json.dumps({"config": {"w": {"path_name": "weight_0", "use_pickle": True}}}).encode()
+    for members in ({"data/sample_inputs/model.PT": b"x"}, {"data/Weight_0": b"x", "data/config.json": config}):
+        with pytest.raises(InternalError, match="pickle of more than tensors"):
+            check_exported(program(tmp_path, GRAPH, **members), refuse)
+
+
+def long_form(data: bytes) -> bytes:
+    """An archive as PyTorch ends it: with the records of long ones, however short it is."""
+    *_, count, length, begin, _ = archive._END.unpack(data[-22:])
+    ends = archive._LONG_END.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, begin)
+    return data[:-22] + ends + archive._LOCATOR.pack(b"PK\6\7", 0, len(data) - 22, 1) + data[-22:]
+
+
+def test_the_table_of_members_is_one_for_every_reader(tmp_path: Path) -> None:
+    path = program(tmp_path, GRAPH)
+    short = path.read_bytes()
+    long = long_form(short)
+    path.write_bytes(long)
+    check_exported(path, refuse)
+    elsewhere = bytearray(long)
+    elsewhere[-22 - 20 + 8] ^= 1  # the way to the long record
+    for data in (b"more" + short, b"more" + long, bytes(elsewhere), short[:-2] + b"\x01\0x", short[:-6] + bytes(6)):
+        path.write_bytes(data)
+        with pytest.raises(InternalError, match="table of members is not where it says"):
+            check_exported(path, refuse)
+
+
+def test_what_unpacks_to_more_than_the_archive_is_not_read(tmp_path: Path) -> None:
+    path = program(tmp_path, GRAPH)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("m/data/sample_inputs/model.pt", bytes(1 << 20))
+    with pytest.raises(InternalError, match="is compressed, which PyTorch never does"):
+        check_exported(path, lambda file: None)
+
+
 def test_the_old_format_and_what_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path = program(tmp_path, GRAPH)
     with zipfile.ZipFile(path, "a") as made:
