@@ -84,7 +84,7 @@ class SharedMemory:
             check_name(region)
             check_new(region, state.st_size, mmap.ALLOCATIONGRANULARITY)
             return _HostMapping(memoryview(mmap.mmap(descriptor, region.byte_size, offset=region.offset)))
-        except OSError:
+        except (OSError, ValueError):  # the second where the client has just cut it short
             raise unopenable(region.key) from None
         finally:
             os.close(descriptor)

@@ -77,6 +77,21 @@ def test_a_region_beyond_its_object_is_refused(memory: SharedMemory, offset: int
     assert caught.value.message == f"failed to register shared memory region 'r': {why}"
 
 
+def test_an_object_that_is_cut_short_while_it_is_registered_is_refused(
+    memory: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = os.fstat
+
+    def cutting(descriptor: int) -> os.stat_result:
+        told = ask(descriptor)
+        os.truncate(tmp_path / "shm" / "a", PAGE)
+        return told
+
+    monkeypatch.setattr(os, "fstat", cutting)
+    with pytest.raises(InternalError, match="Unable to open shared memory region: '/a'"):
+        memory.register(Region("r", "/a", 0, 2 * PAGE))
+
+
 def test_a_name_is_taken_until_it_is_given_back(memory: SharedMemory) -> None:
     region = Region("r", "/a", 0, 16)
     memory.register(region)
