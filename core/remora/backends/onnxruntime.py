@@ -240,7 +240,10 @@ class OnnxModel:
         kept: dict[str, str] = {}
         if folder is not None:
             machine = gpu_and_tensorrt(device.id)
-            kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
+            try:
+                kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
+            except OSError as error:
+                _log.warning("model '%s': its TensorRT engines are not kept: %s", self._source.name, error)
         building = not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine"))
         if building:
             where = "" if kept else "; it is not kept: set tensorrt-engine-cache"

@@ -523,6 +523,9 @@ def test_tensorrts_engines_are_kept_by_model_and_options(
     assert len({plain["trt_engine_cache_path"], *(each["trt_engine_cache_path"] for each in others)}) == 3
     assert Path(load(identity(), accelerator.format(""), "")["trt_engine_cache_path"]).is_relative_to(tmp_path / "xdg")
     assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), "off")
+    (tmp_path / "file").touch()
+    assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), tmp_path / "file")
+    assert "model 'm': its TensorRT engines are not kept: " in caplog.text
     assert load(identity(), accelerator.format(""), "off", "cuda { graphs: true }")["trt_cuda_graph_enable"] == "1"
 
 
