@@ -165,11 +165,11 @@ class Tensor:
 
         What lies on a device stays there if it may: a model must not write to it any more.
         """
+        if isinstance(self._array, DeviceArray):
+            return Message(self._name, self._datatype, self._array if stays else self._array.host())
         for tensor in inputs:
             if tensor.holds(self._array):
                 return Message(self._name, self._datatype, self._array)
-        if isinstance(self._array, DeviceArray):
-            return Message(self._name, self._datatype, self._array if stays else self._array.host())
         array = _bytes_elements(self._array) if self._datatype == "BYTES" else detached(self._array)
         return Message(self._name, self._datatype, array)
 

@@ -18,7 +18,7 @@ from fakes import UntouchableMemory
 from remora.backends import triton_python_backend_utils as pb_utils
 from remora.backends.python.dlpack import DLPackError, export_bfloat16, import_tensor
 from remora.backends.python.tensor import DATATYPES
-from remora.device_arrays import CudaMemory, DeviceArray
+from remora.device_arrays import CudaMemory, DeviceArray, HostMemory
 from remora.messages import DTYPES
 
 NUMERIC = [name for name in DTYPES if name not in ("BYTES", "BF16")]
@@ -173,6 +173,16 @@ def test_a_tensor_on_a_gpu_stays_there_and_says_so(stand_in: StandIn, monkeypatc
     again = pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack()).message(stays=True).data
     assert isinstance(again, DeviceArray)
     assert again.address == 4096
+
+
+def test_an_input_on_a_device_goes_back_as_it_is_only_where_it_may_stay() -> None:
+    values = np.arange(4, dtype="f4")
+    given = DeviceArray("FP32", values.shape, HostMemory(), values.ctypes.data, values)
+    tensor = pb_utils.Tensor.received("x", "FP32", given.as_array())
+    assert tensor.message([tensor], stays=True).data is given
+    back = tensor.message([tensor]).data
+    assert type(back) is np.ndarray
+    assert back.tolist() == values.tolist()
 
 
 @has_torch
