@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,8 +112,9 @@ class Signature:
         """Raise what Triton would, which looks at one input after the other, each with its bytes."""
         self._check_names(form)
         rows, _ = self._check_batch(form)
-        for spec, source in zip(reversed(form.inputs), reversed(data), strict=True):
-            self._array(form, self._check_input(form, *spec, rows), source)
+        with suppress(ValueError, OverflowError):  # one that cannot become an array is not what was found
+            for spec, source in zip(reversed(form.inputs), reversed(data), strict=True):
+                self._array(form, self._check_input(form, *spec, rows), source)
 
     # -- the form ---------------------------------------------------------------------------------------------------
 

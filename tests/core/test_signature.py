@@ -363,6 +363,9 @@ def test_more_elements_than_can_be_counted_are_refused() -> None:
     text = 'input { name: "IN" data_type: TYPE_FP32 dims: [-1, -1] } output { name: "O" data_type: TYPE_FP32 dims: 1 }'
     assert "64-bit" in refusal(text, form(spec("IN", 2**32, 2**32)), [b""])
     assert "cannot become arrays" in refusal(text, form(spec("IN", 2**62, 0)), [b""])
+    both = 'input { name: "X" data_type: TYPE_FP32 dims: [-1, -1] } ' + text
+    for sources in ([b"", b""], [bytes(3), b""], [b"", bytes(3)]):
+        assert refusal(both, form(spec("X", 2, 2), spec("IN", 2**62, 0)), sources).startswith(ANON)
 
 
 # -- strings --------------------------------------------------------------------------------------------------------
@@ -569,7 +572,8 @@ inputs = st.builds(
 sources = st.one_of(st.binary(max_size=40), st.sampled_from([0, 4, 8, 12, 16, 32, 64]).map(bytes), st.none())
 VARIABLE = 'input { name: "IN" data_type: TYPE_FP32 dims: [-1, -1] }'
 STRINGS = 'max_batch_size: 4 input { name: "IN" data_type: TYPE_STRING dims: -1 }'
-configs = st.sampled_from([ADDSUB, FIXED, OPTIONAL, BYTES, RESHAPE, VARIABLE + OUTPUT, STRINGS + OUTPUT])
+TWO = VARIABLE + VARIABLE.replace("IN", "X") + OUTPUT
+configs = st.sampled_from([ADDSUB, FIXED, OPTIONAL, BYTES, RESHAPE, VARIABLE + OUTPUT, TWO, STRINGS + OUTPUT])
 
 
 @settings(max_examples=500)
