@@ -79,6 +79,10 @@ class Splices:
             _log.warning("a connection could not be handed on: %s", error)
             client.transport.abort()
             return
+        except Exception:  # unread, it would stay open for ever
+            _log.exception("a connection could not be handed on")
+            client.transport.abort()
+            return
         if client.transport.is_closing():
             transport.abort()
             return

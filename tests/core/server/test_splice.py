@@ -48,7 +48,7 @@ class Bench(NamedTuple):
 
 
 @asynccontextmanager
-async def benches(*, on: bool = True, refusal: str = "") -> AsyncIterator[Bench]:
+async def benches(*, on: bool = True, failure: Exception | None = None) -> AsyncIterator[Bench]:
     name = f"remora-test-{secrets.token_hex(8)}"
     accepted: asyncio.Queue[Streams] = asyncio.Queue()
     ends: list[asyncio.StreamWriter] = []
@@ -59,8 +59,8 @@ async def benches(*, on: bool = True, refusal: str = "") -> AsyncIterator[Bench]
         accepted.put_nowait((reader, writer))
 
     async def open_server() -> str:
-        if refusal:
-            raise NoServerError(refusal)
+        if failure is not None:
+            raise failure
         return name
 
     splices = Splices(open_server)
@@ -176,12 +176,26 @@ def test_who_does_not_read_holds_up_the_other_and_loses_nothing() -> None:
 
 def test_where_there_is_no_server_the_client_is_told_in_http2() -> None:
     async def test() -> None:
-        async with benches(refusal="gRPC is off") as bench:
+        async with benches(failure=NoServerError("gRPC is off")) as bench:
             reader, writer = await bench.dial()
             writer.write(PREFACE)
             said = await reader.read()
             assert said[:9] == b"\0\0\0\4\0\0\0\0\0"  # empty SETTINGS, which must come first
             assert (said[12], said[22:26], said[26:]) == (7, b"\0\0\0\r", b"gRPC is off")
+            while len(bench.splices):
+                await asyncio.sleep(0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("failure", [ConnectionRefusedError("gone"), RuntimeError("a fault of ours")])
+def test_where_the_server_cannot_be_opened_the_connection_ends(failure: Exception) -> None:
+    async def test() -> None:
+        async with benches(failure=failure) as bench:
+            reader, writer = await bench.dial()
+            writer.write(PREFACE)
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
             while len(bench.splices):
                 await asyncio.sleep(0)
 
