@@ -88,8 +88,8 @@ class Splices:
             return
         self._clients[client] = None
         client.other = server
+        client.transport.resume_reading()  # first: what is written may be too much to read on
         transport.write(received)
-        client.transport.resume_reading()
 
     def _forget(self, client: _Side) -> None:
         task = self._clients.pop(client, None)
