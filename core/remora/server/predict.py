@@ -69,6 +69,8 @@ class _Gathering:
     def start(self, model: ServedModel, parts: list[Part], mailbox: Mailbox | None) -> Ticket | None:
         """Hand in all parts; a refusal of one is the answer. Raises RetiredError, and then nothing was answered."""
         for index, part in enumerate(parts):
+            if not self._open:  # an error was there at once, and was the answer
+                break
             try:
                 ticket = model.submit(part.form, part.data, self._take, mailbox=mailbox, context=index)
             except RetiredError:  # replaced amid the parts: all of them go to the version that serves now
