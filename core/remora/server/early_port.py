@@ -54,7 +54,10 @@ class EarlyPort:
     def _accept(self, listening: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = listening.accept()
-        except OSError:  # gone again, or too many are open: the server will see to it
+        except (BlockingIOError, ConnectionError):  # gone again
+            return
+        except OSError:  # too many are open, which would be said without pause: the server will see to it
+            selector.unregister(listening)
             return
         connection.setblocking(False)
         self._held[connection] = None

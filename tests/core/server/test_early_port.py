@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
+import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -66,6 +68,26 @@ def test_a_client_that_is_gone_again_does_no_harm(early: tuple[EarlyPort, int]) 
     with connected(number, b"GET /livez HTTP/1.1\r\n\r\n") as after:
         assert after.recv(12) == b"HTTP/1.1 200"
     assert port.take()[1] == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "left"), [(errno.EMFILE, True), (errno.ECONNABORTED, False), (errno.EAGAIN, False)]
+)
+def test_a_port_whose_connections_cannot_be_taken_is_left_to_the_server(
+    early: tuple[EarlyPort, int], failure: int, left: bool
+) -> None:
+    class Listening:
+        def accept(self) -> None:
+            raise OSError(failure, "")
+
+    port, _ = early
+    with selectors.SelectSelector() as selector, socket.socket() as known:
+        listening = Listening()
+        listening.fileno = known.fileno  # type: ignore[attr-defined]
+        selector.register(listening, selectors.EVENT_READ)  # type: ignore[arg-type]
+        port._accept(listening, selector)  # type: ignore[arg-type]
+        assert (not selector.get_map()) is left
+    port.take()
 
 
 def test_the_server_answers_those_who_came_before_it_and_those_who_come_later(tmp_path: Path) -> None:
