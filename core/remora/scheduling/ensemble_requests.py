@@ -211,7 +211,7 @@ class EnsembleRequest:
             )
         try:
             answers = [self._response(answer) for answer in progress.answers]
-        except ValueError as error:  # a shape that is not what the ensemble promises
+        except Exception as error:  # a shape that is not what the ensemble promises, or a device that lost it
             return self._fail(failure_of(error, self._owner.name))
         if not self._run.streamed:
             self._outbox.extend(answers)
@@ -275,24 +275,11 @@ class EnsembleRequest:
     def _submit(self, start: Start[Value]) -> None:
         owner, step = self._owner, start.step
         model = self._models[step.model, step.version]
-        batches = model.signature.max_batch_size > 0
-        specs: list[InputSpec] = []
-        data: list[Data] = []
-        for name, tensor in step.inputs:
-            value = start.inputs.get(name)
-            if value is None:
-                continue
-            array = value.data
-            shape: tuple[int, ...] = array.shape
-            if value.batched != batches:
-                shape = fit_batch(shape, _dims(model.signature, name), batches=batches)
-            specs.append(InputSpec(name, value.datatype, shape))
-            data.append(_passed(array, model.devices, shared=self._run.is_shared(tensor)))
-        form = owner.form(self.ticket.request.form, step, tuple(specs))
-        trace = self.ticket.request.trace
-        if trace is not None:
-            model = trace.over(model)
         try:
+            form, data = self._asked(model, start)
+            trace = self.ticket.request.trace
+            if trace is not None:
+                model = trace.over(model)
             ticket = model.submit(
                 form,
                 data,
@@ -311,6 +298,23 @@ class EnsembleRequest:
                     self._tickets.add(ticket)
                 return
         ticket.cancel()
+
+    def _asked(self, model: StepModel, start: Start[Value]) -> tuple[InferForm, list[Data]]:
+        """What a step's model is asked. Raises RemoraError for a tensor that cannot be fetched from its device."""
+        step, batches = start.step, model.signature.max_batch_size > 0
+        specs: list[InputSpec] = []
+        data: list[Data] = []
+        for name, tensor in step.inputs:
+            value = start.inputs.get(name)
+            if value is None:
+                continue
+            array = value.data
+            shape: tuple[int, ...] = array.shape
+            if value.batched != batches:
+                shape = fit_batch(shape, _dims(model.signature, name), batches=batches)
+            specs.append(InputSpec(name, value.datatype, shape))
+            data.append(_passed(array, model.devices, shared=self._run.is_shared(tensor)))
+        return self._owner.form(self.ticket.request.form, step, tuple(specs)), data
 
     def _values(self, start: Start[Value], response: Response) -> dict[str, Value]:
         batched = self._models[start.step.model, start.step.version].signature.max_batch_size > 0

@@ -13,7 +13,14 @@ import pytest
 
 from fakes import FakeClock, FakeMailbox, Replies, UntouchableMemory, config_of
 from remora.device_arrays import DeviceArray
-from remora.errors import CancelledError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
+from remora.errors import (
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    RemoraError,
+    UnavailableError,
+)
 from remora.messages import (
     Array,
     Data,
@@ -675,3 +682,20 @@ def test_readers_here_and_there_cost_one_copy_and_the_one_there_may_not_write() 
     assert isinstance(outcome, Response)
     assert all(type(tensor.data) is np.ndarray for tensor in outcome.outputs)
     assert len(made.memory.copied) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["for-a-step", "for-the-client"])
+def test_a_tensor_that_cannot_be_fetched_from_its_device_ends_its_request_alone(last: bool) -> None:
+    class LostMemory(UntouchableMemory):
+        def copy(self, to: int, source: int, size: int) -> None:
+            raise InternalError("the device is lost")
+
+    bench = Bench(models=[FakeStep("first", devices=GPU), FakeStep("second")])
+    ticket = bench.ask()
+    if last:
+        bench["first"].answer(numbers(1))
+    bench["second" if last else "first"].answer(DeviceArray("INT32", (2,), LostMemory(), 4096, None).as_array())
+    outcome = bench.replies.only(ticket)
+    assert isinstance(outcome, InternalError)
+    assert "the device is lost" in outcome.message
+    assert bench.scheduler.pending + bench.scheduler.running == 0
