@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,28 @@ def test_an_adapter_imports_no_other_platform(module: str, child_environment: di
         if name.startswith("remora_adapters.") and not f"{name}.".startswith(f"{module}.")
     }
     assert not others
+
+
+HOST_PROBE = """
+import json, os, sys
+from importlib import import_module
+import_module(sys.argv[1]).host(os.environ)
+print(json.dumps(sorted(set(sys.modules) & {"numpy", "google.protobuf", "remora.messages", "remora.config"})))
+"""
+
+
+@pytest.mark.parametrize("module", ADAPTERS)
+def test_a_host_finds_its_models_before_anything_is_loaded_that_the_process_must_be_set_up_for(
+    module: str, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    """OpenBLAS reads how many threads it may start when numpy is imported, and the HTTP port is not open yet."""
+    model = tmp_path / "model" / "m"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.onnx").touch()
+    places = {"AZUREML_MODEL_DIR": model.parent, "SAGEMAKER_BASE_DIR": tmp_path, "AIP_STORAGE_URI": model.parent}
+    environment = {**child_environment, **{name: str(place) for name, place in places.items()}}
+    probe = subprocess.run([sys.executable, "-c", HOST_PROBE, module], env=environment, capture_output=True, text=True)
+    assert (probe.returncode, json.loads(probe.stdout or "null")) == (0, []), probe.stderr
 
 
 def test_a_server_of_an_onnx_model_imports_nothing_that_can_wait(digits: Any, serving: Any) -> None:

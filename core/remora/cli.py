@@ -181,6 +181,8 @@ def _open_early(host: Host) -> EarlyPort | None:
 
 def with_flags(host: Host, words: Sequence[str]) -> Host:
     """A host with flags of `serve` laid over its options; a host may find some in its environment."""
+    if not words:
+        return host
     given = _parse(["serve", *words])
     return replace(host, engine=read_options(given, host.engine), server=read_options(given, host.server))
 

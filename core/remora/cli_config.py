@@ -16,13 +16,10 @@ from typing import Literal, NamedTuple, cast
 
 from remora.cli_output import one_line, warnings_shown
 from remora.config import (
-    CONFIG_FILENAMES,
-    MODEL_FILENAMES,
     find_config,
     infer_backend,
     normalise,
     parse_config,
-    parse_version,
     read_config,
     to_dict,
     to_text,
@@ -31,6 +28,7 @@ from remora.config import (
 from remora.config.misfit import MisfitError
 from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.loading import LoadPlan, ModelLoader, PollError
+from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import ModelFolder

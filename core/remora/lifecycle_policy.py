@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from remora.config import CONFIG_FILENAMES
+from remora.model_files import CONFIG_FILENAMES
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
+from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 
 _SCRIPTS = ("code/inference.py", "inference.py")
 SCRIPT_MODEL = "inference"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from remora.config.completing import ModelTensor, complete_from_tensors
 from remora.config.datatypes import data_type_of, dtype_name
-from remora.config.inferring import MODEL_FILENAMES, infer_backend
+from remora.config.inferring import infer_backend
 from remora.config.normalising import normalise
 from remora.config.policies import (
     BatchPolicy,
@@ -19,19 +19,16 @@ from remora.config.policies import (
     SequencePolicy,
     SequenceState,
     batch_policy,
-    parse_version,
     placements,
     rate_policies,
     select_versions,
     sequence_policy,
 )
-from remora.config.reading import CONFIG_FILENAMES, find_config, parse_config, read_config, read_data
+from remora.config.reading import find_config, parse_config, read_config, read_data
 from remora.config.validating import check_names, validate, validate_written
 from remora.config.writing import to_dict, to_json, to_text
 
 __all__ = [
-    "CONFIG_FILENAMES",
-    "MODEL_FILENAMES",
     "BatchPolicy",
     "ModelTensor",
     "Placement",
@@ -49,7 +46,6 @@ __all__ = [
     "infer_backend",
     "normalise",
     "parse_config",
-    "parse_version",
     "placements",
     "rate_policies",
     "read_config",

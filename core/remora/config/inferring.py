@@ -6,50 +6,16 @@ Only names are looked at: what is in the files is the backend's business.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from remora.errors import ConfigError
+from remora.model_files import KINDS, MODEL_FILENAMES, Kind
 from remora.proto.model_config_pb2 import ModelConfig
 
 ENSEMBLE = "ensemble"
 """The platform of models that only join others (spec E01)."""
 
 
-class _Kind(NamedTuple):
-    """What a model file says about the model: its backend, and the platform that goes with it, if any."""
-
-    filename: str
-    backend: str
-    platform: str = ""
-    aliases: tuple[str, ...] = ()
-    only_if_there: bool = False
-    """The backend has files of several names: none is meant before it is there."""
-    by_itself: bool = True
-    """The name is telling enough without a backend in the configuration."""
-
-
-_KINDS = (
-    # In Triton's order: the first file that is there wins.
-    _Kind("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
-    _Kind("model.graphdef", "tensorflow", "tensorflow_graphdef"),
-    _Kind("model.plan", "tensorrt", "tensorrt_plan"),
-    _Kind("model.onnx", "onnxruntime", "onnxruntime_onnx"),
-    _Kind("model.xml", "openvino"),
-    _Kind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
-    _Kind("model.pt2", "pytorch", "torch_aoti"),
-    _Kind("model.py", "python"),
-    # Ours: Triton asks for the backend's name in the configuration.
-    _Kind("model.so", "native"),
-    _Kind("xgboost.ubj", "fil", only_if_there=True),
-    _Kind("xgboost.json", "fil", only_if_there=True),
-    _Kind("checkpoint.tl", "fil", only_if_there=True),
-    _Kind("model.txt", "fil", only_if_there=True, by_itself=False),
-)
-
-MODEL_FILENAMES = tuple(kind.filename for kind in _KINDS if kind.by_itself)
-"""The names that tell a model's backend by themselves."""
-
-PLATFORMS = {platform: kind.backend for kind in _KINDS for platform in (kind.platform, *kind.aliases) if platform}
+PLATFORMS = {platform: kind.backend for kind in KINDS for platform in (kind.platform, *kind.aliases) if platform}
 """The platforms that Triton knows, and the backend of each (spec C03)."""
 
 
@@ -76,9 +42,9 @@ def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) ->
     config.default_model_filename = config.default_model_filename or kind.filename
 
 
-def _kind_of(config: ModelConfig, filenames: Collection[str]) -> _Kind | None:
+def _kind_of(config: ModelConfig, filenames: Collection[str]) -> Kind | None:
     """The row that fits best: by platform, by the file name that is given, by the files there, by backend alone."""
-    kinds = [kind for kind in _KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
+    kinds = [kind for kind in KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
     for kind in kinds:
         if config.platform:
             fits = config.platform in (kind.platform, *kind.aliases)

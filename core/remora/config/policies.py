@@ -5,7 +5,6 @@ Each is built by one function from a configuration that is complete and valid (s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,9 +18,6 @@ from remora.proto.model_config_pb2 import (
 )
 
 _NS_PER_US = 1000
-_MAX_VERSION = (1 << 63) - 1
-_NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
-_VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
 
 
 class QueuePolicy(NamedTuple):
@@ -203,21 +199,6 @@ def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]
         if not group.passive:
             devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
             yield group, [device for _ in range(group.count) for device in devices]
-
-
-def parse_version(dirname: str) -> int | None:
-    """The version that a directory's name stands for, or None when it is none (spec M02).
-
-    As Triton reads it: the number in front counts (``1abc`` is 1), but a longer name must not begin with a zero.
-    Negative numbers and numbers beyond 64 bits are no versions.
-    """
-    if dirname in _NO_VERSIONS or (len(dirname) > 1 and dirname.startswith("0")):
-        return None
-    match = _VERSION.match(dirname)
-    if match is None or len(match[1]) > len(str(_MAX_VERSION)):
-        return None
-    version = int(match[1])
-    return version if version <= _MAX_VERSION else None
 
 
 def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:

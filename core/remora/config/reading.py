@@ -7,21 +7,14 @@ becomes a ``ModelConfig`` message (spec C01, C21). The files of data that a conf
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from remora.config.misfit import MisfitError, nearest_line
 from remora.errors import ConfigError
+from remora.model_files import CONFIG_SYNTAX, Syntax
 from remora.proto.model_config_pb2 import ModelConfig
-
-Syntax = Literal["pbtxt", "json", "yaml"]
 
 MAX_CONFIG_BYTES = 1 << 20
 """How large a configuration may be, in bytes. The largest in the wild are some ten thousand."""
-
-_SYNTAX_OF: dict[str, Syntax] = {".pbtxt": "pbtxt", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
-
-CONFIG_FILENAMES = tuple(f"config{suffix}" for suffix in _SYNTAX_OF)
-"""The names a model's configuration may have."""
 
 
 def find_config(model_dir: Path, config_name: str = "") -> Path | None:
@@ -50,9 +43,9 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         ConfigError: when the file cannot be read, is too large, is no UTF-8 or says what the schema does not know.
     """
-    syntax = _SYNTAX_OF.get(path.suffix)
+    syntax = CONFIG_SYNTAX.get(path.suffix)
     if syntax is None:
-        raise ConfigError(f"{path}: a model configuration ends in {', '.join(_SYNTAX_OF)}")
+        raise ConfigError(f"{path}: a model configuration ends in {', '.join(CONFIG_SYNTAX)}")
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)
@@ -115,7 +108,7 @@ def read_data(folder: Path, name: str, setting: str, limit_bytes: int) -> bytes:
 
 
 def _only_one(folder: Path, stem: str) -> Path | None:
-    found = [path for suffix in _SYNTAX_OF if (path := folder / f"{stem}{suffix}").is_file()]
+    found = [path for suffix in CONFIG_SYNTAX if (path := folder / f"{stem}{suffix}").is_file()]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ConfigError(f"{folder}: has more than one model configuration ({names}); keep one of them")

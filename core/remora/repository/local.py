@@ -12,8 +12,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError
+from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
 
 

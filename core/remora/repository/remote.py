@@ -7,8 +7,8 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from remora.config import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.errors import NotFoundError, UnavailableError
+from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
 from remora.startup import Ledger
 from remora.storage import ChangedError, Storage, StoredObject

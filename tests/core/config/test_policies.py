@@ -14,7 +14,6 @@ from remora.config import (
     batch_policy,
     normalise,
     parse_config,
-    parse_version,
     placements,
     rate_policies,
     select_versions,
@@ -82,34 +81,6 @@ def test_a_group_has_its_count_on_each_of_its_gpus() -> None:
     found = placements(config_of("instance_group { count: 2 gpus: [ 0, 1 ] }", gpus=2))
     assert sorted(place.device_id for place in found) == [0, 0, 1, 1]
     assert len({place.name for place in found}) == 4
-
-
-@pytest.mark.parametrize(
-    ("dirname", "version"),
-    [
-        ("1", 1),
-        ("12", 12),
-        ("0", 0),
-        ("1abc", 1),
-        (" 7", 7),
-        ("+3", 3),
-        ("01", None),
-        ("00", None),
-        ("abc", None),
-        ("", None),
-        ("-1", None),
-        ("v1", None),
-        ("\u0661", None),
-        ("9223372036854775807", 9223372036854775807),
-        ("9223372036854775808", None),
-        ("9" * 10_000, None),
-        ("warmup", None),
-        ("initial_state", None),
-        ("configs", None),
-    ],
-)
-def test_a_version_is_the_number_in_front_of_a_directory_name(dirname: str, version: int | None) -> None:
-    assert parse_version(dirname) == version
 
 
 @pytest.mark.parametrize(
