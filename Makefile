@@ -7,6 +7,8 @@ MODELS ?= docs/examples/digits/models
 ORACLE ?= ../shared/oracle
 PORT   ?= 8000
 IMAGE  ?= cpu
+# What an image is called, with the registry that it will be pushed to.
+TAG    ?= remora:$(IMAGE)
 ENGINE ?= docker
 
 BIN := $(VENV)/bin
@@ -200,8 +202,8 @@ wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
 # ENGINE is docker, podman or buildah. The first wheel in dist/ is the one that goes in: one is all there may be.
-image: wheel  ## a container image: make image IMAGE=cpu (gpu, sagemaker, azureml, lambda) ENGINE=docker
-	$(ENGINE) build --file containers/$(IMAGE)/Dockerfile --tag remora:$(IMAGE) \
+image: wheel  ## a container image: make image IMAGE=cpu (gpu, sagemaker, azureml, lambda) TAG=NAME ENGINE=docker
+	$(ENGINE) build --file containers/$(IMAGE)/Dockerfile --tag $(TAG) \
 	    --build-arg VERSION=$$($(PY) -c 'import remora; print(remora.__version__)') \
 	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(BUILD_ARGS) .
 
