@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
+import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, Digits
 from hosting import write_scale
 from remora.cli import _parser, main
 from remora.server.doors import PLATFORMS
@@ -164,3 +167,35 @@ def test_the_files_that_pages_print_name_their_image_and_model(
     words = [str(tmp_path / "models") if word == "models" else word for word in words[1 : words.index(">")]]
     assert main(words) == 0
     assert named(words, "--image") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("platform", "checks"),
+    [("azureml", ["scoring"]), ("knative", ["requests"]), ("kserve", ["one-for-one"]), ("vertex", ["predictions"])],
+)
+def test_requests_that_the_emulator_sends_as_a_page_says_are_answered(
+    platform: str,
+    checks: list[str],
+    digits: Digits,
+    child_environment: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request = digits.requests / "eight.json"
+    row = np.ravel(json.loads(request.read_text())["inputs"][0]["data"]).tolist()
+    (tmp_path / "predict.json").write_text(json.dumps({"instances": [row]}))
+    page = ROOT / "docs" / "deploy" / f"{platform}.md"
+    (words,) = (words for words in calls(page) if words[:2] == ["remora", "emulate"])
+    here = {
+        "models": str(digits.models),
+        "request.json": str(request),
+        "predict.json": str(tmp_path / "predict.json"),
+        "python": sys.executable,
+    }
+    found = [here.get(word, word) for word in words[1:]]
+    only = [word for check in checks for word in ("--only", check)]
+    environment = ["--env", f"PYTHONPATH={child_environment['PYTHONPATH']}", "--startup-timeout", "60"]
+    code = main([*found[:2], *only, *environment, *found[2:]])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert f"{len(checks)} passed, 0 failed, 0 skipped" in said

@@ -38,8 +38,10 @@ def launch(settings: Settings, port: int, mounts: Path) -> Launch:
 
 
 def path(stage: Stage) -> str:
-    """Where the request goes: a service's paths are its own."""
-    return stage.settings.given.get("path", "/v2/models/scale/infer")
+    """Where the request goes: a service's paths are its own. Raises Skipped when it was not said."""
+    if "path" not in stage.settings.given:
+        raise Skipped("needs the path that the request goes to: --with path=PATH")
+    return stage.settings.given["path"]
 
 
 def call(stage: Stage) -> Answer:

@@ -10,11 +10,12 @@ import pytest
 
 from hosting import write_scale
 from remora_adapters.emulate import Settings, find_platform
-from remora_adapters.emulate.running import FAILED, PASSED, play
+from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, play
 
 SERVER = Path(__file__).parent / "faulty_container.py"
 V1 = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
 V2 = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
+V2_PATH = "/v2/models/scale/infer"
 BOTH: dict[str, set[str]] = {
     "": set(),
     "ends": {"starts", "ready"},
@@ -81,7 +82,7 @@ def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, f
         body=V1,
         environ={"FAULT": fault},
         startup_s=1.0 if fault == "never-ready" else 20.0,
-        given={"agent-model": "m"} | ({"port-name": "h2c"} if fault == "http1-alone" else {}),
+        given={"agent-model": "m", "path": V2_PATH} | ({"port-name": "h2c"} if fault == "http1-alone" else {}),
     )
     played = find_platform(platform)
     if fault == "stays":
@@ -101,6 +102,13 @@ def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
     assert {check.id for check in find_platform(platform).checks} <= planted
 
 
+def test_without_the_path_of_its_requests_knatives_service_is_not_asked_for_any() -> None:
+    settings = Settings(command=(sys.executable, str(SERVER), "knative"), body=V2, startup_s=20.0)
+    rows = {row.id: row for row in play(find_platform("knative"), settings, ["ready", "requests", "bad-body"])}
+    assert [rows[name].outcome for name in ("ready", "requests", "bad-body")] == [PASSED, SKIPPED, SKIPPED]
+    assert "--with path=PATH" in rows["requests"].found
+
+
 @pytest.mark.parametrize(("platform", "body"), [("azureml", V2), ("knative", V2), ("kserve", V1), ("vertex", V1)])
 def test_our_own_adapters_pass_all_checks(
     platform: str, body: bytes, tmp_path: Path, child_environment: dict[str, str]
@@ -115,7 +123,7 @@ def test_our_own_adapters_pass_all_checks(
         model=tmp_path / "models",
         body=body,
         environ={"PYTHONPATH": child_environment["PYTHONPATH"]},
-        given={"agent-model": "scale", "port-name": "h2c"},
+        given={"agent-model": "scale", "port-name": "h2c", "path": V2_PATH},
     )
     verdicts = play(find_platform(platform), settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
