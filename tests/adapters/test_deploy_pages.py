@@ -170,12 +170,12 @@ def test_the_files_that_pages_print_name_their_image_and_model(
 
 
 @pytest.mark.parametrize(
-    ("platform", "checks"),
-    [("azureml", ["scoring"]), ("knative", ["requests"]), ("kserve", ["one-for-one"]), ("vertex", ["predictions"])],
+    ("platform", "check"),
+    [("azureml", "scoring"), ("knative", "requests"), ("kserve", "one-for-one"), ("vertex", "predictions")],
 )
 def test_requests_that_the_emulator_sends_as_a_page_says_are_answered(
     platform: str,
-    checks: list[str],
+    check: str,
     digits: Digits,
     child_environment: dict[str, str],
     tmp_path: Path,
@@ -193,9 +193,8 @@ def test_requests_that_the_emulator_sends_as_a_page_says_are_answered(
         "python": sys.executable,
     }
     found = [here.get(word, word) for word in words[1:]]
-    only = [word for check in checks for word in ("--only", check)]
     environment = ["--env", f"PYTHONPATH={child_environment['PYTHONPATH']}", "--startup-timeout", "60"]
-    code = main([*found[:2], *only, *environment, *found[2:]])
+    code = main([*found[:2], "--only", check, *environment, *found[2:]])
     said = capsys.readouterr().out
     assert code == 0, said
-    assert f"{len(checks)} passed, 0 failed, 0 skipped" in said
+    assert "1 passed, 0 failed, 0 skipped" in said
