@@ -451,6 +451,7 @@ def test_the_port_is_azures_or_what_it_says() -> None:
         ("HEALTH_PORT", "70000"),
         ("SCORING_TIMEOUT_MS", "1" + "0" * 30),
         ("WORKER_COUNT", "1" + "0" * 30),
+        ("AZUREML_LOG_LEVEL", "LOUD"),
         ("HTTP_X_MS_SERVER_VERSION", "1.0\r\nSet-Cookie: a=b"),
         ("HTTP_X_MS_SERVER_VERSION", "\u7248"),
     ],
@@ -458,6 +459,22 @@ def test_the_port_is_azures_or_what_it_says() -> None:
 def test_a_variable_that_cannot_be_used_is_refused_by_its_name(variable: str, text: str) -> None:
     with pytest.raises(ValueError, match=variable):
         azureml.host({"SEPERATE_HEALTH_ENDPOINT": "true", variable: text})
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("", (0, True, True)),
+        ("DEBUG", (1, True, True)),
+        ("info", (0, True, True)),
+        ("WARNING", (0, False, True)),
+        ("ERROR", (0, False, False)),
+    ],
+)
+def test_the_log_has_azures_level(level: str, shown: tuple[int, bool, bool]) -> None:
+    server = azureml.host({"AZUREML_LOG_LEVEL": level}).server
+    assert (server.log_verbose, server.log_info, server.log_warning) == shown
+    assert server.log_error
 
 
 def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remora.options import EngineOptions, ServerOptions
 from remora.server.doors import Door, Host
@@ -25,6 +26,12 @@ _PORT, _HEALTH_PORT, _HIGHEST_PORT = 5001, 5000, 65_535
 _APP_ROOT = "/var/azureml-app"
 _EXIT_S = 25
 """SIGKILL comes 30 s after SIGTERM."""
+_LEVELS: dict[str, dict[str, Any]] = {
+    "DEBUG": {"log_verbose": 1},
+    "INFO": {},
+    "WARNING": {"log_info": False},
+    "ERROR": {"log_info": False, "log_warning": False},
+}
 _DEPTH = 3
 """A registered folder brings its own name, and perhaps another, between the mount and the models."""
 
@@ -36,7 +43,9 @@ def host(environ: Mapping[str, str]) -> Host:
     or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
     ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
 
-    Raises ValueError for numbers that are none, and a version that no header can hold.
+    ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING or ERROR.
+
+    Raises ValueError for numbers and levels that are none, and a version that no header can hold.
     """
     root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
     named = environ.get("AZUREML_ENTRY_SCRIPT", "")
@@ -81,7 +90,7 @@ def host(environ: Mapping[str, str]) -> Host:
         )
     port = _number(environ, "SERVER_PORT", _PORT, _HIGHEST_PORT)
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
-    return Host(engine, server, front, doors)
+    return Host(engine, replace(server, **_log(environ)), front, doors)
 
 
 def find_models(directory: Path) -> Path:
@@ -115,6 +124,14 @@ def _number(environ: Mapping[str, str], name: str, default: int, most: int = (1 
     if not (text.isascii() and text.isdigit() and len(text) < 11 and 0 < int(text) <= most):
         raise ValueError(f"{name}={text[:40]}: expected a whole number from 1 to {most}")
     return int(text)
+
+
+def _log(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The options that ``AZUREML_LOG_LEVEL`` stands for. Raises ValueError."""
+    level = environ.get("AZUREML_LOG_LEVEL") or "INFO"
+    if level.upper() not in _LEVELS:
+        raise ValueError(f"AZUREML_LOG_LEVEL={level[:40]}: expected one of {', '.join(_LEVELS)}")
+    return _LEVELS[level.upper()]
 
 
 def _version(environ: Mapping[str, str]) -> str:

@@ -92,7 +92,7 @@ def _front(rules: Rules, scratch: Path, find: Find = find_models, *, script: boo
 
 
 def _server_options(settings: Settings) -> ServerOptions:
-    verbose, info, warning = settings.log
+    verbose, info, warning, error = settings.log
     return ServerOptions(
         http_address="0.0.0.0",
         http_port=settings.port,
@@ -104,6 +104,7 @@ def _server_options(settings: Settings) -> ServerOptions:
         log_verbose=verbose,
         log_info=info,
         log_warning=warning,
+        log_error=error,
     )
 
 

@@ -24,6 +24,7 @@ _MIB = 1 << 20
 _ASYNC_BYTES = 1 << 30
 """The longest body of an asynchronous invocation."""
 _LEVELS = {"10": (1, True, True), "20": (0, True, True), "30": (0, False, True), "40": (0, False, False)}
+"""The toolkits' levels, those of Python's logging: verbosity, information, warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Settings:
     """How the process is set up, and its `rules`.
 
     ``ports`` is the range that gRPC and metrics must keep to, None for any. ``workers`` and ``script`` are for an
-    ``inference.py``. ``log`` is verbosity, and whether information and warnings are shown.
+    ``inference.py``. ``log`` is verbosity, and whether information, warnings and errors are shown.
     """
 
     rules: Rules
@@ -73,7 +74,7 @@ class Settings:
     metrics_port: int
     workers: int
     script: str
-    log: tuple[int, bool, bool]
+    log: tuple[int, bool, bool, bool]
     flags: tuple[str, ...]
 
 
@@ -172,9 +173,10 @@ def safe_ports(name: str, text: str) -> range:
     return range(int(low), int(high) + 1)
 
 
-def _log(read: _Reader, environ: Mapping[str, str]) -> tuple[int, bool, bool]:
-    """Verbosity, information, warnings: Triton's variables where they are, else the toolkits' level (10 debug ...)."""
+def _log(read: _Reader, environ: Mapping[str, str]) -> tuple[int, bool, bool, bool]:
+    """Verbosity, information, warnings, errors: Triton's variables where they are, else the toolkits' level."""
     verbose, info, warning = _LEVELS.get(environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", ""), (0, True, True))
+    error = "SAGEMAKER_TRITON_LOG_ERROR" not in environ or read.yes("SAGEMAKER_TRITON_LOG_ERROR")
     if "SAGEMAKER_TRITON_LOG_INFO" in environ:
         info = read.yes("SAGEMAKER_TRITON_LOG_INFO")
     if "SAGEMAKER_TRITON_LOG_WARNING" in environ:
@@ -182,4 +184,4 @@ def _log(read: _Reader, environ: Mapping[str, str]) -> tuple[int, bool, bool]:
     if environ.get("SAGEMAKER_TRITON_LOG_VERBOSE"):
         text = environ["SAGEMAKER_TRITON_LOG_VERBOSE"]
         verbose = int(text) if text.isdecimal() and len(text) < 4 else int(read.yes("SAGEMAKER_TRITON_LOG_VERBOSE"))
-    return verbose, info, warning
+    return verbose, info, warning, error

@@ -57,11 +57,12 @@ def test_batch_transform_and_toolkit_variables_are_read() -> None:
 @pytest.mark.parametrize(
     ("environ", "shown"),
     [
-        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "40"}, (0, False, False)),
-        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "10"}, (1, True, True)),
-        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "2"}, (2, True, True)),
-        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "true"}, (1, True, True)),
-        ({"SAGEMAKER_TRITON_LOG_INFO": "false", "SAGEMAKER_TRITON_LOG_WARNING": "false"}, (0, False, False)),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "40"}, (0, False, False, True)),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "10"}, (1, True, True, True)),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "2"}, (2, True, True, True)),
+        ({"SAGEMAKER_TRITON_LOG_VERBOSE": "true"}, (1, True, True, True)),
+        ({"SAGEMAKER_TRITON_LOG_INFO": "false", "SAGEMAKER_TRITON_LOG_WARNING": "false"}, (0, False, False, True)),
+        ({"SAGEMAKER_TRITON_LOG_ERROR": "false"}, (0, True, True, False)),
     ],
 )
 def test_both_families_of_log_variables_hold(environ: dict[str, str], shown: tuple[int, bool, bool]) -> None:
