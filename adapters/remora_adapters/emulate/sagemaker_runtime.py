@@ -150,15 +150,18 @@ class _Requests(BaseHTTPRequestHandler):
             raise _RefusedError(400, "ValidationError", f"the model {target[:200]} cannot be had: {error}") from error
         body = json.dumps({"model_name": name, "url": url}).encode()
         headers = {f"{_X}Target-Model": target, "Content-Type": "application/json"}
+        unloaded: set[str] = set()
         while True:
             answer = self._platform("POST", "/models", body, headers)
             if answer.status in (200, 409):
                 return name
             rows = json.loads(self._platform("GET", "/models").body)["models"] if answer.status == 507 else []
-            if not rows:
+            left = [row["modelName"] for row in rows if row["modelName"] not in unloaded]
+            if not left:
                 text = answer.body.decode("utf-8", "replace")
                 raise _RefusedError(500, "InternalFailure", f"the model cannot be loaded: {answer.status} {text}")
-            self._platform("DELETE", f"/models/{rows[0]['modelName']}")
+            self._platform("DELETE", f"/models/{left[0]}")
+            unloaded.add(left[0])
 
     def _platform(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
         return ask(self.endpoint.address, method, path, body=body or None, headers=headers, timeout_s=360.0)

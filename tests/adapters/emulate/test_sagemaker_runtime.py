@@ -10,8 +10,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -192,6 +193,47 @@ def test_a_multi_model_endpoint_loads_what_is_asked_for(tmp_path: Path) -> None:
         for _ in range(2):
             answer = client.invoke_endpoint(**NAME, Body=V2, ContentType="application/json", TargetModel="one.tar.gz")
             assert json.loads(answer["Body"].read())["model_name"] == "one.tar.gz"
+
+
+class Stubborn(BaseHTTPRequestHandler):
+    """A container of many models that has room for none, and lists one for ever."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(507, b'{"error": "no room"}')
+
+    def do_GET(self) -> None:
+        self.answer(200, b'{"models": [{"modelName": "other", "modelUrl": "/other"}]}')
+
+    def do_DELETE(self) -> None:
+        self.asked.append(self.path)
+        self.answer(404, b"")
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Nothing."""
+
+
+def test_a_container_that_never_has_room_is_given_up(tmp_path: Path) -> None:
+    Stubborn.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stubborn) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+        serving.start()
+        endpoint = Endpoint(Address(*server.server_address[:2]), tmp_path, lambda target: ("a", "/a"))  # type: ignore[arg-type]
+        try:
+            with client_of(endpoint) as client, pytest.raises(botocore.exceptions.ClientError, match="507"):
+                client.invoke_endpoint(**NAME, Body=V2, ContentType="application/json", TargetModel="a.tar.gz")
+        finally:
+            server.shutdown()
+            serving.join()
+    assert Stubborn.asked == ["/models/other"]
 
 
 def test_the_versions_of_the_real_client_are_in_the_output(record_property: Callable[[str, object], None]) -> None:
