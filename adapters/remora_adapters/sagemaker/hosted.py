@@ -125,7 +125,10 @@ class HostedModels:
         parts = url[len(root) + 1 :].split("/") if url.startswith(f"{root}/") else []
         if len(parts) < 2 or parts[1] != "model" or not all(_PART.fullmatch(part) for part in parts if part):
             raise InvalidArgumentError(f"the model's url must be {root}/<id>/model, got '{url[:200]}'")
-        place = Path(url).resolve()
+        try:
+            place = Path(url).resolve()
+        except (OSError, RuntimeError) as error:  # links that lead round in a circle
+            raise InvalidArgumentError(f"the model's url '{url[:200]}' leads nowhere: {error}") from error
         if not place.is_relative_to(self._root.resolve() / parts[0]):
             raise InvalidArgumentError(f"the model's url must be {root}/<id>/model, got '{url[:200]}'")
         return place

@@ -335,6 +335,14 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
         table(root).add("a", f"{root}/a/model", "t")
 
 
+def test_a_link_to_itself_is_no_folder(endpoint: Endpoint) -> None:
+    (endpoint.root / "round").mkdir()
+    (endpoint.root / "round" / "model").symlink_to(endpoint.root / "round" / "model")
+    reply = endpoint.load("round")
+    assert reply.status == 400
+    assert json.loads(reply.body)["error"]
+
+
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_whatever_a_url_says_only_folders_below_the_root_are_taken(text: str) -> None:
     root = Path("/opt/ml/models")
