@@ -188,10 +188,9 @@ class Function:
     def _model(self, name: object, version: object) -> ServedModel:
         if not isinstance(name, str) or not isinstance(version, (str, int)):
             raise InvalidArgumentError("model_name is text, and model_version a number or its text")
-        names = {model.name for model in self._engine.models()}
-        if not name and len(names) == 1:
-            (name,) = names
+        name = name or self._engine.only_model()
         if not name:
+            names = {model.name for model in self._engine.models()}
             raise InvalidArgumentError(f"say which model: model_name is one of {', '.join(sorted(names)) or 'none'}")
         text = str(version) or "-1"
         if not text.removeprefix("-").isdecimal() or len(text) > 19:

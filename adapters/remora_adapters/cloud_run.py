@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host, models_of, port_of
-
-if TYPE_CHECKING:
-    from remora.server.doors import Inside
-    from remora.server.http import Service
+from remora.server.doors import Host, all_on_one_port, models_of, port_of
 
 MODEL_DIRECTORIES = ("/models", "/mnt/models")
 """Where models are looked for when nothing says: the first of these that is there."""
@@ -39,13 +34,7 @@ def host(environ: Mapping[str, str]) -> Host:
         lame_duck_secs=0,
     )
     places = models_of(environ, MODEL_DIRECTORIES)
-    return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S), server, _front)
-
-
-def _front(inside: Inside) -> Service:
-    from remora.server.one_port import OnePortService  # while the models load
-
-    return OnePortService(inside)
+    return Host(EngineOptions(paths=places, exit_timeout_secs=_EXIT_S), server, all_on_one_port)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -43,8 +43,7 @@ def run(request: AMLRequest) -> AMLResponse:
 
 def _infer(request: AMLRequest) -> HttpAnswer:
     engine = _engine[0]
-    names = {model.name for model in engine.models()}
-    name = request.args.get("model_name") or (min(names) if len(names) == 1 else "")
+    name = request.args.get("model_name") or engine.only_model()
     if request.method != "POST":
         return failure(405, "Method Not Allowed", plain=True)
     try:

@@ -69,6 +69,13 @@ def v2_alone(inside: Inside) -> Service:
     return inside.rest
 
 
+def all_on_one_port(inside: Inside) -> Service:
+    """The front of a host that lets one port through: the metrics are there as well."""
+    from remora.server.one_port import OnePortService  # while the models load
+
+    return OnePortService(inside)
+
+
 _ENGINE, _SERVER = EngineOptions(), ServerOptions()
 
 
