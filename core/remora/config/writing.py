@@ -1,23 +1,35 @@
 """Prints model configurations; the law: JSON comes out exactly as Triton's configuration endpoint gives it (spec H08).
 
-Every field without presence is there, default or not; messages and members of a oneof only when they are set. Names
-are the proto's, enums are names, 64-bit integers are numbers, map keys are text in order.
+Every field without presence is there, default or not; messages and members of a oneof only when they are set, those of
+them that are no messages at the end. Names are the proto's, enums are names, 64-bit integers are numbers but for three
+that Triton forgets to make so, map keys are text in order.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from remora.config.misfit import is_map, is_repeated, map_fields, schema_of
+from remora.json_floats import number
 from remora.proto.model_config_pb2 import ModelConfig
 
-_EXACT_INTEGER = 1 << 53
-"""Up to here every whole double is printed as an integer; above, digits would claim what a double does not hold."""
+_TEXTS = frozenset(
+    {
+        "remora.v2.ModelInstanceGroup.SecondaryDevice.device_id",
+        "remora.v2.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+        "remora.v2.ModelSequenceBatching.InitialState.dims",
+    }
+)
+"""The 64-bit integers that are printed as protobuf's own JSON has them: in quotes."""
+
+_ESCAPE = re.compile(r"((?<!\\)(?:\\\\)*\\u)([0-9a-f]{4})")
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
@@ -27,9 +39,7 @@ def to_dict(config: ModelConfig) -> dict[str, Any]:
 
 def to_json(config: ModelConfig) -> bytes:
     """The configuration as Triton prints it: compact JSON in UTF-8, defaults written out (spec H08)."""
-    import json
-
-    return json.dumps(_message(config), ensure_ascii=False, separators=(",", ":")).encode()
+    return _text(_message(config)).encode()
 
 
 def to_text(config: ModelConfig) -> str:
@@ -40,12 +50,36 @@ def to_text(config: ModelConfig) -> str:
     return text
 
 
+def _text(value: Any) -> str:
+    """A value as RapidJSON writes it: its floats, and its capital digits in escapes, are not those of `json`."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_quoted(key)}:{_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else number(value).decode()
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return _ESCAPE.sub(lambda found: found[1] + found[2].upper(), json.dumps(text, ensure_ascii=False))
+
+
 def _message(message: Message) -> dict[str, Any]:
+    fields = schema_of(message).fields
     return {
         field.name: _field(field, getattr(message, field.name))
-        for field in schema_of(message).fields
+        for field in sorted(fields, key=_is_plain_choice)
         if not field.has_presence or message.HasField(field.name)
     }
+
+
+def _is_plain_choice(field: FieldDescriptor) -> bool:
+    return field.containing_oneof is not None and field.message_type is None
 
 
 def _field(field: FieldDescriptor, value: Any) -> Any:
@@ -64,27 +98,35 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
         known = field.enum_type.values_by_number.get(value)
         return value if known is None else known.name
     if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
-        return _number(_shortest(value))
-    return _number(value) if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE else value
+        return _number(value, _FLOAT)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        return _number(value, _DOUBLE)
+    return str(value) if field.full_name in _TEXTS else value
 
 
-def _number(value: float) -> float | int | str:
-    """A float as JSON has it: whole ones without a point, and words for what JSON has no number for."""
+def _number(value: float, kind: _Float) -> float | int | str:
+    """A float as protobuf writes it: with few digits, or with many where few are another number, or as a word."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    whole = value.is_integer() and abs(value) < _EXACT_INTEGER and math.copysign(1.0, value) + value != -1.0
-    return int(value) if whole else value
+    text = f"{value:.{kind.few}g}"
+    if kind.kept(float(text)) != value:
+        text = f"{value:.{kind.many}g}"
+    return float(text) if "." in text or "e" in text else int(text)
 
 
-def _shortest(value: float) -> float:
-    """The double with the fewest digits that is the same float32: 0.1, not 0.10000000149011612."""
-    if not math.isfinite(value):
-        return value
-    for digits in range(6, 9):
-        short = float(f"{value:.{digits}g}")
-        try:
-            if struct.unpack("<f", struct.pack("<f", short))[0] == value:
-                return short
-        except OverflowError:  # rounded up past the largest float32
-            continue
-    return value
+def _single(value: float) -> float:
+    """What is left of a double in half its bits."""
+    try:
+        kept: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:  # rounded up past the largest
+        return math.inf
+    return kept
+
+
+class _Float(NamedTuple):
+    few: int
+    many: int
+    kept: Callable[[float], float]
+
+
+_FLOAT, _DOUBLE = _Float(6, 9, _single), _Float(15, 17, float)

@@ -187,12 +187,46 @@ def test_a_float_is_printed_with_the_digits_it_needs_and_no_point_when_it_is_who
 
 @pytest.mark.parametrize(
     ("value", "printed"),
-    [(0.1, "0.1"), (1.0, "1"), (0.0, "0"), (-0.0, "-0.0"), (1e-5, "1e-05"), (float("inf"), '"Infinity"')],
+    [
+        (0.1, "0.1"),
+        (1.0, "1"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (1e-7, "1e-7"),
+        (1e-5, "0.00001"),
+        (1 / 3, "0.333333343"),
+        (1e6, "1000000.0"),
+        (3.4e38, "3.4e38"),
+        (16777216.0, "16777216"),
+        (float("inf"), '"Infinity"'),
+    ],
 )
 def test_floats_look_as_in_triton(value: float, printed: str) -> None:
     config = ModelConfig()
     config.sequence_batching.direct.minimum_slot_utilization = value
     assert f'"minimum_slot_utilization":{printed}}}' in to_json(config).decode()
+
+
+def test_what_triton_leaves_as_protobuf_prints_it_is_printed_so() -> None:
+    printed = to_dict(
+        parse_config(
+            "instance_group { secondary_devices { device_id: 3 } } "
+            "optimization { cuda { graph_spec { input { key: 'x' value { dim: [ 1, -1 ] } } } } } "
+            "sequence_batching { state { dims: 2 initial_state { dims: 2 zero_data: true name: 's' } } }",
+            path="test",
+            syntax="pbtxt",
+        )
+    )
+    assert printed["instance_group"][0]["secondary_devices"][0]["device_id"] == "3"
+    assert printed["optimization"]["cuda"]["graph_spec"][0]["input"]["x"]["dim"] == ["1", "-1"]
+    (state,) = printed["sequence_batching"]["state"]
+    assert (state["dims"], state["initial_state"][0]["dims"]) == ([2], ["2"])
+    assert list(state["initial_state"][0]) == ["data_type", "dims", "name", "zero_data"]
+
+
+def test_escapes_have_capital_digits() -> None:
+    tag = r'metric_tags { key: "a\\u00ff\037" value: "\n" }'
+    assert r'"metric_tags":{"a\\u00ff\u001F":"\n"}' in to_json(parse_config(tag, path="test", syntax="pbtxt")).decode()
 
 
 def test_maps_are_printed_in_the_order_of_their_keys() -> None:
