@@ -30,7 +30,8 @@ def initial_states(config: ModelConfig, directory: Path) -> Mapping[str, Array]:
     batches, and are read-only.
 
     Raises:
-        ConfigError: a file that cannot be read or is too short, with Triton's text; an array beyond LIMIT_BYTES.
+        ConfigError: a file that is too short, with Triton's text; an array beyond LIMIT_BYTES.
+        InternalError: a file that cannot be read.
     """
     policy = sequence_policy(config)
     if policy is None:

@@ -1,7 +1,8 @@
 """Runs warmup samples on every instance of a model that does not serve yet (spec K06).
 
 Each instance gets a scheduler of its own for the time of the warmup, so that batches are made, run, answered and
-counted as later ones are. Law: a sample that fails fails the load, and names itself and the reason.
+counted as later ones are. Law: a sample that fails fails the load, with Triton's text: it names itself and the reason
+of each request, or only the reason where the sample is no request to the model.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 from remora.backends import Execution, Instance
 from remora.config import BatchPolicy, read_data
-from remora.errors import InternalError, RemoraError, UnavailableError
+from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.messages import Outcome, Streamed, Ticket
 from remora.model import ServedModel
 from remora.scheduling.batching import BatchQueue, Plan
@@ -48,6 +49,9 @@ def warm_up(
     def read(name: str) -> bytes:
         return read_data(directory / "warmup", name, "warmup input_data_file", INPUT_LIMIT_BYTES)
 
+    for warmup in model.config.model_warmup:
+        if not warmup.batch_size:
+            _log.warning("warmup sample '%s' of model '%s' has no batch_size: it is not run", warmup.name, model.name)
     for sample in samples_of(model.config, read):
         for instance in instances:
             _run(model, instance, sample, clock)
@@ -79,7 +83,10 @@ class _WarmupRecorder(StatisticsRecorder):
 
 
 def _run(model: ServedModel, instance: Instance, sample: Sample, clock: Clock) -> None:
-    """Run one sample on one instance. Raises InternalError with the reason when a request of it fails."""
+    """Run one sample on one instance.
+
+    Raises InvalidArgumentError with the reasons when requests of it fail, and the reason itself when they are none.
+    """
     # Only a full batch is dispatched: the requests of one round run together however slowly they are handed in.
     policy = BatchPolicy(max_batch_size=sample.batch_size, dynamic=True, max_delay_ns=_LONG_NS)
     ended: SimpleQueue[RemoraError | None] = SimpleQueue()
@@ -95,8 +102,6 @@ def _run(model: ServedModel, instance: Instance, sample: Sample, clock: Clock) -
     try:
         for _ in range(sample.rounds):
             _run_round(model, scheduler, sample, ended)
-    except RemoraError as error:
-        raise InternalError(f"failed to run warmup sample '{sample.name}': {error}") from error
     finally:
         scheduler.stop(_STOP_LIMIT_S)
     for rows, ns in scheduler.costs.curve().items():
@@ -116,10 +121,10 @@ def _run_round(
         request.inputs.update({**model.initial_states, **sample.extra})
     for request in requests:
         scheduler.submit(Ticket(request, reply))
-    for _ in requests:
-        failure = _next(ended)
-        if failure is not None:
-            raise failure
+    failures = [failure for failure in [_next(ended) for _ in requests] if failure is not None]
+    if failures:
+        reasons = "".join(f"{failure}; " for failure in failures)
+        raise InvalidArgumentError(f"failed to run warmup sample '{sample.name}': {reasons}")
 
 
 def _next(ended: SimpleQueue[RemoraError | None]) -> RemoraError | None:

@@ -1,7 +1,8 @@
 """What `model_warmup` asks for, as requests' forms and data; the law: pure, files are read by the caller's function.
 
 A sample is one request, sent ``batch_size`` times at once and that ``count`` times over: the recorded statistics of a
-sample with batch_size 2 and count 3 show six requests in three executions (spec K06).
+sample with batch_size 2 and count 3 show six requests in three executions (spec K06). One without a batch_size is not
+run, as in Triton.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ DERIVED_ROUNDS = 3
 
 _ELEMENT_BYTES = 8  # a reference; what a BYTES element takes at least
 _SEED = 0
+_ASKED = "[request id: <id_unknown>]"  # a sample is a request without an id
 
 
 class Sample(NamedTuple):
@@ -54,9 +56,9 @@ def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[Sample
 
     Raises:
         ConfigError: a batch the model cannot run, dims that are not fixed, an unknown datatype, an input too large, a
-            file too short. Whatever ``read`` raises goes through.
+            file too short; with Triton's text where it has one. Whatever ``read`` raises goes through.
     """
-    return [_sample(config, warmup, read) for warmup in config.model_warmup]
+    return [_sample(config, warmup, read) for warmup in config.model_warmup if warmup.batch_size]
 
 
 def derived_sample(config: ModelConfig) -> Sample | None:
@@ -97,15 +99,13 @@ def _sample(config: ModelConfig, warmup: ModelWarmup, read: Callable[[str], byte
     for name, tensor in sorted(warmup.inputs.items()):  # a map: its order is nobody's wish
         where = f"input '{name}' of warmup sample '{warmup.name}'"
         spec = _spec(name, tensor, batch, where)
-        piece = _data(spec, tensor, read, where)
+        piece = _data(spec, tensor, read)
         if name in declared:
             specs.append(spec)
             data.append(piece)
         else:
             extra[name] = _array(spec, piece, where)
-    return Sample(
-        warmup.name, max(warmup.batch_size, 1), max(warmup.count, 1), InferForm(tuple(specs)), tuple(data), extra
-    )
+    return Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), InferForm(tuple(specs)), tuple(data), extra)
 
 
 def _spec(name: str, tensor: ModelWarmup.Input, batch: tuple[int, ...], where: str) -> InputSpec:
@@ -113,29 +113,29 @@ def _spec(name: str, tensor: ModelWarmup.Input, batch: tuple[int, ...], where: s
         raise ConfigError(f"{where} has no data_type: name that of the model's input, such as TYPE_FP32")
     datatype = dtype_name(tensor.data_type)
     if any(dim < 0 for dim in tensor.dims):
-        raise ConfigError(f"{where} has dims {list(tensor.dims)}: each must be a number of elements, none variable")
+        raise ConfigError(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
     size = math.prod(tensor.dims) * max(DTYPES[datatype].itemsize, _ELEMENT_BYTES if datatype == "BYTES" else 1)
     if size > INPUT_LIMIT_BYTES:
         raise ConfigError(f"{where} takes {size} bytes; the limit is {INPUT_LIMIT_BYTES}")
     return InputSpec(name, datatype, (*batch, *tensor.dims))
 
 
-def _data(spec: InputSpec, tensor: ModelWarmup.Input, read: Callable[[str], bytes], where: str) -> Data:
+def _data(spec: InputSpec, tensor: ModelWarmup.Input, read: Callable[[str], bytes]) -> Data:
     kind = tensor.WhichOneof("input_data_type")
     if kind == "zero_data":
         return _zeros(spec)
     if kind == "random_data":
         return _random(spec)
     if kind != "input_data_file":
-        raise ConfigError(f"{where} says nothing of its data: set zero_data, random_data or input_data_file")
+        raise ConfigError(f"{_ASKED} warmup setting expects input '{spec.name}' to have input_data_type set")
     content = read(tensor.input_data_file)
     if spec.datatype == "BYTES":
         return content  # in the wire's form; how many elements it has is checked with the request
     wanted = math.prod(spec.shape) * DTYPES[spec.datatype].itemsize
     if len(content) < wanted:
-        raise ConfigError(
-            f"{where} expects {wanted} bytes, but the data provided from {tensor.input_data_file} only has "
-            f"{len(content)} bytes"
+        raise ConfigError(  # the blank that is missing is Triton's
+            f"{_ASKED} warmup setting expects {wanted} bytes, but the data provided from {tensor.input_data_file}only "
+            f"has {len(content)} bytes"
         )
     return memoryview(content)[:wanted]
 
@@ -157,7 +157,7 @@ def _random(spec: InputSpec) -> Array:
     if datatype == "BOOL":
         return random.integers(0, 2, spec.shape, np.uint8).astype(np.bool_)
     if datatype == "BF16":  # the upper half of a float's bits
-        return (random.random(spec.shape, np.float32).view(np.uint32) >> 16).astype(dtype)
+        return np.asarray(random.random(spec.shape, np.float32).view(np.uint32) >> 16).astype(dtype)
     if dtype.kind == "f":
         return random.random(spec.shape, np.float32).astype(dtype)
     return random.integers(0, 128, spec.shape, np.uint8).astype(dtype)

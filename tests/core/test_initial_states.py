@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fakes import config_of
-from remora.errors import ConfigError
+from remora.errors import ConfigError, RemoraError
 from remora.initial_states import initial_states
 from remora.messages import DTYPES
 
@@ -84,7 +84,7 @@ def test_a_file_that_is_too_short_is_refused_with_tritons_text(tmp_path: Path) -
 def test_a_name_is_never_a_path(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "secret").write_bytes(b"\0" * 8)
     initial = f'initial_state {{ name: "i" data_type: TYPE_INT8 dims: 1 data_file: "{name}" }}'
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(RemoraError, match=reason):
         first(tmp_path, f"data_type: TYPE_INT8 dims: 1 {initial}")
 
 

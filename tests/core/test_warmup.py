@@ -39,13 +39,17 @@ def test_a_sample_is_one_row_repeated_by_batch_size_and_count() -> None:
     assert np.array_equal(np.asarray(sample.data[0]), [[0, 0]])
 
 
-def test_batch_size_and_count_left_out_mean_once() -> None:
-    (sample,) = samples_of(config(one("zero_data: true")), unread)
+def test_count_left_out_means_once() -> None:
+    (sample,) = samples_of(config("batch_size: 1 " + one("zero_data: true")), unread)
     assert (sample.batch_size, sample.rounds) == (1, 1)
 
 
+def test_a_sample_without_a_batch_size_is_not_run_whatever_it_says() -> None:
+    assert samples_of(config(one("")), unread) == []
+
+
 def test_a_model_without_batching_gets_the_dims_as_they_are() -> None:
-    (sample,) = samples_of(config(one("zero_data: true"), batch=0), unread)
+    (sample,) = samples_of(config("batch_size: 1 " + one("zero_data: true"), batch=0), unread)
     assert sample.form.inputs[0].shape == (2,)
 
 
@@ -57,8 +61,11 @@ def test_a_batch_larger_than_the_models_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (one("zero_data: true", dims="-1"), "none variable"),
-        (one(""), "says nothing of its data"),
+        (
+            one("zero_data: true", dims="-1"),
+            "^warmup setting expects all variable-size dimensions are specified for input",
+        ),
+        (one(""), r"^\[request id: <id_unknown>\] warmup setting expects input 'IN' to have input_data_type set$"),
         (one("zero_data: true", data_type="TYPE_INVALID"), "has no data_type"),
         (one("zero_data: true", dims="1073741824, 1073741824"), "the limit is"),
         (one("zero_data: true", data_type="TYPE_STRING", dims="1073741824"), "the limit is"),
@@ -66,31 +73,31 @@ def test_a_batch_larger_than_the_models_is_refused() -> None:
 )
 def test_an_input_that_cannot_be_made_is_refused_before_memory_is_taken(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        samples_of(config(text), unread)
+        samples_of(config("batch_size: 1 " + text), unread)
 
 
 def test_a_file_gives_its_first_bytes() -> None:
     content = np.array([7, 8, 9], "<i4").tobytes()
-    (sample,) = samples_of(config(one('input_data_file: "f"')), {"f": content}.__getitem__)
+    (sample,) = samples_of(config("batch_size: 1 " + one('input_data_file: "f"')), {"f": content}.__getitem__)
     request = Signature(config(""), "m").request(sample.form, sample.data)
     assert request.inputs["IN"].tolist() == [[7, 8]]
 
 
 def test_a_file_that_is_too_short_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expects 8 bytes, but the data provided from f only has 7 bytes"):
-        samples_of(config(one('input_data_file: "f"')), lambda _name: bytes(7))
+    with pytest.raises(ConfigError, match="expects 8 bytes, but the data provided from fonly has 7 bytes"):
+        samples_of(config("batch_size: 1 " + one('input_data_file: "f"')), lambda _name: bytes(7))
 
 
 def test_a_file_of_text_has_the_wires_form() -> None:
     io = IO.replace("TYPE_INT32", "TYPE_STRING")
-    made = config(one('input_data_file: "f"', "TYPE_STRING"), io=io)
+    made = config("batch_size: 1 " + one('input_data_file: "f"', "TYPE_STRING"), io=io)
     (sample,) = samples_of(made, lambda _name: b"\x02\0\0\0hi\0\0\0\0")
     assert Signature(made, "m").request(sample.form, sample.data).inputs["IN"].tolist() == [[b"hi", b""]]
 
 
 def test_inputs_that_only_the_server_makes_are_kept_apart() -> None:
     text = one("zero_data: true") + one("zero_data: true", "TYPE_FP32", "1").replace("IN", "START")
-    (sample,) = samples_of(config(text), unread)
+    (sample,) = samples_of(config("batch_size: 1 " + text), unread)
     assert [spec.name for spec in sample.form.inputs] == ["IN"]
     assert sample.extra["START"].tolist() == [[0.0]]
 
@@ -101,7 +108,7 @@ def test_made_data_fits_every_datatype_and_shape(
 ) -> None:
     made = ModelConfig(max_batch_size=4 if batches else 0)
     made.input.add(name="IN", data_type=data_type_of(datatype), dims=dims)
-    warmup = made.model_warmup.add(name="s")
+    warmup = made.model_warmup.add(name="s", batch_size=1)
     warmup.inputs["IN"].data_type = data_type_of(datatype)
     warmup.inputs["IN"].dims.extend(dims)
     setattr(warmup.inputs["IN"], "random_data" if is_random else "zero_data", True)

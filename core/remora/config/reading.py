@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from remora.config.misfit import MisfitError, nearest_line
-from remora.errors import ConfigError
+from remora.errors import ConfigError, InternalError
 from remora.model_files import CONFIG_SYNTAX, Syntax
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -92,7 +92,8 @@ def read_data(folder: Path, name: str, setting: str, limit_bytes: int) -> bytes:
         limit_bytes: how large it may be.
 
     Raises:
-        ConfigError: it leaves the folder, cannot be read or is too large.
+        ConfigError: it leaves the folder or is too large.
+        InternalError: it cannot be read, in Triton's words but for the folders above.
     """
     path = folder / name
     try:
@@ -104,7 +105,7 @@ def read_data(folder: Path, name: str, setting: str, limit_bytes: int) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = error.strerror if isinstance(error, OSError) else "no name of a file"
-        raise ConfigError(f"cannot read {setting} '{name}' in the model's folder '{folder.name}': {reason}") from error
+        raise InternalError(f"failed to open text file for read {folder.name}/{name}: {reason}") from error
 
 
 def _only_one(folder: Path, stem: str) -> Path | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from remora.config import find_config, parse_config, read_config, read_data, to_dict, to_json, to_text
 from remora.config.reading import MAX_CONFIG_BYTES, Syntax
-from remora.errors import ConfigError
+from remora.errors import ConfigError, RemoraError
 from remora.proto.model_config_pb2 import TYPE_FP32, ModelConfig
 
 FIELD = FieldDescriptor
@@ -277,9 +277,9 @@ def test_a_custom_configuration_name_is_no_path(tmp_path: Path, name: str) -> No
         ("../secret", "x file '../secret' leaves the model's folder 'warmup'"),
         ("/etc/hostname", "x file '/etc/hostname' leaves the model's folder 'warmup'"),
         ("link", "x file 'link' leaves the model's folder 'warmup'"),
-        ("missing", "cannot read x file 'missing' in the model's folder 'warmup': No such file or directory"),
-        (".", "cannot read x file '.' in the model's folder 'warmup': Is a directory"),
-        ("\0", "cannot read x file '\0' in the model's folder 'warmup': no name of a file"),
+        ("missing", "failed to open text file for read warmup/missing: No such file or directory"),
+        (".", "failed to open text file for read warmup/.: Is a directory"),
+        ("\0", "failed to open text file for read warmup/\0: no name of a file"),
         ("large", "x file 'large' has 5000 bytes; the limit is 4999"),
     ],
 )
@@ -291,7 +291,7 @@ def test_data_that_a_configuration_names_lies_in_its_folder_and_is_not_too_large
     (tmp_path / "secret").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "large").write_bytes(bytes(5000))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(RemoraError) as caught:
         read_data(folder, name, "x file", 4999)
     assert str(caught.value) == text
     assert read_data(folder, "large", "x file", 5000) == bytes(5000)
