@@ -93,6 +93,7 @@ class ModelLoader:
         self._options = options
         self._devices = Gpus()
         self._least = options.least_capability()
+        self._least_number = float(".".join(map(str, self._least)))
         self._settings = options.backend_settings()
         self.calls: Callable[[], ModelCaller] | None = None
         self.ledger = Ledger(clock.monotonic_ns)
@@ -126,9 +127,8 @@ class ModelLoader:
             config.name = config.name or folder.name
             check_names(config, folder.name)
             versions = select_versions(config.version_policy, sorted(folder.versions))
-            if versions:
-                infer_backend(config, folder.name, folder.filenames(versions[-1]))
-                self._check_as_written(config, folder.name)
+            infer_backend(config, folder.name, folder.filenames(versions[-1]) if versions else ())
+            self._check_as_written(config, folder.name)
         except (ConfigError, OSError) as error:
             raise PollError(str(error)) from error
         self.ledger.add(folder.name, "config", begin_ns)
@@ -151,7 +151,7 @@ class ModelLoader:
         trial.CopyFrom(config)
         normalise(trial, name, gpus=self._gpus)
         if self._options.disable_auto_complete_config:
-            validate(trial, name, gpus=self._gpus)
+            validate(trial, name, gpus=self._gpus, least=self._least_number)
         else:
             validate_written(trial, name)
 
@@ -182,11 +182,12 @@ class ModelLoader:
                 self.calls,
             )
             opened = self._placed(backend.open(source, config))
+            normalise(config, folder.name, gpus=self._gpus)  # a model sees the defaults, and may add to them
             if not self._options.disable_auto_complete_config:
                 opened.complete(config)
                 _adopt_labels(config, folder)
             normalise(config, folder.name, gpus=self._gpus)
-            validate(config, folder.name, gpus=self._gpus)
+            validate(config, folder.name, gpus=self._gpus, least=self._least_number)
             if not self._options.batching_delay:
                 _wait_for_nobody(config)
             states = _initial_states(config, folder)
@@ -247,7 +248,7 @@ class ModelLoader:
         config.version_policy.CopyFrom(plan.config.version_policy)
         try:
             normalise(config, model.name, gpus=self._gpus)
-            validate(config, model.name, gpus=self._gpus)
+            validate(config, model.name, gpus=self._gpus, least=self._least_number)
             model.adjust(config, placements(config) or (Placement(model.name),), self._warm(plan.folder))
         except RemoraError:
             raise
@@ -326,7 +327,7 @@ def _make_limiter(options: EngineOptions) -> RateLimiter | None:
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file (spec C09). Raises ConfigError when a named file cannot be read."""
+    """The lines of each output's label file (spec C09). Raises InternalError when a named file cannot be read."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.output:
         if not output.label_filename:

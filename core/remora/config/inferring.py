@@ -18,6 +18,9 @@ ENSEMBLE = "ensemble"
 PLATFORMS = {platform: kind.backend for kind in KINDS for platform in (kind.platform, *kind.aliases) if platform}
 """The platforms that Triton knows, and the backend of each (spec C03)."""
 
+SINGULAR = frozenset(PLATFORMS.values())
+"""The backends that take platforms of their own alone; others leave the platform to whoever wrote it."""
+
 
 def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) -> None:
     """Fill ``backend``, ``platform`` and ``default_model_filename`` as far as they follow from what is there.

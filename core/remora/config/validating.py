@@ -7,7 +7,7 @@ concerns inputs, outputs and ensembles (spec C06, C08, C20, E03, M17).
 from __future__ import annotations
 
 from remora.config.ensemble_rules import check_ensemble
-from remora.config.inferring import ENSEMBLE, PLATFORMS
+from remora.config.inferring import ENSEMBLE, PLATFORMS, SINGULAR
 from remora.config.sequence_rules import check_sequences
 from remora.config.state_rules import check_states
 from remora.config.tensor_rules import check_tensors
@@ -30,13 +30,14 @@ MAX_PRIORITY_LEVELS = 10_000
 """How many priority levels a model may have. Each costs a queue."""
 
 
-def validate(config: ModelConfig, name: str, *, gpus: int = 0, strict: bool = False) -> None:
+def validate(config: ModelConfig, name: str, *, gpus: int = 0, least: float = 6.0, strict: bool = False) -> None:
     """Check that the configuration of the model ``name`` can be served.
 
     Args:
         config: complete and normalised.
         name: the name of the model's directory, which the configuration must repeat (spec M17).
         gpus: how many GPUs the engine may use.
+        least: the compute capability that those have at least.
         strict: inputs and outputs must be written in the file; for servers that complete nothing (spec C02).
 
     Raises:
@@ -46,7 +47,7 @@ def validate(config: ModelConfig, name: str, *, gpus: int = 0, strict: bool = Fa
     check_tensors(config, strict=strict)
     check_states(config)
     if not config.HasField("ensemble_scheduling"):
-        _check_instance_groups(config, gpus)
+        _check_instance_groups(config, gpus, least)
 
 
 def validate_written(config: ModelConfig, name: str) -> None:
@@ -112,7 +113,7 @@ def _check_backend(config: ModelConfig) -> None:
         raise ConfigError(f"unexpected platform type '{platform}' for {name}")
     if backend and platform == ENSEMBLE:
         raise ConfigError(f"Ensemble model '{name}' must have platform type '{platform}' and empty backend type")
-    if PLATFORMS.get(platform, backend) != backend or (platform not in PLATFORMS and backend in PLATFORMS.values()):
+    if backend in SINGULAR and PLATFORMS.get(platform) != backend:
         raise ConfigError(f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}")
 
 
@@ -149,17 +150,17 @@ def _check_ordering(batching: ModelDynamicBatching, name: str) -> None:
         )
 
 
-def _check_instance_groups(config: ModelConfig, gpus: int) -> None:
+def _check_instance_groups(config: ModelConfig, gpus: int, least: float) -> None:
     if not config.instance_group:
         raise ConfigError(f"must specify one or more 'instance group's for {config.name}")
     for group in config.instance_group:
         where = f"instance group {group.name} of model {config.name}"
         if group.count > MAX_INSTANCES:
             raise ConfigError(f"{where} has count {group.count}; at most {MAX_INSTANCES} instances are made")
-        _check_devices(group, where, gpus)
+        _check_devices(group, where, gpus, least)
         if group.profile and config.platform != "tensorrt_plan":
             raise ConfigError(
-                f"{where} and platform {config.platform} specifies profile field which is only supported for "
+                f"{where} and platform {config.platform}specifies profile field which is only supported for "
                 "TensorRT models"
             )
         for profile in group.profile:
@@ -170,7 +171,7 @@ def _check_instance_groups(config: ModelConfig, gpus: int) -> None:
                 )
 
 
-def _check_devices(group: ModelInstanceGroup, where: str, gpus: int) -> None:
+def _check_devices(group: ModelInstanceGroup, where: str, gpus: int, least: float) -> None:
     if group.kind == ModelInstanceGroup.KIND_AUTO:
         raise InternalError(f"{where} has unexpected kind KIND_AUTO")
     if group.kind != ModelInstanceGroup.KIND_GPU:
@@ -183,8 +184,10 @@ def _check_devices(group: ModelInstanceGroup, where: str, gpus: int) -> None:
         raise ConfigError(f"{where} has kind KIND_GPU but {lack}")
     for gpu in group.gpus:
         if not 0 <= gpu < gpus:
-            there = ", ".join(map(str, range(gpus))) or "none"
-            raise ConfigError(f"{where} specifies invalid or unsupported gpu id {gpu}. The GPUs here are: {there}")
+            raise ConfigError(
+                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
+                f"compute compatibility of {least:.6f} are: {', '.join(map(str, range(gpus)))}"
+            )
 
 
 def _check_metrics(metrics: ModelMetrics) -> None:

@@ -30,6 +30,8 @@ def config_of(text: str, *, gpus: int = 0) -> ModelConfig:
 
 ACCEPTED = [
     IO,
+    "backend: 'python' platform: 'onnxruntime_onnx'",
+    "backend: 'python' platform: 'mine'",
     "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 4, 1 ] preserve_ordering: true priority_levels: 1 "
     "default_priority_level: 1 }",
     "max_batch_size: 4 dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
@@ -59,8 +61,8 @@ REFUSED = [
     ("name: 'n'", "unexpected directory name 'm' for model 'n', directory name must equal model name"),
     ("max_batch_size: -1", "'max_batch_size' must be non-negative value for m"),
     (
-        "backend: 'python' platform: 'onnxruntime_onnx'",
-        "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, python",
+        "backend: 'pytorch' platform: 'onnxruntime_onnx'",
+        "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, pytorch",
     ),
     ("backend: 'onnxruntime' platform: 'mine'", "unexpected 'platform' and 'backend' pair, got:mine, onnxruntime"),
     ("platform: 'mine'", "unexpected platform type 'mine' for m"),
@@ -293,7 +295,8 @@ REFUSED_AT_LOAD = [
     ("instance_group { kind: KIND_GPU }", "instance group m_0 of model m has kind KIND_GPU but no GPUs are available"),
     (
         "instance_group { kind: KIND_GPU gpus: 3 }",
-        "instance group m_0 of model m specifies invalid or unsupported gpu id 3. The GPUs here are: none",
+        "instance group m_0 of model m specifies invalid or unsupported gpu id 3. GPUs with at least the minimum "
+        "required CUDA compute compatibility of 6.000000 are: ",
     ),
     (
         "instance_group { name: 'g' count: 2000000000 }",
@@ -307,7 +310,7 @@ REFUSED_AT_LOAD = [
     ),
     (
         "instance_group { profile: '1' }",
-        "instance group m_0 of model m and platform  specifies profile field which is only supported for "
+        "instance group m_0 of model m and platform specifies profile field which is only supported for "
         "TensorRT models",
     ),
 ]
