@@ -149,7 +149,7 @@ class Registry:
         self._collected: deque[Claim] = deque()
 
     def claim(self, name: str, description: str, kind: Kind, *, holder: object, owner: object = None) -> Claim:
-        """Ask for a family: a new one, or the one that has this name, description and kind already.
+        """Ask for a family: a new one, or the one that has this name and kind already, whose description stays.
 
         The claim ends when ``holder`` is collected (it must allow weak references) or ``owner`` is retired.
 
@@ -163,11 +163,8 @@ class Registry:
             family = self._families.get(name)
             if family is None:
                 family = self._families[name] = _Family(name, description, kind)
-            elif family.kind is not kind or family.description != description:
-                raise MetricError(
-                    f"metric family '{name}' exists already as a {family.kind.value} described as "
-                    f"'{family.description}': use that kind and description, or another name"
-                )
+            elif family.kind is not kind:
+                raise MetricError("Family name already exists with different type")
             family.claims += 1
             claim = Claim(family, owner)
             self._claims.add(claim)
@@ -240,7 +237,7 @@ def _samples(family: _Family) -> Iterator[Sample]:
 def _checked_labels(labels: Mapping[str, str]) -> Labels:
     for name, value in labels.items():
         if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
-            raise MetricError(f"'{name}' is no label name: use letters, digits and '_', no digit and no '__' first")
+            raise MetricError(f"Invalid label name '{name}': use letters, digits and '_', no digit and no '__' first")
         if not isinstance(value, str):
             raise MetricError(f"label '{name}' must be text, not {type(value).__name__}")
     return tuple(sorted(labels.items()))

@@ -119,7 +119,10 @@ class Capsule:
 
     def __init__(self, capsule: object) -> None:
         if not _is_capsule(capsule, NAME):
-            raise DLPackError("this is no DLPack capsule, or somebody has taken it already: a capsule serves once")
+            raise DLPackError(  # the blanks are Triton's
+                "Provided tensor is not supported. Tensor must be a DLPack capsule         or have `__dlpack__` and "
+                "`__dlpack_device__` attributes; a capsule serves once"
+            )
         self.capsule: Any = capsule
         self._managed = _DLManagedTensor.from_address(_pointer(capsule, NAME))
         tensor = self._managed.tensor

@@ -29,15 +29,14 @@ class ModelCalls:
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
         """Hand a call in; see ``ModelCaller.submit``.
 
-        Raises, with Triton's words before the reason:
-            NotFoundError: nothing of that name and version serves.
-            InternalError: a decoupled model asked for a single answer, or a call that would wait for itself.
-            RemoraError: what any client's request is refused with.
+        Raises InternalError, with Triton's words before the reason: nothing of that name and version serves, a
+        decoupled model is asked for a single answer, a call would wait for itself, or what any client's request is
+        refused with. What becomes of a call that was taken keeps its code.
         """
         try:
             return self._submit(call, reply, origin)
         except RemoraError as error:
-            raise type(error)(f"Model {call.model} - Error when running inference: {error}") from error
+            raise InternalError(f"Model {call.model} - Error when running inference: {error}") from error
 
     def _submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
         served = self._borrow(call)

@@ -244,17 +244,17 @@ REFUSED = "Model {} - Error when running inference: {}"
     [
         (
             "ask('nope', values(request))",
-            "NOT_FOUND "
+            "INTERNAL "
             + REFUSED.format("nope", "Failed for execute the inference request. Model 'nope' is not ready."),
         ),
         (
             "ask('doubler', values(request), model_version=7)",
-            "NOT_FOUND "
+            "INTERNAL "
             + REFUSED.format("doubler", "Failed for execute the inference request. Model 'doubler' is not ready."),
         ),
         (
             "ask('doubler', values(request).astype(np.int64), request_id='r1')",
-            "INVALID_ARG "
+            "INTERNAL "
             + REFUSED.format(
                 "doubler",
                 "[request id: r1] inference input 'IN' data-type is 'INT64', but model 'doubler' expects 'INT32'",
@@ -262,7 +262,7 @@ REFUSED = "Model {} - Error when running inference: {}"
         ),
         (
             "pb_utils.InferenceRequest(model_name='doubler', requested_output_names=['X'], inputs=request.inputs())",
-            "INVALID_ARG " + REFUSED.format("doubler", "unexpected inference output 'X' for model 'doubler'"),
+            "INTERNAL " + REFUSED.format("doubler", "unexpected inference output 'X' for model 'doubler'"),
         ),
         (
             "ask('counter', values(request))",

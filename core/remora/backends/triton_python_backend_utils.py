@@ -46,6 +46,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceTrace",
@@ -74,6 +75,12 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
+
+TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
+    f"TYPE_{'STRING' if name == 'BYTES' else name}": bool if name == "BOOL" else DTYPES[name].type
+    for name in DATATYPES[1:14]
+}
+"""The numpy type of each of a configuration's types, but for those that numpy does not have."""
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = SEQUENCE_START
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = SEQUENCE_END
@@ -123,12 +130,9 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
     return next((number for number in range(1, 14) if DTYPES[DATATYPES[number]] == dtype), None)
 
 
-def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
+def triton_string_to_numpy(triton_type_string: str) -> type[np.generic | bool]:
     """The numpy type of a configuration's type, e.g. ``"TYPE_FP32"``. Raises KeyError when numpy does not have it."""
-    name = triton_type_string.removeprefix("TYPE_")
-    if name == "BF16" or name == triton_type_string:
-        raise KeyError(triton_type_string)
-    return DTYPES["BYTES" if name == "STRING" else name].type
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def get_model_dir() -> str:

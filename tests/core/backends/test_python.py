@@ -266,19 +266,14 @@ def test_a_response_may_be_sent_from_another_thread_after_execute_has_returned(m
     ("calls", "text"),
     [
         (
-            "send(good); s.send(good)",
-            "Unable to send response. Non-decoupled model cannot send more than one response.",
-        ),
-        (
             "send(flags=1)",
             "Unable to send response. Non-decoupled model cannot send complete final before sending a response.",
         ),
-        ("send(good, 1); s.send(flags=1)", "Unable to send response. Response sender has been closed."),
         ("send(good, 2)", "Unable to send response. Unsupported flag provided."),
         ("send()", "Inference Response object must be provided when the response flags is set to zero."),
     ],
 )
-def test_a_sender_is_used_once(models: Models, calls: str, text: str) -> None:
+def test_a_sender_refuses_what_is_no_answer(models: Models, calls: str, text: str) -> None:
     instance = models.start(
         "    def execute(self, requests):\n"
         f"        good = {ANSWER}\n        s = requests[0].get_response_sender()\n        s.{calls}\n"
@@ -286,12 +281,38 @@ def test_a_sender_is_used_once(models: Models, calls: str, text: str) -> None:
     assert text in failure(instance).message
 
 
-def test_a_response_that_is_sent_and_returned_too_is_refused(models: Models) -> None:
+@pytest.mark.parametrize(
+    ("then", "text"),
+    [
+        ("s.send(good)", "Unable to send response. Non-decoupled model cannot send more than one response."),
+        ("return [good]", "Unable to send response. Non-decoupled model cannot send more than one response."),
+        ("s.send(good, 1)", "Unable to send response. Non-decoupled model cannot send more than one response."),
+        ("s.send(flags=1); s.send(flags=1)", "Unable to send response. Response sender has been closed."),
+        ("return []", "Number of InferenceResponse objects do not match"),
+        ("raise ValueError('late')", "ValueError: late"),
+    ],
+)
+def test_what_is_sent_stays_the_answer_whatever_comes_after_it(
+    models: Models, caplog: pytest.LogCaptureFixture, then: str, text: str
+) -> None:
     instance = models.start(
         "    def execute(self, requests):\n"
-        f"        good = {ANSWER}\n        requests[0].get_response_sender().send(good, 1)\n        return [good]\n"
+        f"        good = {ANSWER}\n        s = requests[0].get_response_sender()\n"
+        f"        s.send(good)\n        {then}\n"
     )
-    assert "cannot send more than one response" in failure(instance).message
+    assert only(run(instance)).outputs[0].data.tolist() == [7]
+    assert text in caplog.text
+
+
+def test_a_failure_is_that_of_the_requests_that_have_no_answer_yet(models: Models) -> None:
+    instance = models.start(
+        "    def execute(self, requests):\n"
+        f"        requests[0].get_response_sender().send({ANSWER})\n        assert False\n"
+    )
+    sent, failed = run(instance, request(), request())
+    assert isinstance(sent, Response)
+    assert isinstance(failed, InternalError)
+    assert "message: AssertionError: <EMPTY MESSAGE>\n\nAt:\n" in failed.message
 
 
 def test_coroutines_are_run_and_keep_their_loop_between_executions(models: Models) -> None:
@@ -317,8 +338,8 @@ def test_a_coroutine_that_fails_shows_only_the_models_lines(models: Models) -> N
 
 SEEN = """    def execute(self, requests):
         r = requests[0]
-        seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.requested_output_names(), r.parameters(),
-                r.model_name(), r.model_version(), r.is_cancelled(), [t.name() for t in r.inputs()],
+        seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), sorted(r.requested_output_names()),
+                r.parameters(), r.model_name(), r.model_version(), r.is_cancelled(), [t.name() for t in r.inputs()],
                 pb_utils.get_input_tensor_by_name(r, 'NOT_THERE'), r.trace().get_context(),
                 r.preferred_memory().preferred_device_id]
         text = __import__('json').dumps(seen)
@@ -499,27 +520,77 @@ CONFIGURED = (
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        ("set_max_batch_size(2)", "asks for 4"),
-        ("set_dynamic_batching()", "sequence_batching"),
-        ("add_input({'name': 'A', 'data_type': 'TYPE_INT64', 'dims': [2]})", "says TYPE_INT32"),
+        (
+            "set_max_batch_size(2)",
+            "configuration specified max_batch_size 4, but in auto-complete-config function for model 'm' specified "
+            "max_batch_size 2",
+        ),
+        (
+            "set_dynamic_batching()",
+            "Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function for "
+            "model 'm' tries to set scheduling_choice as 'dynamic_batching'",
+        ),
+        (
+            "add_input({'name': 'A', 'data_type': 'TYPE_INT64', 'dims': [2]})",
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', model provides "
+            "TYPE_INT64",
+        ),
         (
             "add_input({'name': 'A', 'data_type': 'TYPE_INT32', 'dims': [3]})",
-            r"dims \[3\], but its configuration says \[2\]",
+            "model 'm', tensor 'A': the model expects dims [3] but the model configuration specifies dims [2]",
         ),
-        ("add_input({'name': 'X', 'data_type': 'TYPE_INT32'})", "no 'dims'"),
-        ("add_output({'name': 'B', 'data_type': 'TYPE_INT32', 'dims': [3], 'optional': True})", "'optional'"),
-        ("set_model_transaction_policy({'decoupled': False})", "says True"),
-        ("set_model_transaction_policy({'other': False})", "'other'"),
-        ("add_output({'name': 'B', 'data_type': 'TYPE_WRONG', 'dims': [3]})", "TYPE_WRONG"),
+        (
+            "add_input({'name': 'A', 'data_type': 'TYPE_INT32', 'dims': [2], 'optional': True})",
+            "model 'm', tensor 'A': the model expects optional True but the model configuration specifies optional "
+            "False",
+        ),
+        (
+            "add_input({'name': 'X', 'data_type': 'TYPE_INT32'})",
+            "input 'X' in auto-complete-config function for model 'm' is missing 'dims' property.",
+        ),
+        (
+            "add_input({'dims': [1], 'data_type': 'TYPE_INT32'})",
+            "input in auto-complete-config function for model 'm' is missing 'name' property.",
+        ),
+        (
+            "add_input({'name': 'X', 'shape': [1]})",
+            "input 'X' in auto-complete-config function for model 'm' contains property other than 'name', "
+            "'data_type', 'dims' and 'optional'.",
+        ),
+        (
+            "add_output({'name': 'B', 'data_type': 'TYPE_INT32', 'dims': [3], 'optional': True})",
+            "output 'B' in auto-complete-config function for model 'm' contains property other than 'name', "
+            "'data_type' and 'dims'.",
+        ),
+        (
+            "set_model_transaction_policy({'decoupled': False})",
+            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to "
+            "'True'.",
+        ),
+        (
+            "set_model_transaction_policy({'other': False})",
+            "model transaction property in auto-complete-config function for model 'm' contains property other than "
+            "'decoupled'.",
+        ),
     ],
 )
-def test_a_model_that_contradicts_its_configuration_is_refused(models: Models, call: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
+def test_a_model_that_contradicts_its_configuration_is_refused_in_tritons_words(
+    models: Models, call: str, text: str
+) -> None:
+    with pytest.raises(InternalError) as caught:
+        complete(models, f"        config.{call}\n        return config\n", CONFIGURED)
+    file = models.root / "m" / "1" / "model.py"
+    assert caught.value.message == f"ValueError: {text}\n\nAt:\n  {file}(8): auto_complete_config\n"
+
+
+def test_what_no_configuration_can_hold_is_refused(models: Models) -> None:
+    call = "add_output({'name': 'B', 'data_type': 'TYPE_WRONG', 'dims': [3]})"
+    with pytest.raises(ConfigError, match="TYPE_WRONG"):
         complete(models, f"        config.{call}\n        return config\n", CONFIGURED)
 
 
 def test_a_completion_that_gives_nothing_back_or_fails_is_refused(models: Models) -> None:
-    with pytest.raises(ConfigError, match=r"must return a valid pb\.ModelConfig"):
+    with pytest.raises(InternalError, match=r"must return a valid pb\.ModelConfig"):
         complete(models, "        pass\n", CONFIGURED)
     with pytest.raises(InternalError, match=r"KeyError: 'x'\n\nAt:\n .*model.py\(8\): auto_complete_config\n"):
         complete(models, "        config.as_dict()['x']\n", CONFIGURED)

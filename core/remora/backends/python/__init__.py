@@ -16,15 +16,15 @@ from remora.backends import BackendModel, Instance, Placement, Source
 from remora.backends.calling import opening
 from remora.backends.opening import existing, model_path, shown_path
 from remora.backends.python.calls import Calls
-from remora.backends.python.config import ConfigConflictError, take_over
 from remora.backends.python.config import ModelConfig as CompletedConfig
+from remora.backends.python.config import take_over
 from remora.backends.python.failures import describe, describe_load
 from remora.backends.python.host import Host, hosted
 from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_class
 from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, asks_for_environment, isolation
 from remora.device_arrays import CUDA, HOST, DeviceId
-from remora.errors import ConfigError, InternalError
+from remora.errors import InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 
 DEFAULT_FILENAME = "model.py"
@@ -112,8 +112,8 @@ class PythonModel:
         """Let the model's ``auto_complete_config`` fill in its configuration (spec C14).
 
         Raises:
-            ConfigError: it contradicts what is configured, or gives back no configuration.
-            InternalError: it fails.
+            ConfigError: it gives back what no configuration can hold.
+            InternalError: it fails, contradicts what is configured, or gives back no configuration.
         """
         loaded = self._spare = self._spare or self._load()
         complete = getattr(model_class(loaded), "auto_complete_config", None)
@@ -121,7 +121,7 @@ class PythonModel:
             return
         completed = self._asked(complete, config)
         if not isinstance(completed, CompletedConfig):
-            raise ConfigError(
+            raise InternalError(
                 f"auto_complete_config function in model '{self._source.name}' must return a valid pb.ModelConfig "
                 "object."
             )
@@ -132,8 +132,6 @@ class PythonModel:
         try:
             with hosted(self._host(), opening(self._source.name)):
                 return ask(CompletedConfig(self._to_json(config)))
-        except ConfigConflictError as error:
-            raise ConfigError(str(error), from_model=True) from None
         except BaseException as error:
             failure = describe(error, self._folders)
         raise InternalError(failure, from_model=True)
@@ -172,7 +170,7 @@ class PythonModel:
     def _host(self, instance_name: str = "") -> Host:
         source = self._source
         caller = Calls(source.calls(), instance_name or source.name) if source.calls is not None else None
-        return Host(source.name, source.version, str(self._version_dir), caller)
+        return Host(source.name, source.version, str(self._version_dir), caller, instance_name or source.name)
 
     def _load(self) -> LoadedModule:
         failure = ""

@@ -1,4 +1,7 @@
-"""The configuration a Python model completes (spec C14); the law: what is configured is filled in, never changed."""
+"""The configuration a Python model completes (spec C14); the law: what is configured is filled in, never changed.
+
+What contradicts it raises Triton's errors, in its words.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,6 @@ from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig as Message
 
 _COMPLETED = ("max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy")
-
-
-class ConfigConflictError(ValueError):
-    """The model's code contradicts its configuration file."""
 
 
 class ModelConfig:
@@ -34,9 +33,9 @@ class ModelConfig:
         """Set the largest batch; the configuration file may not have asked for a larger one."""
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
-            raise ConfigConflictError(
-                f"{self._model()} sets max_batch_size to {max_batch_size}, but its configuration asks for "
-                f"{configured}: set it to {max_batch_size} or less there"
+            raise ValueError(
+                f"configuration specified max_batch_size {configured}, but in {self._function()} specified "
+                f"max_batch_size {max_batch_size}"
             )
         self._model_config["max_batch_size"] = max_batch_size
 
@@ -44,8 +43,9 @@ class ModelConfig:
         """Ask for the dynamic batcher, unless it is configured already."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
-                raise ConfigConflictError(
-                    f"{self._model()} asks for dynamic_batching, but its configuration has {scheduler}: use one of them"
+                raise ValueError(
+                    f"Configuration specified scheduling_choice as '{scheduler}', but {self._function()} tries to set "
+                    "scheduling_choice as 'dynamic_batching'"
                 )
         self._model_config.setdefault("dynamic_batching", {})
 
@@ -61,47 +61,59 @@ class ModelConfig:
         """Say whether the model is decoupled: ``{"decoupled": True}``."""
         for key in transaction_policy_dict:
             if key != "decoupled":
-                raise ConfigConflictError(f"{self._model()} sets '{key}' in its transaction policy; it has 'decoupled'")
+                raise ValueError(
+                    f"model transaction property in {self._function()} contains property other than 'decoupled'."
+                )
         policy = self._model_config.setdefault("model_transaction_policy", {})
         if "decoupled" in transaction_policy_dict:
             wanted = transaction_policy_dict["decoupled"]
             if policy.get("decoupled", wanted) != wanted:
-                raise ConfigConflictError(
-                    f"{self._model()} sets decoupled to {wanted}, but its configuration says {policy['decoupled']}"
+                raise ValueError(
+                    f"trying to change decoupled property in auto-complete-config for model '{self._name()}', which is "
+                    f"already set to '{policy['decoupled']}'."
                 )
             policy["decoupled"] = wanted
 
     def _add(self, side: str, tensor: Mapping[str, Any], properties: tuple[str, ...]) -> None:
         name = tensor.get("name")
         label = f"{side} '{name}'" if name is not None else side
-        for key in tensor:
-            if key not in properties:
-                raise ConfigConflictError(
-                    f"{self._model()} gives {label} the property '{key}'; it may have {', '.join(properties)}"
-                )
+        if not set(tensor) <= set(properties):
+            *others, last = (f"'{key}'" for key in properties)
+            raise ValueError(
+                f"{label} in {self._function()} contains property other than {', '.join(others)} and {last}."
+            )
         for key in ("name", "data_type", "dims"):
             if key not in tensor:
-                raise ConfigConflictError(f"{self._model()} gives {label} no '{key}'")
+                raise ValueError(f"{label} in {self._function()} is missing '{key}' property.")
         added = {**tensor, "dims": list(tensor["dims"])}
         tensors = self._model_config.setdefault(side, [])
         for configured in tensors:
             if configured["name"] == name:
-                self._agree(label, configured, added)
+                self._agree(side, configured, added)
                 configured.update(added)
                 return
         tensors.append(added)
 
-    def _agree(self, label: str, configured: Mapping[str, Any], added: Mapping[str, Any]) -> None:
-        for key, unset in (("data_type", "TYPE_INVALID"), ("dims", []), ("optional", added.get("optional"))):
-            before = configured.get(key, unset)
-            if before != unset and key in added and before != added[key]:
-                raise ConfigConflictError(
-                    f"{self._model()} gives {label} {key} {added[key]}, but its configuration says {before}: "
-                    "make the two agree"
+    def _agree(self, side: str, configured: Mapping[str, Any], added: Mapping[str, Any]) -> None:
+        name, before = added["name"], configured["data_type"]
+        if before not in ("TYPE_INVALID", added["data_type"]):
+            raise ValueError(
+                f"unable to load model '{self._name()}', configuration expects datatype {before} for {side} '{name}', "
+                f"model provides {added['data_type']}"
+            )
+        for key in ("dims", "optional"):
+            before = configured.get(key)
+            if key in added and before not in (None, [], added[key]):
+                raise ValueError(
+                    f"model '{self._name()}', tensor '{name}': the model expects {key} {added[key]} but the model "
+                    f"configuration specifies {key} {before}"
                 )
 
-    def _model(self) -> str:
-        return f"auto_complete_config of model '{self._model_config.get('name', '')}'"
+    def _function(self) -> str:
+        return f"auto-complete-config function for model '{self._name()}'"
+
+    def _name(self) -> str:
+        return str(self._model_config.get("name", ""))
 
 
 def take_over(completed: ModelConfig, config: Message) -> None:

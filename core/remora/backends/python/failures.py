@@ -39,9 +39,9 @@ def describe(error: BaseException, folders: Sequence[Path]) -> str:
 def describe_load(error: BaseException, file: Path, folders: Sequence[Path]) -> str:
     """The same for a file that could not be imported, with the remedy for a missing package."""
     lines = _lines(error, folders)
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        lines.append(_Line(error.filename, error.lineno or 0, "<module>"))
-    text = _text(error, lines or [_Line(str(file), 1, "<module>")])
+    if not lines and not isinstance(error, SyntaxError):  # its text says the line
+        lines = [_Line(str(file), 1, "<module>")]
+    text = _text(error, lines)
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         text += (
@@ -57,7 +57,7 @@ def _text(error: BaseException, lines: Iterable[_Line]) -> str:
     except Exception:  # the model's own exception class may be at fault too
         said = "<the exception has no text>"
     where = "".join(f"  {line.file}({line.number}): {line.name}\n" for line in reversed(list(lines)))
-    return f"{type(error).__name__}: {said}" + (f"\n\nAt:\n{where}" if where else "")
+    return f"{type(error).__name__}: {said or '<EMPTY MESSAGE>'}" + (f"\n\nAt:\n{where}" if where else "")
 
 
 def _lines(error: BaseException, folders: Sequence[Path]) -> list[_Line]:

@@ -48,6 +48,7 @@ class Host:
     model_version: int
     model_dir: str
     caller: Caller | None = None
+    instance_name: str = ""
 
 
 _host: ContextVar[Host | None] = ContextVar("remora_model_host", default=None)

@@ -110,9 +110,18 @@ class PythonInstance:
         except UnsupportedError:
             raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a model does not stop the server
-            failure = self._failure(error)
-        # Raised out here the error does not drag the model's frames, and their arrays, along with it.
-        raise failure
+            sent = [request.reply.response if request.reply is not None else None for request in requests]
+            failure = self._failure(error, unheard=all(sent))
+        # Out here the error does not drag the model's frames, and their arrays, along with it.
+        if not any(sent):
+            raise failure
+        # What was sent counts, whatever became of the execution.
+        return [
+            failure
+            if answer is None
+            else self._response(request.wanted(), answer, request.seen_inputs(), stays=request.stays())
+            for request, answer in zip(requests, sent, strict=True)
+        ]
 
     def _stream(self, execution: Execution) -> None:
         """Run a batch of a decoupled model: its answers may come from now on, also after this has returned."""

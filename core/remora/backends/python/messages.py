@@ -68,10 +68,10 @@ class TritonError:
 
 
 class MemoryType(IntEnum):
-    """Where a tensor may lie."""
+    """Where a tensor may lie; the numbers are the Python backend's."""
 
-    TRITONSERVER_MEMORY_CPU = 0
-    TRITONSERVER_MEMORY_GPU = 2
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
 
 
 class PreferredMemory(NamedTuple):
@@ -103,6 +103,7 @@ class InferenceResponse:
 
     Raises:
         TypeError: anything of another type.
+        TritonModelException: an output that is None, parameters of other types.
     """
 
     __slots__ = ("_error", "_outputs", "_parameters")
@@ -115,6 +116,8 @@ class InferenceResponse:
     ) -> None:
         self._outputs = list(output_tensors) if output_tensors is not None else []
         for tensor in self._outputs:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
             if not isinstance(tensor, Tensor):
                 raise TypeError(
                     f"InferenceResponse: output_tensors must be Tensor objects, found {type(tensor).__name__}"
@@ -122,7 +125,7 @@ class InferenceResponse:
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse: error must be a TritonError, not {type(error).__name__}")
         self._error = error
-        self._parameters = checked_parameters("InferenceResponse", parameters) if parameters else {}
+        self._parameters = checked_parameters(parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
         """The outputs, in order."""
@@ -155,14 +158,16 @@ def _text(value: Parameter) -> str:
     return number(value).decode() if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def checked_parameters(where: str, parameters: Mapping[str, Any] | None) -> dict[str, Parameter]:
-    """A copy of what a model gave as parameters; ``where`` begins the error. Raises TypeError for other types."""
+def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Parameter]:
+    """A copy of what a model gave as parameters. Raises TritonModelException for other types, in Triton's words."""
     checked: dict[str, Parameter] = {}
     for name, given in (parameters or {}).items():
         value = given.item() if isinstance(given, np.generic) else given
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
-            raise TypeError(
-                f"{where}: parameters must map str to bool, int, float or str, found {name!r}: {type(given).__name__}"
+        if not isinstance(name, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
+        if not isinstance(value, bool | int | float | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/float/str, found type {type(given)}"
             )
         checked[name] = value
     return checked

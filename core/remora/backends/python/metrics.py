@@ -27,7 +27,9 @@ def _explained(where: str) -> Iterator[None]:
     try:
         yield
     except MetricError as error:
-        raise TritonModelException(f"{where}: {error}") from None
+        host = current_host()
+        who = f"Failed to process the request for model '{host.instance_name}', message: " if host is not None else ""
+        raise TritonModelException(f"{where}: {who}{error}") from None
 
 
 class Metric:

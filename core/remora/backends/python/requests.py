@@ -33,7 +33,8 @@ class InferenceRequest:
     """A request to another model (spec L02), and what all requests have in common (spec Y07).
 
     Raises:
-        TypeError: inputs that are no Tensor objects, parameters of other types.
+        TypeError: inputs that are no Tensor objects.
+        TritonModelException: parameters of other types.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
         self._trace = trace or InferenceTrace()
-        self._parameters = checked_parameters("InferenceRequest", parameters)
+        self._parameters = checked_parameters(parameters)
         self._maker = current_host()  # it may be run by a thread that knows nothing of the model
 
     def inputs(self) -> list[Tensor]:
@@ -74,9 +75,9 @@ class InferenceRequest:
         """The input of that name, None when the request has none."""
         return next((tensor for tensor in self.inputs() if tensor.name() == name), None)
 
-    def requested_output_names(self) -> list[str]:
-        """The outputs that are wanted."""
-        return self._outputs
+    def requested_output_names(self) -> set[str]:
+        """The outputs that are wanted: a set, as in Triton."""
+        return set(self._outputs)
 
     def request_id(self) -> str:
         """The client's id, "" for none."""
@@ -89,6 +90,10 @@ class InferenceRequest:
     def flags(self) -> int:
         """Bits: 1 starts its sequence, 2 ends it."""
         return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """From now on these are its flags."""
+        self._flags = flags
 
     def timeout(self) -> int:
         """In microseconds, 0 for none."""
@@ -145,7 +150,7 @@ class InferenceRequest:
         flags = self.flags()
         form = InferForm(
             tuple(InputSpec(tensor.name, tensor.datatype, tensor.data.shape) for tensor in tensors),
-            tuple(OutputSpec(name) for name in self.requested_output_names()),
+            tuple(map(OutputSpec, self._outputs)),
             self.request_id(),
             self.parameter_values(),
             timeout_us=self.timeout(),
@@ -172,13 +177,15 @@ class InferenceRequest:
 class Single:
     """The reply of a model that gives one response to each request. Thread-safe.
 
-    ``take`` waits until the response is there, or until it is sure that none will come.
+    ``take`` waits until the response is there, or until it is sure that none will come. ``response`` is what was sent,
+    if anything was: nothing that happens later can take it back.
     """
 
-    __slots__ = ("_closed", "_lock", "_mailbox", "_request", "_sent")
+    __slots__ = ("_closed", "_lock", "_mailbox", "_request", "_sent", "response")
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self.response: InferenceResponse | None = None
         self._sent = 0
         self._closed = False
         self._lock = Lock()
@@ -187,6 +194,7 @@ class Single:
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         with self._lock:
             self._count(response, flags)
+            self.response = self.response or response
         if response is not None:
             self._mailbox.put(response)
 
@@ -233,6 +241,8 @@ class ReceivedRequest(InferenceRequest):
         self._tensors: dict[str, Tensor] = {}
         self._complete = False
         self._maker: Host | None = None
+        form = request.form
+        self._flags = SEQUENCE_START * form.sequence_start | SEQUENCE_END * form.sequence_end
         self._sender: ResponseSender | None = None
         self.release_flags = RELEASE_ALL
         self.reply: Single | None = None  # models that return their responses need none
@@ -271,18 +281,14 @@ class ReceivedRequest(InferenceRequest):
         """Whether outputs may stay on a device."""
         return self._request.stays
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._request.requested)
+    def requested_output_names(self) -> set[str]:
+        return set(self._request.requested)
 
     def request_id(self) -> str:
         return self._request.form.id
 
     def correlation_id(self) -> int | str:
         return self._request.form.sequence_id
-
-    def flags(self) -> int:
-        form = self._request.form
-        return SEQUENCE_START * form.sequence_start | SEQUENCE_END * form.sequence_end
 
     def timeout(self) -> int:
         return self._request.form.timeout_us

@@ -30,9 +30,6 @@ DATATYPES = (
 class TritonModelException(Exception):  # noqa: N818 - Triton's name, which models catch by
     """What a model raises, or gets from this module, to fail all requests of an execution (spec Y04)."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message)
-
     def message(self) -> str:
         """The text."""
         return str(self)
@@ -63,8 +60,10 @@ class Tensor:
         self._datatype = datatype_of(numpy_array)
         if not self._datatype:
             raise TritonModelException(
-                f"Tensor '{name}': numpy dtype {numpy_array.dtype} has no Triton datatype; convert the array first"
+                f"NumPy dtype is not supported. Tensor '{name}' has {numpy_array.dtype}: convert the array first"
             )
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
         self._name = name
         self._array = _plain(numpy_array)
 

@@ -86,9 +86,8 @@ def test_what_a_model_holds_goes_with_the_model() -> None:
     ("act", "text"),
     [
         (lambda: family(name="1x"), "Error when creating MetricFamily: '1x' is no metric name"),
-        (lambda: (family().Metric(), family(MetricFamily.GAUGE)), "exists already as a counter"),
-        (lambda: [family(), family(description="else")], "described as 'what'"),
-        (lambda: family().Metric(labels={"__a": "1"}), "no label name"),
+        (lambda: (family().Metric(), family(MetricFamily.GAUGE)), "Family name already exists with different type"),
+        (lambda: family().Metric(labels={"__a": "1"}), "Invalid label name '__a'"),
         (lambda: family().Metric(labels={"a": 1}), "must be text, not int"),  # type: ignore[dict-item]
         (lambda: family().Metric(buckets=[1]), "a counter has no buckets"),
         (lambda: family(MetricFamily.HISTOGRAM).Metric(), "needs its buckets"),
@@ -103,6 +102,26 @@ def test_what_a_model_holds_goes_with_the_model() -> None:
 def test_what_a_kind_does_not_have_is_refused(act: Any, text: str) -> None:
     with pytest.raises(TritonModelException, match=text):
         act()
+
+
+def test_a_family_keeps_its_first_description() -> None:
+    first = family().Metric()
+    family(description="else").Metric().increment(1)
+    (read,) = snapshot()
+    assert (read.description, read.samples[0].value) == ("what", 1)
+    del first
+
+
+def test_an_error_names_the_instance_whose_code_it_was() -> None:
+    with (
+        hosted(Host("mine", 1, "/models/x", None, "mine_0")),
+        pytest.raises(TritonModelException) as caught,
+    ):
+        family().Metric().set(1)
+    assert str(caught.value) == (
+        "Failed to set metric value: Failed to process the request for model 'mine_0', message: "
+        "TRITONSERVER_METRIC_KIND_COUNTER does not support Set"
+    )
 
 
 def test_a_series_with_other_buckets_is_refused() -> None:

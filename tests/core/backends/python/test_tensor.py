@@ -74,8 +74,20 @@ def test_text_bytes_and_objects_leave_as_bytes(array: Any) -> None:
 
 @pytest.mark.parametrize("array", [np.array([1j]), np.array(["2020"], "M8[Y]"), np.zeros(1, [("a", "i4")])])
 def test_arrays_without_a_datatype_are_refused(array: Any) -> None:
-    with pytest.raises(pb_utils.TritonModelException, match="has no Triton datatype"):
+    with pytest.raises(pb_utils.TritonModelException, match=r"^NumPy dtype is not supported\. "):
         pb_utils.Tensor("x", array)
+
+
+def test_a_tensor_has_a_name() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
+        pb_utils.Tensor("", np.zeros(1))
+
+
+def test_the_numbers_and_tables_are_those_of_tritons_module() -> None:
+    assert (pb_utils.TRITONSERVER_MEMORY_GPU, pb_utils.TRITONSERVER_MEMORY_CPU) == (0, 1)
+    assert len(pb_utils.TRITON_STRING_TO_NUMPY) == 13
+    assert pb_utils.TRITON_STRING_TO_NUMPY["TYPE_STRING"] is np.object_
+    assert pb_utils.TRITON_STRING_TO_NUMPY["TYPE_BOOL"] is bool
 
 
 @pytest.mark.parametrize(("name", "value"), [("x", [1, 2]), (5, np.zeros(1)), ("x", None)])
@@ -136,7 +148,7 @@ def test_a_capsule_serves_once() -> None:
     capsule = bfloat16([1]).to_dlpack()
     import_tensor(capsule)
     for wrong in (capsule, 5):
-        with pytest.raises(DLPackError, match="no DLPack capsule"):
+        with pytest.raises(DLPackError, match=r"Provided tensor is not supported\. Tensor must be a DLPack capsule"):
             import_tensor(wrong)
 
 
@@ -237,7 +249,7 @@ def test_types_have_numbers_names_and_numpy_twins() -> None:
         if name in NUMERIC:
             twin = DTYPES[name].type
             assert pb_utils.triton_to_numpy_type(number) is twin
-            assert pb_utils.triton_string_to_numpy(f"TYPE_{name}") is twin
+            assert pb_utils.triton_string_to_numpy(f"TYPE_{name}") is (bool if name == "BOOL" else twin)
             assert pb_utils.numpy_to_triton_type(twin) == pb_utils.numpy_to_triton_type(np.dtype(twin)) == number
     assert pb_utils.triton_to_numpy_type(13) is pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
     assert [pb_utils.numpy_to_triton_type(kind) for kind in (np.object_, np.bytes_, np.complex64)] == [13, 13, None]
@@ -273,11 +285,13 @@ def test_responses_and_requests_are_made_of_what_they_take() -> None:
         pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 1), parameters={"k": 1},
     )  # fmt: skip
     assert (asked.request_id(), asked.correlation_id(), asked.inputs(), asked.requested_output_names()) == (
-        "id", 7, [tensor], ["y"],
+        "id", 7, [tensor], {"y"},
     )  # fmt: skip
     assert (asked.model_name(), asked.model_version(), asked.flags(), asked.timeout(), asked.parameters()) == (
         "other", 2, 3, 9, '{"k":1}',
     )  # fmt: skip
+    asked.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+    assert asked.flags() == 2
     assert asked.preferred_memory().preferred_device_id == 1
     error = pb_utils.TritonError("text", pb_utils.TritonError.NOT_FOUND)
     assert (error.code(), error.message(), str(error)) == (pb_utils.TritonError.NOT_FOUND, "text", "text")
@@ -286,6 +300,7 @@ def test_responses_and_requests_are_made_of_what_they_take() -> None:
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: pb_utils.InferenceResponse([None]),  # type: ignore[list-item]
         lambda: pb_utils.InferenceResponse([1]),  # type: ignore[list-item]
         lambda: pb_utils.InferenceResponse([], "error"),  # type: ignore[arg-type]
         lambda: pb_utils.InferenceResponse([], None, {"a": [1]}),  # type: ignore[dict-item]
@@ -294,8 +309,8 @@ def test_responses_and_requests_are_made_of_what_they_take() -> None:
         lambda: pb_utils.TritonError(5),  # type: ignore[arg-type]
     ],
 )
-def test_what_they_do_not_take_is_a_type_error(make: Any) -> None:
-    with pytest.raises(TypeError):
+def test_what_they_do_not_take_is_refused(make: Any) -> None:
+    with pytest.raises((TypeError, pb_utils.TritonModelException)):
         make()
 
 

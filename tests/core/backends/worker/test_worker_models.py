@@ -370,13 +370,13 @@ def test_a_file_that_is_not_there_is_named(fast: Models) -> None:
         fast.open(ANSWER, CONFIG + 'default_model_filename: "other.py"')
 
 
-def test_a_configuration_that_contradicts_the_model_is_a_configuration_error(fast: Models) -> None:
+def test_a_configuration_that_contradicts_the_model_is_refused_in_tritons_words(fast: Models) -> None:
     model = fast.open(
         "    @staticmethod\n    def auto_complete_config(config):\n"
         "        config.add_input({'name': 'IN', 'data_type': 'TYPE_FP32', 'dims': [1]})\n"
         "        return config\n" + ANSWER
     )
-    with pytest.raises(ConfigError, match="IN"):
+    with pytest.raises(InternalError, match="configuration expects datatype TYPE_INT32 for input 'IN'"):
         model.complete(text_format.Parse(CONFIG, ModelConfig()))
 
 
