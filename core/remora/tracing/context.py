@@ -12,7 +12,10 @@ from typing import Final, NamedTuple
 _PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _XRAY_ROOT: Final = re.compile(rb"1-([0-9a-f]{8})-([0-9a-f]{24})")
 _XRAY_PARENT: Final = re.compile(rb"[0-9a-f]{16}")
+_KEY: Final = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_MEMBER: Final = re.compile(rb"%b=[ -+\--<>-~]{0,255}[!-+\--<>-~]" % _KEY)
 _STATE_LIMIT = 512
+_MOST_MEMBERS = 32
 
 Carrier = Callable[[bytes], bytes | None]
 """Gives a header by its lower-case name."""
@@ -43,8 +46,16 @@ def _of_w3c(parent: bytes, state: bytes | None) -> SpanContext | None:
     trace_id, span_id = int(match[2], 16), int(match[3], 16)
     if not trace_id or not span_id:
         return None
-    text = state.decode("latin-1").strip() if state is not None and len(state) <= _STATE_LIMIT else ""
-    return SpanContext(trace_id, span_id, bool(int(match[4], 16) & 1), text)
+    return SpanContext(trace_id, span_id, bool(int(match[4], 16) & 1), _state_of(state or b""))
+
+
+def _state_of(value: bytes) -> str:
+    """What vendors send along, if it is as W3C wants it: of anything else a collector's library would complain."""
+    members = [member for part in value.split(b",") if (member := part.strip(b" \t"))]
+    keys = {member.partition(b"=")[0] for member in members}
+    if len(value) > _STATE_LIMIT or not len(keys) == len(members) <= _MOST_MEMBERS:
+        return ""
+    return value.decode().strip() if members and all(map(_MEMBER.fullmatch, members)) else ""
 
 
 def _of_xray(value: bytes) -> SpanContext | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.trace.span import TraceState
 
 from remora.tracing.context import SpanContext, carried, context_of, traceparent
 
@@ -20,7 +21,14 @@ XRAY = b"Root=1-0af76519-16cd43dd8448eb211c80319c;Parent=b7ad6b7169203331;Sample
         ({b"traceparent": PARENT}, KNOWN),
         ({b"traceparent": PARENT[:-2] + b"00"}, KNOWN._replace(sampled=False)),
         ({b"traceparent": PARENT, b"tracestate": b"a=1,b=2"}, KNOWN._replace(state="a=1,b=2")),
+        ({b"traceparent": PARENT, b"tracestate": b" 1@b=x y\t,, c-*/_=!"}, KNOWN._replace(state="1@b=x y\t,, c-*/_=!")),
         ({b"traceparent": PARENT, b"tracestate": b"a=" + b"x" * 600}, KNOWN),
+        ({b"traceparent": PARENT, b"tracestate": b"a=1,no member"}, KNOWN),
+        ({b"traceparent": PARENT, b"tracestate": b"A=1"}, KNOWN),
+        ({b"traceparent": PARENT, b"tracestate": b"a=1,a=2"}, KNOWN),
+        ({b"traceparent": PARENT, b"tracestate": b" ,,"}, KNOWN),
+        ({b"traceparent": PARENT, b"tracestate": b"a=\xe9"}, KNOWN),
+        ({b"traceparent": PARENT, b"tracestate": b",".join(b"k%d=1" % number for number in range(33))}, KNOWN),
         ({b"traceparent": b"cc" + PARENT[2:] + b"-more"}, KNOWN),
         ({b"traceparent": PARENT + b"-more"}, None),
         ({b"traceparent": b"ff" + PARENT[2:]}, None),
@@ -42,6 +50,13 @@ def test_whatever_is_sent_never_hurts(value: bytes) -> None:
     for name in (b"traceparent", b"x-amzn-trace-id"):
         found = context_of({name: value}.get)
         assert found is None or found.trace_id
+
+
+@given(st.binary(max_size=40), st.sampled_from([b"a=1,", b"b@c=", b""]))
+def test_a_state_that_is_kept_is_one_to_the_library_that_sends_it(value: bytes, before: bytes) -> None:
+    found = context_of({b"traceparent": PARENT, b"tracestate": before + value}.get)
+    assert found is not None
+    assert bool(found.state) == bool(TraceState.from_header([found.state]))
 
 
 @given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
