@@ -7,7 +7,6 @@ That order is id, parameters, each input with its bytes, surplus bytes, outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 from remora.errors import InvalidArgumentError, MalformedError, given_twice
@@ -188,8 +187,7 @@ class _Inputs:
         elif place := _place(parameters):
             self.data.append(self._regions.view(place).toreadonly())
         else:
-            # Triton counts no element in a tensor without dims, where numpy counts one.
-            self.data.append(self._values(item, name, datatype, prod(shape) if shape else 0))
+            self.data.append(self._values(item, name, datatype, _count(shape)))
 
     def _take(self, name: str, size: int) -> None:
         """The next ``size`` bytes of the body (spec B01, B05)."""
@@ -237,6 +235,21 @@ def _shape(item: Any, name: str) -> tuple[int, ...]:
     if any(dim > MAX_DIM for dim in dims):
         raise InvalidArgumentError(f"input '{name}' has a dimension beyond {MAX_DIM} in its shape {list(dims)}")
     return dims
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    """How many elements a shape has, or some number beyond MAX_DIM: the product of many dims would take minutes.
+
+    Triton counts no element in a tensor without dims, where numpy counts one.
+    """
+    if not shape or 0 in shape:
+        return 0
+    count = 1
+    for dim in shape:
+        count *= dim
+        if count > MAX_DIM:
+            break
+    return count
 
 
 def _place(parameters: Any) -> Place | None:

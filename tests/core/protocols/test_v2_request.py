@@ -139,6 +139,8 @@ def test_of_a_tensor_without_elements_the_data_is_not_looked_at(datatype: str, n
 
 def test_a_shape_whose_product_overflows_is_left_to_the_engine() -> None:
     assert one("FP32", [2**32, 2**32], [1]) is None
+    assert one("FP32", [2**62] * 200_000, [1]) is None  # at once, where the whole product would take minutes
+    assert one("FP32", [2**62] * 9 + [0], [1]) == b""
 
 
 def test_a_tensor_beyond_the_limit_is_refused_before_it_is_made() -> None:
