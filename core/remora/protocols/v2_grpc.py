@@ -21,7 +21,7 @@ from remora.errors import InternalError, InvalidArgumentError, given_twice
 from remora.messages import Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
 from remora.protocols.v2_grpc_calls import RPCS, Rpc
-from remora.protocols.v2_grpc_form import MAX_TENSORS, Head, again, parsed, read_head, too_many, version_of
+from remora.protocols.v2_grpc_form import Head, again, parsed, read_head, version_of
 from remora.protocols.v2_grpc_status import (
     DECOUPLED_TEXT,
     SHUTDOWN_TEXT,
@@ -32,6 +32,7 @@ from remora.protocols.v2_grpc_status import (
     utf8,
 )
 from remora.protocols.v2_reply import serialized
+from remora.protocols.v2_request import MAX_TENSORS, too_many
 from remora.regions import DISABLED, Regions, Target, write
 
 __all__ = [
@@ -198,7 +199,7 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
     Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end, a name twice.
     """
     view = memoryview(message)
-    end, at, run = len(view), 0, 0
+    end, at, run, kept = len(view), 0, 0, 0
     names: list[memoryview | bytes] = [b"", b"", b""]
     rest: list[memoryview] = []
     raw: list[Data] = []
@@ -217,6 +218,9 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
         if at > end:
             return None
         if tag in _REST_TAGS:
+            kept += 1
+            if kept > MAX_TENSORS:  # each would be an object before anybody could count them
+                raise too_many()
             continue
         # Another kind of field ends the run of those that are kept together.
         if run < start:

@@ -16,10 +16,8 @@ from remora.errors import InvalidArgumentError, MalformedError, RemoraError, err
 from remora.messages import DTYPES, Buffer, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.proto import inference_pb2 as pb
 from remora.protocols.sequence_ids import checked_id
+from remora.protocols.v2_request import MAX_TENSORS, too_many
 from remora.regions import Place
-
-MAX_TENSORS = 65_536
-"""How many tensors one request may name: each costs far more memory here than its two bytes on the wire."""
 
 _UINT64 = 2**64 - 1
 
@@ -217,10 +215,6 @@ def _read_parameters(
 def again(error: RemoraError) -> RemoraError:
     """A refusal that was kept, as a new exception: one that is raised twice drags its first traceback along."""
     return error_of(error.code, error.message)
-
-
-def too_many() -> RemoraError:
-    return InvalidArgumentError(f"the request names more than {MAX_TENSORS} tensors: send fewer in one request")
 
 
 def version_of(text: str) -> int:

@@ -20,6 +20,8 @@ from remora.regions import DISABLED, Place, Regions, Target
 MAX_DIM = 2**63 - 1
 MAX_CLASSES = 1_000_000
 """More classes than that are as good as all of them (spec X06)."""
+MAX_TENSORS = 65_536
+"""How many tensors one request may name: each costs far more time and memory here than its few bytes on the wire."""
 
 
 class Limits(NamedTuple):
@@ -73,7 +75,7 @@ def read_request(
         access.as_text(request_id, "id")
     parameters = _parameters(request)
     inputs = _Inputs(body, header_length, model, request_id or "", limits, regions)
-    for item in access.array_member(request, "inputs"):
+    for item in _tensors(request, "inputs"):
         inputs.read(item)
     if inputs.at != len(body):
         raise InvalidArgumentError(f"unexpected additional input data for model '{model}'")
@@ -149,6 +151,20 @@ def as_parameter(key: str, value: Any) -> Parameter:
         # Parameters travel as signed 64-bit integers or doubles.
         return value if value <= 2**63 - 1 else float(value)
     raise InvalidArgumentError(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+
+
+def too_many() -> InvalidArgumentError:
+    """The error for more tensors than MAX_TENSORS."""
+    return InvalidArgumentError(
+        f"the request names more than {MAX_TENSORS} tensors or parameters: send fewer in one request"
+    )
+
+
+def _tensors(request: Any, name: str) -> list[Any]:
+    items = access.array_member(request, name)
+    if len(items) > MAX_TENSORS:
+        raise too_many()
+    return items
 
 
 class _Inputs:
@@ -271,7 +287,7 @@ def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], di
     places: dict[str, Target] = {}
     if not access.find(request, "outputs")[0]:
         return (), listed, places
-    for item in access.array_member(request, "outputs"):
+    for item in _tensors(request, "outputs"):
         _, parameters = access.find(item, "parameters")
         _check_output_region(parameters)
         name = access.text_member(item, "name")

@@ -422,7 +422,7 @@ def test_a_field_that_comes_twice_counts_as_protobuf_says() -> None:
     assert values(call) == [b"12345678", b"87654321"]
 
 
-@pytest.mark.parametrize("piece", [b"\x2a\x00", b"\x3a\x00", b"\x2a\x00\x3a\x00"])
+@pytest.mark.parametrize("piece", [b"\x2a\x00", b"\x32\x00", b"\x22\x00", b"\x3a\x00", b"\x2a\x00\x3a\x00"])
 def test_a_flood_of_empty_tensors_is_refused(piece: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match="more than 65536 tensors"):
         read_infer(piece * (MAX_TENSORS + 1))

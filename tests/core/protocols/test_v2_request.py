@@ -11,6 +11,7 @@ import pytest
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError
 from remora.messages import DTYPES
+from remora.protocols.v2_request import MAX_TENSORS
 from remora.protocols.v2_rest import InferCodec
 
 FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
@@ -135,6 +136,14 @@ def test_how_many_strings_there_are_is_left_to_the_engine() -> None:
 @pytest.mark.parametrize(("datatype", "nothing"), [("FP32", b""), ("FP16", b""), ("BYTES", []), ("WAT", b"")])
 def test_of_a_tensor_without_elements_the_data_is_not_looked_at(datatype: str, nothing: object) -> None:
     assert one(datatype, [0, 5], "anything") == nothing
+
+
+@pytest.mark.parametrize("member", ["inputs", "outputs"])
+def test_a_flood_of_tensors_is_refused(member: str) -> None:
+    request = {"inputs": [], member: [{}] * (MAX_TENSORS + 1)}
+    assert refusal(json.dumps(request).encode()).message == (
+        "the request names more than 65536 tensors or parameters: send fewer in one request"
+    )
 
 
 def test_a_shape_whose_product_overflows_is_left_to_the_engine() -> None:
