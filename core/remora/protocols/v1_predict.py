@@ -22,6 +22,8 @@ from remora.protocols.v2_request import Limits, check_values
 
 _ONE_BY_ONE = 1
 _MAX_ROWS = 1 << 20
+_MAX_PARTS = 1 << 16
+"""How many requests one body may make: each takes its time, and nobody else is served while they are made."""
 _KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 """What JSON has for each kind of array."""
 
@@ -68,6 +70,7 @@ def decode_predict(
     if len(found) > _MAX_ROWS:
         raise InvalidArgumentError(f"there are {len(found)} instances, {_MAX_ROWS} are accepted in one request")
     if not rows.stacked:
+        _check_parts(len(found))
         return [Part(*_request(_single(one, inputs, optional)), 1) for one in found]
     return _cut(_stacked(found, inputs, optional), rows)
 
@@ -158,10 +161,19 @@ def _cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
     if not rows.stacked:
         return [Part(*_request(tensors), 1)]
     step = rows.most or count
+    _check_parts(-(-count // step))
     return [
         Part(*_request([(row, array[start : start + step]) for row, array in tensors]), min(step, count - start))
         for start in range(0, count, step)
     ]
+
+
+def _check_parts(count: int) -> None:
+    if count > _MAX_PARTS:
+        raise InvalidArgumentError(
+            f"the instances make {count} requests of what the model takes at a time, at most {_MAX_PARTS} are made: "
+            "send fewer, or give the model a greater max_batch_size"
+        )
 
 
 def _request(tensors: list[tuple[TensorInfo, Array]]) -> tuple[InferForm, list[Data]]:

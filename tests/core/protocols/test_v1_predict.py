@@ -161,6 +161,14 @@ def test_limits_are_checked_before_a_body_is_read() -> None:
         decode_predict(b"[" * 9, [X], NONE, Rows(8, True), limit=8)
 
 
+@pytest.mark.parametrize("rows", [Rows(1, True), Rows(1, False)])
+def test_a_body_that_would_make_countless_requests_is_refused(rows: Rows) -> None:
+    body = json.dumps({"instances": [[1, 2]] * 65_537}).encode()
+    with pytest.raises(InvalidArgumentError, match="make 65537 requests"):
+        decode_predict(body, [X], NONE, rows)
+    assert len(decode_predict(body, [X], NONE, Rows(8, True))) == 8_193
+
+
 @given(st.binary(max_size=40))
 def test_no_bytes_do_more_than_being_refused(body: bytes) -> None:
     with pytest.raises(InvalidArgumentError):
