@@ -20,6 +20,8 @@ from remora.system.clock import Clock
 from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes
 
+_CACHED_TOO = ("request", "queue")
+"""The durations of a request that the cache answers; it spends nothing else."""
 _SUMMARY_WINDOW_NS = 60 * 10**9
 Labels = tuple[tuple[str, str], ...]
 
@@ -86,10 +88,11 @@ class MetricsExporter:
             for model, kept in samples:
                 total = getattr(_stats(model), "success" if field == "request" else field)
                 values = [getattr(sample, f"{field}_ns") for sample in kept]
-                if field in ("request", "queue"):
+                if field in _CACHED_TOO:
                     values += [getattr(sample, f"{field}_ns") for sample in hits.get(model, ())]
                 rows += self._summary(model, total, values)
-            help_text = f"Summary of {field.replace('_', ' ')} duration in microseconds (includes cached requests)"
+            cached = "includes" if field in _CACHED_TOO else "does not include"
+            help_text = f"Summary of {field.replace('_', ' ')} duration in microseconds ({cached} cached requests)"
             _family(lines, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
         for hit, name in ((True, "cache_hit"), (False, "cache_miss")) if hits else ():
             rows = []

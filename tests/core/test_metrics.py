@@ -95,6 +95,12 @@ def test_series_are_there_before_the_first_request_with_the_models_tags_escaped(
     assert page_of(engine)[f"nv_inference_request_success{{{labels}}}"] == 0
 
 
+def test_a_summary_says_whether_requests_that_the_cache_answered_are_in_it(engine: Engine) -> None:
+    text = engine.perform(Metrics())
+    assert "# HELP nv_inference_queue_summary_us Summary of queue duration in microseconds (includes cached" in text
+    assert "_infer_summary_us Summary of compute infer duration in microseconds (does not include cached" in text
+
+
 def test_a_summary_of_nothing_is_not_a_number(engine: Engine) -> None:
     page = page_of(engine)
     assert any(
