@@ -35,6 +35,9 @@ def _answer(kind: type[R], read: Callable[[str, Any], R], route: Route, body: by
         return HttpAnswer(200, (JSON,), [b"[%b]" % b",".join(rows)])
     if route.verb == "register":
         _check_enabled(regions)  # before anything is read
+        if not route.region:
+            kind_name = "system" if kind is Region else "cuda"
+            raise InvalidArgumentError(f"'region name' is necessary to register {kind_name} shared memory region")
         regions.register(read(route.region, access.document(body)))
     else:
         regions.unregister(kind, route.region)

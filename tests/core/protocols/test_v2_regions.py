@@ -92,6 +92,13 @@ def test_a_regions_description_is_read_in_tritons_order(
     assert registering("system_shm", tmp_path, body) == (status, {"error": text})
 
 
+@pytest.mark.parametrize(("action", "kind"), [("system_shm", "system"), ("cuda_shm", "cuda")])
+def test_a_region_needs_a_name_before_all_else(tmp_path: Path, action: str, kind: str) -> None:
+    refused = answer_region(Route(action, verb="register"), b"{bad", SharedMemory(tmp_path))
+    text = f"'region name' is necessary to register {kind} shared memory region"
+    assert (refused.status, json.loads(refused.body[0])) == (400, {"error": text})
+
+
 def registering(action: str, folder: Path, body: Mapping[str, object]) -> tuple[int, object]:
     """What registering the region c is answered."""
     answer = answer_region(Route(action, verb="register", region="c"), json.dumps(body).encode(), SharedMemory(folder))
