@@ -39,6 +39,7 @@ _SCRATCH_BYTES = 262_144
 _AHEAD_LIMIT = 1_048_576
 """How much of later requests a connection may send ahead before its socket is left unread."""
 _JOIN_BYTES = 8_192
+_KEPT = (b"Connection", b"keep-alive")  # what clients of HTTP/1.0 that ask for it wait to be told (RFC 9112 C.2.2)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ALIGNMENT = 64
 
@@ -296,18 +297,20 @@ class Connection(asyncio.BufferedProtocol):
         keep = head is not None and head.keep_alive and not self._listener.closing
         keep = keep and (not self._ended or bool(self._rest))
         wire, body = answer.wire, answer.body
-        if wire is not None and keep and len(body) == 2 and type(body[1]) is bytes:
+        asks_to_keep = keep and head is not None and head.http10
+        if wire is not None and keep and not asks_to_keep and len(body) == 2 and type(body[1]) is bytes:
             if not wire.start:
                 wire.start = fixed_part(answer)
             transport.write(wire.start + body[1])  # the usual case, kept short
         else:
-            self._write(answer, keep, bodyless=head is not None and head.method == "HEAD")
+            headers = (*answer.headers, _KEPT) if asks_to_keep else answer.headers
+            self._write(answer, headers, keep, bodyless=head is not None and head.method == "HEAD")
         if not keep or self._rest or self._paused:
             self._go_on(keep)
 
-    def _write(self, answer: HttpAnswer, keep: bool, *, bodyless: bool) -> None:
+    def _write(self, answer: HttpAnswer, headers: Headers, keep: bool, *, bodyless: bool) -> None:
         """Write a whole answer; one to HEAD has the length it would have, and nothing after it (RFC 9110 9.3.2)."""
-        start = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=keep)
+        start = response_head(answer.status, headers, _length(answer.body), keep_alive=keep)
         if bodyless:
             self._transport.write(start)
         elif _length(answer.body) <= _JOIN_BYTES:

@@ -306,6 +306,7 @@ def test_the_connection_is_kept_or_closed_as_the_client_says(bench: Bench, reque
     bench.receive(request_wire)
     assert bench.transport.closing is not kept
     assert (b"Connection: close" in bench.written) is not kept
+    assert (b"Connection: keep-alive" in bench.written) is (kept and b"HTTP/1.0" in request_wire)
 
 
 @pytest.mark.parametrize("wait", [False, True])
