@@ -52,6 +52,18 @@ class Steps(NamedTuple):
     decoupled: frozenset[str]
 
 
+def _borrowed_labels(models: StepModels, name: str, version: int, output: str) -> Sequence[str]:
+    """What a composing model calls the classes of an output; nothing when it has gone: answers never raise."""
+    try:
+        model = models.borrow(name, version)
+    except RemoraError:
+        return ()
+    try:
+        return model.labels_of(output)
+    finally:
+        model.give_back()
+
+
 class ServedModel:
     """Requests go in by `submit`; the answer comes through the ticket's reply, exactly once.
 
@@ -279,8 +291,19 @@ class ServedModel:
         return reply_classified
 
     def _classified(self, ticket: Ticket, response: Response) -> Response | RemoraError:
-        batches = self.signature.max_batch_size > 0
-        return classify(response, ticket.request.form.outputs, self._labels, batches=batches)
+        wanted = ticket.request.form.outputs
+        labels = {output.name: self.labels_of(output.name) for output in wanted if output.classes}
+        return classify(response, wanted, labels, batches=self.signature.max_batch_size > 0)
+
+    def labels_of(self, output: str) -> Sequence[str]:
+        """The lines of an output's label file; an ensemble's outputs have those of where they come from (spec C09)."""
+        if output in self._labels or self.steps is None:
+            return self._labels.get(output, ())
+        for step in self.config.ensemble_scheduling.step:
+            for inner, tensor in step.output_map.items():
+                if tensor == output:
+                    return _borrowed_labels(self.steps.models, step.model_name, step.model_version, inner)
+        return ()
 
     @property
     def instance_count(self) -> int:

@@ -16,7 +16,7 @@ from remora.backends.ensemble import EnsembleBackend
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
-from remora.messages import InferForm, InputSpec, Outcome, Response, Ticket
+from remora.messages import InferForm, InputSpec, Outcome, OutputSpec, Response, Ticket
 from remora.options import EngineOptions
 
 PATIENCE_S = 30.0
@@ -84,6 +84,11 @@ def ready(lifecycle: Lifecycle) -> list[str]:
 
 def doubled(lifecycle: Lifecycle, name: str) -> int:
     """What becomes of 1."""
+    return int(answer_of(lifecycle, name, ASKED)[0, 0])
+
+
+def answer_of(lifecycle: Lifecycle, name: str, form: InferForm) -> Any:
+    """The one output of the answer about 1."""
     done = threading.Event()
     replies = Replies()
 
@@ -91,11 +96,11 @@ def doubled(lifecycle: Lifecycle, name: str) -> int:
         replies(ticket, outcome)
         done.set()
 
-    ticket = lifecycle.resolve(name).submit(ASKED, [np.ones((1, 1), np.int32)], reply)
+    ticket = lifecycle.resolve(name).submit(form, [np.ones((1, 1), np.int32)], reply)
     assert done.wait(PATIENCE_S)
     outcome = replies.only(ticket)
     assert isinstance(outcome, Response), outcome
-    return int(outcome.outputs[0].data[0, 0])
+    return outcome.outputs[0].data
 
 
 # -- coming ---------------------------------------------------------------------------------------------------------
@@ -331,3 +336,30 @@ def test_an_ensembles_failure_is_counted_as_no_execution(bench: Bench) -> None:
     own = statistics.snapshot("e", "1")
     assert (own.fail.count, own.execution_count, own.success.count) == (1, 0, 0)
     assert statistics.failures["OTHER"] == 1
+
+
+# -- classes --------------------------------------------------------------------------------------------------------
+
+LABELLED = DOUBLER.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"')
+
+
+def test_the_classes_of_an_ensemble_are_called_as_the_model_calls_them_where_they_come_from(bench: Bench) -> None:
+    (write_model(bench.repository, "c", config=LABELLED) / "labels.txt").write_text("one\ntwo\n")
+    bench.ensemble("inner", "a", "c")
+    bench.ensemble("outer", "b", "inner")
+    bench.ensemble("plain", "c", "a")
+    lifecycle = bench.started("none")
+    names = {name: lifecycle.resolve(name).labels_of("OUT") for name in ("c", "inner", "outer", "plain")}
+    assert names == {"c": ("one", "two"), "inner": ("one", "two"), "outer": ("one", "two"), "plain": ()}
+
+
+def test_an_ensembles_own_names_for_classes_hold(bench: Bench) -> None:
+    (write_model(bench.repository, "c", config=LABELLED) / "labels.txt").write_text("one\ntwo\n")
+    bench.ensemble("own", "a", "c")
+    config = bench.repository / "own" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"'))
+    (bench.repository / "own" / "labels.txt").write_text("uno\n")
+    lifecycle = bench.started("none")
+    asked = InferForm(ASKED.inputs, (OutputSpec("OUT", 2),))
+    assert answer_of(lifecycle, "own", asked).tolist() == [[b"4:0:uno"]]
+    assert answer_of(lifecycle, "c", asked).tolist() == [[b"2:0:one"]]

@@ -731,7 +731,7 @@ LABELLED = DOUBLER.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.t
 
 def test_labels_are_the_lines_of_the_outputs_file(bench: Bench) -> None:
     (write_model(bench.repository, "m", config=LABELLED) / "labels.txt").write_text("one\ntwo\n")
-    assert bench.started("none").resolve("m")._labels == {"OUT": ("one", "two")}
+    assert bench.started("none").resolve("m").labels_of("OUT") == ("one", "two")
 
 
 @pytest.mark.parametrize("name", ["nope.txt", "../secret.txt"])

@@ -44,6 +44,9 @@ class StepModel(Protocol):
     def devices(self) -> frozenset[DeviceId]:
         """Where it takes tensors and leaves its own; see ``ServedModel.devices``."""
 
+    def labels_of(self, output: str) -> Sequence[str]:
+        """See ``ServedModel.labels_of``."""
+
     def submit(
         self,
         form: InferForm,
