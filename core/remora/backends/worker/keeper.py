@@ -34,6 +34,8 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0
 """A worker that has lived so long has not failed again, but anew."""
+START_WAIT_S = 30.0
+"""How long a load waits for its process to be there: a machine that starts many at once takes its time."""
 RESTART_WAIT_S = 5.0
 """How long an execution waits for a worker that is just being started again."""
 _IDLE_S = 1.0
@@ -113,8 +115,9 @@ class Keeper:
         state = self._state
         if state.link is not None:
             return state.link
+        patience_s = START_WAIT_S if self._steps is None else RESTART_WAIT_S
         with self._changed:
-            self._changed.wait_for(lambda: not self._state.starting, RESTART_WAIT_S)
+            self._changed.wait_for(lambda: not self._state.starting, patience_s)
             state = self._state
         if state.link is not None:
             return state.link

@@ -20,6 +20,7 @@ from google.protobuf import text_format
 from remora import custom_metrics
 from remora.backends import Execution, Placement, Source
 from remora.backends.python import PythonBackend
+from remora.backends.worker import keeper
 from remora.backends.worker.model import WorkerInstance, WorkerModel
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError
 from remora.messages import InferForm, Outcome, Request, Response, Streamed
@@ -363,6 +364,25 @@ def test_a_model_that_does_not_start_says_why(models: Models, code: str, kind: t
     with pytest.raises(kind, match=text) as caught:
         models.start(code)
     assert "starts it again" not in str(caught.value)
+
+
+def test_a_load_waits_longer_for_its_process_than_a_request_for_a_new_one(
+    fast: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, start, link = threading.Event(), keeper.WorkerProcess, keeper.Keeper.link
+
+    def started_late(*arguments: Any) -> Any:
+        assert asked.wait(30)
+        return start(*arguments)
+
+    def ask(self: keeper.Keeper) -> Any:
+        asked.set()
+        return link(self)
+
+    monkeypatch.setattr(keeper, "WorkerProcess", started_late)
+    monkeypatch.setattr(keeper.Keeper, "link", ask)
+    monkeypatch.setattr(keeper, "RESTART_WAIT_S", 0.0)
+    assert values(run(fast.start(ANSWER))[0]) == [7]
 
 
 def test_a_file_that_is_not_there_is_named(fast: Models) -> None:
