@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.1"
+API_VERSION = "1.2"
 """The version of these protocols. The first number changes when a backend must be changed, the second when something is
 added that a backend may use. A backend that sets ``api_version`` is refused where the first number differs."""
 
@@ -63,7 +63,7 @@ class Execution:
     ``send_soon(index, streamed)`` does the same from another thread and takes no lock: the one that destructors call.
 
     ``copied`` says that what ``execute`` returns is copied before the instance is used again: it may be memory that the
-    model writes into then.
+    model writes into then (since 1.2).
     """
 
     __slots__ = ("again", "copied", "input_end_ns", "output_start_ns", "requests", "send", "send_soon")
@@ -117,13 +117,18 @@ class Instance(Protocol):
 
 
 Done = Callable[[Sequence[Outcome | None] | Exception], None]
-"""Takes what ``execute`` would have returned or raised."""
+"""Takes what ``execute`` would have returned or raised, or a NotBegunError."""
+
+
+class NotBegunError(Exception):
+    """The instance ended before a batch had its turn: nothing of it has run."""
 
 
 class RemoteInstance(Instance, Protocol):
     """An instance that runs elsewhere, so that an event loop can have a batch run without a thread that waits.
 
-    ``remote`` is True: what tells it from others.
+    ``remote`` is True: what tells it from others. If it has an ``ahead`` that is True as well, one batch may be begun
+    while another that was begun still runs: it runs behind that one, and its end is told later (since 1.2).
     """
 
     @property
@@ -131,8 +136,8 @@ class RemoteInstance(Instance, Protocol):
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
         """Start the batch and return; ``done`` is called once when it has ended, in any thread, and must not raise.
 
-        Called in the loop of ``watcher``, and only while no batch runs. False when ``execute`` must be used for this
-        batch; nothing has begun then.
+        Called in the loop of ``watcher``, and only while no batch runs, but see ``ahead``. False when ``execute`` must
+        be used for this batch; nothing has begun then.
         """
 
     @property
@@ -172,6 +177,7 @@ __all__ = [
     "Done",
     "Execution",
     "Instance",
+    "NotBegunError",
     "Placement",
     "RemoteInstance",
     "Source",

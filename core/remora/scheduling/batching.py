@@ -114,6 +114,28 @@ class BatchQueue:
             return Plan([], dropped=dropped, wake_ns=min(wake_ns, self._waiting.next_expiry_ns() or wake_ns))
         return Plan(self._waiting.take(count), rows, reason, dropped)
 
+    def crowded(self, instances: int) -> bool:
+        """May `ahead` have a batch? Cheap, and wrong only in being too hopeful."""
+        size = self._policy.max_batch_size if self._policy.dynamic else 1
+        return len(self._waiting) >= size * instances and isinstance(self._waiting, Line)
+
+    def ahead(self, now_ns: int, instances: int) -> Plan:
+        """A batch to be sent to an instance that still runs another: one that no later request could join or overtake,
+        and that need not be given up before its turn. As many must wait as ``instances`` can take, so that none idles
+        while it waits. May be put back."""
+        if not self.crowded(instances):
+            return Plan([])
+        plan = self.poll(now_ns)
+        if plan.reason in (FULL, SINGLE) and not any(ticket.deadline_ns for ticket in plan.tickets):
+            return plan
+        self.put_back(plan.tickets)
+        return Plan([], dropped=plan.dropped)
+
+    def put_back(self, tickets: list[Ticket]) -> None:
+        """Queue tickets again that were taken out last, in front of all others."""
+        if isinstance(self._waiting, Line):
+            self._waiting.extendleft(reversed(tickets))
+
     def _next_of(self, line: Line, now_ns: int) -> Plan:
         """The first that may still run, alone: without a batcher."""
         dropped: list[tuple[Ticket, RemoraError]] = []

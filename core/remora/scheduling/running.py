@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import cast
 
-from remora.backends import Execution, Instance, RemoteInstance
+from remora.backends import Execution, Instance, NotBegunError, RemoteInstance
 from remora.errors import InternalError
 from remora.messages import Outcome, Response, Streamed, Ticket, Watcher
 from remora.scheduling.batching import Plan
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.recorder import Recorder
+from remora.scheduling.slots import Slot
 from remora.scheduling.streams import Streams
 from remora.signature import Signature
 
@@ -48,11 +49,21 @@ class Runner:
             result = error
         return self._settle(instance, plan, execution, start_ns, result)
 
-    def begin(self, instance: RemoteInstance, plan: Plan, watcher: Watcher, ended: Callable[[Answers], None]) -> bool:
-        """Begin a plan that runs elsewhere; ``ended`` gets its answers, in any thread. False when `run` must do it."""
-        execution, start_ns = _execution(plan, self._now())
+    def begin(self, slot: Slot, plan: Plan, watcher: Watcher, ended: Callable[[Answers | None], None]) -> bool:
+        """Begin a plan that runs elsewhere, behind what the instance runs now; ``ended`` gets its answers, in any
+        thread, or None when nothing of it has run. False when `run` must do it."""
+        instance = cast("RemoteInstance", slot.instance)
+        execution, begun_ns = _execution(plan, self._now())
 
         def done(result: Sequence[Outcome | None] | Exception) -> None:
+            if isinstance(result, NotBegunError):
+                ended(None)
+                return
+            start_ns = max(begun_ns, slot.free_ns)  # it may have waited for the one before it
+            if start_ns > begun_ns:
+                for ticket in plan.tickets:
+                    ticket.start_ns = start_ns
+            slot.free_ns = execution.output_start_ns
             ended(self._settle(instance, plan, execution, start_ns, result))
 
         try:

@@ -1,14 +1,15 @@
 """Takes requests, forms batches, gives them to the model's instances and delivers the answers.
 
 What moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop,
-or to begin one there whose instance runs elsewhere. What runs together is decided in `batching`, which is pure. Each
-idle instance pulls its own batch, and who ends one looks at the queue again. Laws:
+or to begin one there whose instance runs elsewhere, maybe ahead of its time. What runs together is decided in
+`batching`, which is pure. Each idle instance pulls its own batch, and who ends one looks at the queue again. Laws:
 
 1. Each ticket is answered exactly once, whatever its batch does.
 2. A failing batch answers its tickets and the instance goes on.
 3. Answers of one batch reach a mailbox in one delivery.
 4. No answer is delivered while the lock is held.
 5. An instance in trouble is given work only when all are.
+6. What goes ahead could not have waited for company; if its instance ends before its turn, it goes back to its place.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from remora.backends import Instance, RemoteInstance
+from remora.backends import Instance
 from remora.errors import RemoraError
 from remora.messages import Mailbox, Ticket, Watcher
-from remora.scheduling.batching import RESOURCES, Plan, Queue
+from remora.scheduling.batching import RESOURCES, BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.running import Answers, Runner, StreamRunner
+from remora.scheduling.slots import Slot, Slots
 from remora.signature import Signature
 from remora.system.clock import Clock
 
@@ -34,23 +36,6 @@ if TYPE_CHECKING:
 
 INLINE_LIMIT_NS = 250_000
 """A batch predicted to be shorter runs in the event loop that brought it: a thread hop costs about 60 us."""
-
-
-class _Slot:
-    """An instance and who uses it. ``handed`` is a plan that its thread is to run: the slot is busy with it."""
-
-    __slots__ = ("busy", "handed", "instance", "retired", "thread")
-
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
-        self.busy = False
-        self.handed: Plan | None = None
-        self.retired = False
-        self.thread: threading.Thread | None = None
-
-    @property
-    def trouble(self) -> str:
-        return str(getattr(self.instance, "trouble", ""))
 
 
 class Scheduler:
@@ -85,7 +70,7 @@ class Scheduler:
         costs: CostModel | None = None,
     ) -> None:
         self._queue = queue
-        self._slots = [_Slot(instance) for instance in instances]
+        self._slots = Slots(instances)
         self._recorder = recorder
         self._now = clock.monotonic_ns
         self._threads = threads
@@ -107,15 +92,16 @@ class Scheduler:
         accounts = (signature, recorder, self._now, self.costs)
         self._runner = Runner(*accounts)
         self._streaming = (
-            StreamRunner(*accounts, opened=self._streams_opened, ended=self._stream_ended) if decoupled else None
+            StreamRunner(*accounts, opened=self._streams_opened, ended=self._answered) if decoupled else None
         )
 
     def _judge(self, instances: Sequence[Instance]) -> None:
-        """What these instances let a loop do, and whether any may be in trouble while another is not."""
+        """What these instances let a loop do."""
         promptly = not self._may_wait
         self._quick = promptly and all(instance.quick for instance in instances)
         self._remote = promptly and not self._decoupled and all(getattr(each, "remote", False) for each in instances)
-        self._may_fail = len(instances) > 1 and any(hasattr(instance, "trouble") for instance in instances)
+        ahead = self._remote and all(getattr(each, "ahead", False) for each in instances)
+        self._ahead = self._queue if ahead and isinstance(self._queue, BatchQueue) else None
 
     # -- taking requests --------------------------------------------------------------------------------------------
 
@@ -140,19 +126,32 @@ class Scheduler:
     def _arm(self, mailbox: Mailbox | None) -> bool:
         """See to it that somebody looks at the queue, if an instance is idle; True when that is the caller's loop,
         which the caller then has to tell. The lock is held."""
-        if self._inline_armed or not any(not slot.busy for slot in self._slots):
+        if self._inline_armed:
             return False
-        if mailbox is None or not self._suits(mailbox):
+        if not self._slots.any_idle():
+            self._inline_armed = self._behind(mailbox) is not None
+        elif mailbox is not None and self._suits(mailbox):
+            self._inline_armed = True
+        else:
             self._wake_thread()
-            return False
-        self._inline_armed = True
-        return True
+        return self._inline_armed
 
     def _suits(self, mailbox: Mailbox) -> bool:
         """Whether the loop may see to the next batch: it will be quick, or is only begun there. The lock is held."""
         if self._remote:
             return mailbox.watcher is not None
         return self._quick and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
+
+    def _behind(self, mailbox: Mailbox | None) -> Slot | None:
+        """Behind whose batch this caller's loop may begin another. The lock is held."""
+        if (
+            self._ahead is None
+            or mailbox is None
+            or mailbox.watcher is None
+            or not self._ahead.crowded(len(self._slots))
+        ):
+            return None
+        return self._slots.next_ahead()
 
     def _defer(self, mailbox: Mailbox) -> None:
         """Have the caller's loop run what has arrived by the end of its turn; a thread, when this is not that loop."""
@@ -178,16 +177,16 @@ class Scheduler:
                 self._start_thread(slot)
                 return
 
-    def _start_thread(self, slot: _Slot) -> None:
-        slot.thread = threading.Thread(
+    def _start_thread(self, slot: Slot) -> None:
+        thread = slot.thread = threading.Thread(
             target=self._serve_in_turn if self._turns else self._serve,
             args=(slot,),
             name=f"remora {slot.instance.name}",
             daemon=True,
         )
-        slot.thread.start()
+        thread.start()
 
-    def _rouse(self, slot: _Slot) -> None:
+    def _rouse(self, slot: Slot) -> None:
         """Have the thread of this very slot look. The lock is held."""
         if slot.thread is not None:
             self._work.notify_all()
@@ -196,10 +195,8 @@ class Scheduler:
 
     def _pass_on(self) -> None:
         """Have an instance that may run look at the queue, instead of the caller's, which may not; then wait."""
-        for slot in self._slots:
-            if self._may_run(slot):
-                self._rouse(slot)
-                break
+        if (slot := self._slots.next()) is not None:
+            self._rouse(slot)
         self._rest()
 
     @property
@@ -218,27 +215,27 @@ class Scheduler:
         """Run or begin one batch in the caller's loop, then look again in its next turn or hand over to a thread."""
         with self._lock:
             self._inline_armed = False
-            slot = next((slot for slot in self._slots if self._may_run(slot)), None)
-            if slot is None:
+            if (slot := self._slots.next()) is not None:
+                plan = self._take(slot)
+            elif (slot := self._behind(mailbox)) is not None:
+                plan = self._take_ahead(slot)
+            else:
                 return  # whoever holds the instance looks at the queue again when it is done
-            plan = self._take(slot)
-        if self._remote and plan.tickets and mailbox.watcher is not None:
-            self._begin(slot, plan, mailbox, mailbox.watcher)
+            watcher = mailbox.watcher if self._remote and plan.tickets else None
+            slot.begun += watcher is not None
+        if watcher is not None:
+            self._begin(slot, plan, mailbox, watcher)
         else:
             self._run(slot, plan)
         self._look_again(mailbox)
 
     def _look_again(self, mailbox: Mailbox) -> None:
         with self._lock:
-            if not len(self._queue) or not self._arm(mailbox):
-                return
-        self._defer(mailbox)
+            armed = len(self._queue) > 0 and self._arm(mailbox)
+        if armed:
+            self._defer(mailbox)
 
-    def _may_run(self, slot: _Slot) -> bool:
-        """Whether this instance may take the next batch (law 5). The lock is held."""
-        return not slot.busy and not (self._may_fail and slot.trouble and not all(each.trouble for each in self._slots))
-
-    def _serve(self, slot: _Slot) -> None:
+    def _serve(self, slot: Slot) -> None:
         """The life of an instance's thread."""
         while True:
             with self._lock:
@@ -247,7 +244,7 @@ class Scheduler:
                     return
             self._run(slot, plan)
 
-    def _await_plan(self, slot: _Slot) -> Plan | None:
+    def _await_plan(self, slot: Slot) -> Plan | None:
         """Wait, with the lock held, until there is a batch or something dropped; None when it is time to end."""
         while True:
             wake_ns = 0
@@ -259,7 +256,7 @@ class Scheduler:
                     self._wake_thread()  # what woke this thread was meant for one that goes on
                 return None
             if not slot.busy and len(self._queue) and not self._inline_armed:
-                if not self._may_run(slot):
+                if not self._slots.may_run(slot):
                     self._pass_on()
                     continue
                 plan = self._take(slot)
@@ -279,7 +276,7 @@ class Scheduler:
         self._work.wait(timeout)
         self._idle_threads -= 1
 
-    def _serve_in_turn(self, slot: _Slot) -> None:
+    def _serve_in_turn(self, slot: Slot) -> None:
         """The life of the thread of an instance that shares resources: it forms its batch when they are its own."""
         turn = self._turns[slot]
         while self._await_request():
@@ -309,7 +306,7 @@ class Scheduler:
 
     def step(self, index: int = 0) -> Plan:
         """Let one instance look at the queue once and run what it finds: the crank that tests turn."""
-        slot = self._slots[index]
+        slot = [*self._slots][index]
         with self._lock:
             plan = self._take(slot)
         self._run(slot, plan)
@@ -317,7 +314,7 @@ class Scheduler:
             self._streaming.catch_up()
         return plan
 
-    def _take(self, slot: _Slot) -> Plan:
+    def _take(self, slot: Slot) -> Plan:
         """A plan from the queue, the slot made busy if there is something to run. The lock is held."""
         plan = self._queue.poll(self._now())
         if plan.tickets:
@@ -325,7 +322,14 @@ class Scheduler:
             self._running += len(plan.tickets)
         return plan
 
-    def _run(self, slot: _Slot, plan: Plan) -> None:
+    def _take_ahead(self, slot: Slot) -> Plan:
+        """A plan for an instance that still runs another; if there is none, not before that has ended."""
+        plan = cast("BatchQueue", self._queue).ahead(self._now(), len(self._slots))
+        self._running += len(plan.tickets)
+        slot.barred = not plan.tickets
+        return plan
+
+    def _run(self, slot: Slot, plan: Plan) -> None:
         deliveries = self._drop(plan)
         if plan.tickets:
             try:
@@ -333,41 +337,54 @@ class Scheduler:
             finally:
                 self._free(slot)
         self._deliver(deliveries)
-        self._answered(plan)
+        self._answered(len(plan.tickets))
 
-    def _begin(self, slot: _Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
+    def _begin(self, slot: Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
         """Begin a batch that runs elsewhere. Its end may come in any thread."""
         self._deliver(self._drop(plan))
 
-        def ended(answers: Answers) -> None:
-            self._free(slot)
+        def ended(answers: Answers | None) -> None:
+            self._free(slot, begun=True, unrun=plan if answers is None else None)
             if watcher.is_current() and len(self._queue):
                 self._run_inline(mailbox)  # at once: the instance is not to idle while the answers are written
             else:
                 self._look_again(mailbox)
-            self._deliver(answers)
-            self._answered(plan)
+            if answers is not None:
+                self._deliver(answers)
+                self._answered(len(plan.tickets))
 
-        if not self._runner.begin(cast("RemoteInstance", slot.instance), plan, watcher, ended):
+        if not self._runner.begin(slot, plan, watcher, ended):
             with self._lock:
-                slot.handed = plan._replace(dropped=[])
-                self._rouse(slot)
+                slot.begun -= 1
+                slot.barred = slot.begun > 0
+                if slot.barred:
+                    self._put_back(plan)
+                else:
+                    slot.handed = plan._replace(dropped=[])
+                    self._rouse(slot)
+
+    def _put_back(self, plan: Plan) -> None:
+        """What has gone ahead did not run. The lock is held."""
+        self._running -= len(plan.tickets)
+        cast("BatchQueue", self._queue).put_back(plan.tickets)
 
     def _drop(self, plan: Plan) -> Answers:
         for ticket, error in plan.dropped:
             self._recorder.dropped(ticket, error, self._now())
         return [*plan.dropped]
 
-    def _free(self, slot: _Slot) -> None:
+    def _free(self, slot: Slot, *, begun: bool = False, unrun: Plan | None = None) -> None:
         with self._lock:
-            slot.busy = False
+            slot.free(begun=begun)
+            if unrun is not None:
+                self._put_back(unrun)
             if self._stopping or slot.retired:
                 self._work.notify_all()
 
-    def _answered(self, plan: Plan) -> None:
-        """Only now is a plan done with: a stop waits for answers, not for instances alone."""
+    def _answered(self, count: int = 1) -> None:
+        """Only now are requests done with: a stop waits for answers, not for instances alone."""
         with self._lock:
-            self._running -= len(plan.tickets)
+            self._running -= count
             if self._stopping:
                 self._work.notify_all()
 
@@ -375,13 +392,7 @@ class Scheduler:
         with self._lock:
             self._running += count  # until each of them has ended
             if self._threads and self._streaming is not None:
-                self._streaming.start(self._slots[0].instance.name)
-
-    def _stream_ended(self) -> None:
-        with self._lock:
-            self._running -= 1
-            if self._stopping:
-                self._work.notify_all()
+                self._streaming.start(next(iter(self._slots)).instance.name)
 
     def set_instances(self, instances: Sequence[Instance]) -> None:
         """Run on these from now on; returns when those left out have finished what they run. Any thread may call.
@@ -389,12 +400,8 @@ class Scheduler:
         Not for decoupled models, whose instances answer after they ran, nor for instances that share resources.
         """
         with self._lock:
-            known = {id(slot.instance): slot for slot in self._slots}
-            self._slots = [known.get(id(instance)) or _Slot(instance) for instance in instances]
+            left_out = self._slots.set(instances)
             self._judge(instances)
-            left_out = [slot for slot in known.values() if slot not in self._slots]
-            for slot in left_out:
-                slot.retired = True
             self._work.notify_all()
             if len(self._queue) and not self._inline_armed:
                 self._wake_thread()
@@ -424,7 +431,7 @@ class Scheduler:
                 if slot.thread.is_alive():
                     return False
         with self._lock:
-            done = self._work.wait_for(lambda: self._running == 0, self._left_s(end_ns))
+            done = self._work.wait_for(lambda: not self._running and not len(self._queue), self._left_s(end_ns))
         if done and self._streaming is not None:
             self._streaming.close()
         return done

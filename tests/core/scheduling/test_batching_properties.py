@@ -284,3 +284,34 @@ def test_every_ticket_leaves_once_in_lawful_batches_that_are_large_and_prompt(
     policy: BatchPolicy, plan_of_arrivals: list[Arrival]
 ) -> None:
     check(BatchQueue, policy, plan_of_arrivals)
+
+
+@given(policies(plain=True) | policies(), arrivals, st.integers(1, 3))
+def test_what_goes_ahead_is_what_would_run_next_and_can_be_put_back(
+    policy: BatchPolicy, coming: list[Arrival], instances: int
+) -> None:
+    queue, twin, now, waiting = BatchQueue(policy), BatchQueue(policy), START, 0
+    for arrival in coming:
+        now += arrival.after_ms * MS
+        ticket = ticket_of(min(arrival.rows, policy.max_batch_size), shape_key=arrival.key, arrival_ns=now)
+        ticket.deadline_ns = now + arrival.deadline_ms * MS if arrival.deadline_ms else 0
+        if is_refused(queue, ticket):
+            continue
+        twin.push(ticket)
+        waiting += 1
+        if arrival.cancel:
+            ticket.cancel()
+    plan, usual = queue.ahead(now, instances), twin.poll(now)
+    one_level = not policy.dynamic or (len(policy.queues) == 1 and not policy.queues[0].default_timeout_ns)
+    complete = usual.reason == FULL if policy.dynamic else bool(usual.tickets)
+    timeless = not any(ticket.deadline_ns for ticket in usual.tickets)
+    enough = waiting >= instances * (policy.max_batch_size if policy.dynamic else 1)
+    assert bool(plan.tickets) == (one_level and complete and timeless and enough)
+    if plan.tickets:
+        assert (plan.tickets, plan.rows, plan.reason) == (usual.tickets, usual.rows, usual.reason)
+        queue.put_back(plan.tickets)
+    if plan.dropped:
+        assert [ticket for ticket, _ in plan.dropped] == [ticket for ticket, _ in usual.dropped]
+    gone = {ticket for ticket, _ in usual.dropped}
+    left, expected = [t for t in queue.drain() if t not in gone], [*usual.tickets, *twin.drain()]
+    assert left == expected if one_level else set(left) == set(expected), "not as it was"

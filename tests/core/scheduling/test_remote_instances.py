@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
-from remora.backends import Done, Execution
-from remora.config import BatchPolicy
+from remora.backends import Done, Execution, NotBegunError
+from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import InternalError, UnavailableError
 from remora.messages import Outcome, Response, Ticket, Watcher
 from remora.scheduling.batching import BatchQueue
@@ -18,6 +18,7 @@ from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 
 PATIENCE_S = 30.0
+DYNAMIC = BatchPolicy(max_batch_size=4, dynamic=True)
 
 
 class FakeWatcher:
@@ -36,6 +37,7 @@ class RemoteFake(FakeInstance):
     """Begins batches when ``takes``; they end when the test says so."""
 
     remote = True
+    ahead = True
     trouble = ""
     takes = True
 
@@ -57,23 +59,25 @@ class RemoteFake(FakeInstance):
 
 
 class Bench:
-    def __init__(self, instances: int = 1, *, threads: bool = False) -> None:
+    def __init__(self, instances: int = 1, *, threads: bool = False, policy: BatchPolicy = DYNAMIC) -> None:
+        self.clock = FakeClock()
         self.instances = [RemoteFake(f"m_{index}") for index in range(instances)]
         self.recorder = FakeRecorder()
         self.replies = Replies()
         self.mailbox = FakeMailbox()
         self.watcher = self.mailbox.watcher = FakeWatcher()
         self.scheduler = Scheduler(
-            BatchQueue(BatchPolicy(max_batch_size=4, dynamic=True)),
+            BatchQueue(policy),
             self.instances,
             Signature(config_of(DOUBLER), "m"),
             self.recorder,
-            FakeClock(),
+            self.clock,
             threads=threads,
         )
 
-    def submit(self, **settings: object) -> Ticket:
+    def submit(self, *, deadline_ns: int = 0, **settings: object) -> Ticket:
         ticket = ticket_of(**{"reply": self.replies, "mailbox": self.mailbox, **settings})  # type: ignore[arg-type]
+        ticket.deadline_ns = deadline_ns
         self.scheduler.submit(ticket)
         return ticket
 
@@ -191,6 +195,215 @@ def test_every_idle_instance_is_given_a_batch() -> None:
     bench.mailbox.turn()
     assert bench.sizes(0) == [4]
     assert bench.sizes(1) == [2]
+
+
+# -- ahead ----------------------------------------------------------------------------------------------------------
+
+
+def begun_and_waiting(waiting: int, instances: int = 1, policy: BatchPolicy = DYNAMIC, deadline_ns: int = 0) -> Bench:
+    """Each instance runs one request, and so many more have come in one turn."""
+    bench = Bench(instances, policy=policy)
+    for _ in range(instances):
+        bench.submit()
+        bench.mailbox.turn()
+    for _ in range(waiting):
+        bench.submit(deadline_ns=deadline_ns)
+    while bench.mailbox.turn():
+        pass
+    return bench
+
+
+def test_a_full_batch_is_begun_while_another_runs() -> None:
+    bench = begun_and_waiting(4)
+    assert bench.sizes() == [1, 4]
+    assert (bench.scheduler.running, bench.scheduler.pending) == (5, 0)
+    bench.instances[0].end()
+    assert bench.sizes() == [4]
+    bench.instances[0].end()
+    assert len(bench.replies.order) == 5
+    assert bench.scheduler.running == 0
+    assert [plan.reason for plan, _ in bench.recorder.runs] == ["instance_idle", "full"]
+
+
+def test_what_is_no_full_batch_waits_for_the_end_of_the_one_that_runs() -> None:
+    bench = begun_and_waiting(3)
+    assert bench.sizes() == [1]
+    bench.instances[0].end()
+    assert bench.sizes() == [3], "at once"
+
+
+def test_no_more_than_one_batch_goes_ahead() -> None:
+    bench = begun_and_waiting(12)
+    assert bench.sizes() == [1, 4]
+    bench.instances[0].end()
+    assert bench.sizes() == [4, 4], "the next one when the first has ended"
+    assert bench.scheduler.pending == 4
+
+
+def test_without_a_batcher_the_next_request_goes_ahead() -> None:
+    bench = begun_and_waiting(2, policy=BatchPolicy(max_batch_size=4))
+    assert bench.sizes() == [1, 1]
+
+
+def test_nothing_goes_ahead_that_another_instance_could_run_sooner() -> None:
+    bench = begun_and_waiting(4, instances=2)
+    assert (bench.sizes(0), bench.sizes(1)) == ([1], [1])
+    for _ in range(4):
+        bench.submit()
+    while bench.mailbox.turn():
+        pass
+    assert (bench.sizes(0), bench.sizes(1)) == ([1, 4], [1])
+    bench.instances[1].end()
+    assert bench.sizes(1) == [4]
+
+
+def test_what_may_expire_or_be_overtaken_does_not_go_ahead() -> None:
+    assert begun_and_waiting(4, deadline_ns=10**15).sizes() == [1]
+    levels = BatchPolicy(max_batch_size=4, dynamic=True, queues=(QueuePolicy(), QueuePolicy()))
+    assert begun_and_waiting(4, policy=levels).sizes() == [1]
+    times = BatchPolicy(max_batch_size=4, dynamic=True, queues=(QueuePolicy(default_timeout_ns=10**9),))
+    assert begun_and_waiting(4, policy=times).sizes() == [1]
+
+
+def test_what_cannot_go_ahead_now_is_not_looked_at_for_every_request_that_comes() -> None:
+    bench = begun_and_waiting(4, deadline_ns=10**15)
+    for _ in range(3):
+        bench.submit()
+        assert bench.mailbox.turn() == 0
+    bench.instances[0].end()
+    assert bench.sizes() == [4]
+    bench.submit()
+    while bench.mailbox.turn():
+        pass
+    assert bench.sizes() == [4, 4], "behind the next one it may"
+
+
+def test_an_instance_that_does_not_say_so_gets_one_batch_at_a_time() -> None:
+    bench = Bench()
+    bench.instances[0].ahead = False
+    bench.scheduler.set_instances(bench.instances)
+    for _ in range(9):
+        bench.submit()
+        bench.mailbox.turn()
+    assert bench.sizes() == [1]
+
+
+def test_a_cancelled_request_does_not_go_ahead_and_is_answered() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.mailbox.turn()
+    tickets = [bench.submit() for _ in range(4)]
+    tickets[1].cancel()
+    bench.mailbox.turn()
+    assert bench.replies.order == [tickets[1]]
+    assert bench.sizes() == [1], "three are no full batch"
+    bench.instances[0].end()
+    assert bench.sizes() == [3]
+
+
+def test_a_batch_that_the_instance_does_not_take_ahead_keeps_its_place() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.mailbox.turn()
+    bench.instances[0].takes = False
+    waiting = [bench.submit() for _ in range(6)]
+    while bench.mailbox.turn():
+        pass
+    assert bench.sizes() == [1]
+    assert (bench.scheduler.running, bench.scheduler.pending) == (1, 6)
+    bench.instances[0].takes = True
+    bench.instances[0].end()
+    bench.instances[0].end()
+    assert bench.replies.order[1:] == waiting[:4]
+
+
+def test_a_batch_that_never_had_its_turn_runs_again_in_its_place_and_counts_once() -> None:
+    bench = begun_and_waiting(4)
+    later = [bench.submit() for _ in range(2)]
+    gone = bench.instances[0].begun
+    bench.instances[0].begun = []
+    gone[0][1](InternalError("the process is gone"))
+    gone[1][1](NotBegunError())
+    assert isinstance(bench.replies.outcomes[bench.replies.order[0]][0], InternalError)
+    assert len(bench.replies.order) == 1, "nobody else was told anything"
+    while bench.mailbox.turn():
+        pass
+    assert bench.sizes() == [4], "before those that came later"
+    bench.instances[0].end()
+    bench.instances[0].end()
+    assert bench.replies.order[-2:] == later
+    assert len(bench.replies.order) == 7
+    assert len(bench.recorder.runs) == 3
+    assert bench.scheduler.running == bench.scheduler.pending == 0
+
+
+def test_the_time_of_a_batch_that_went_ahead_counts_from_the_end_of_the_one_before_it() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.mailbox.turn()
+    bench.clock.advance(1000)
+    tickets = [bench.submit() for _ in range(4)]
+    bench.mailbox.turn()
+    first, _ = bench.instances[0].begun[0]
+    bench.clock.advance(5000)
+    first.output_start_ns = bench.clock.monotonic_ns() - 100  # by the instance's own clock: the loop heard of it later
+    bench.instances[0].end()
+    bench.clock.advance(3000)
+    bench.instances[0].end()
+    (begin, _), (start, end) = bench.recorder.spans
+    assert (start - begin, end - start) == (5900, 3100)
+    assert {ticket.start_ns for ticket in tickets} == {start}
+
+
+def test_an_instance_that_is_left_out_ends_both_of_its_batches_first() -> None:
+    bench = begun_and_waiting(4)
+    left = bench.instances[0]
+    done = threading.Event()
+
+    def swap() -> None:
+        bench.scheduler.set_instances([RemoteFake("m_new")])
+        done.set()
+
+    threading.Thread(target=swap, daemon=True).start()
+    while not any(slot.instance is not left for slot in bench.scheduler._slots):
+        pass
+    left.end()
+    assert not done.is_set()
+    left.end()
+    assert done.wait(PATIENCE_S)
+    assert len(bench.replies.order) == 5
+
+
+def test_a_stop_is_not_done_while_something_waits_that_had_gone_ahead_in_vain() -> None:
+    bench = begun_and_waiting(4)
+    bench.watcher.here = bench.mailbox.here = False
+    gone = bench.instances[0].begun
+    gone[0][1](InternalError("the process is gone"))
+    gone[1][1](NotBegunError())
+    assert not bench.scheduler.stop(0)
+    bench.scheduler.step()
+    assert bench.scheduler.stop(0)
+    assert len(bench.replies.order) == 5
+
+
+def test_a_stop_runs_what_had_gone_ahead_in_vain() -> None:
+    bench = Bench(threads=True)
+    bench.submit()
+    bench.mailbox.turn()
+    for _ in range(4):
+        bench.submit()
+    bench.mailbox.turn()
+    gone = bench.instances[0].begun
+    stopped: list[bool] = []
+    stopper = threading.Thread(target=lambda: stopped.append(bench.scheduler.stop(PATIENCE_S)))
+    stopper.start()
+    bench.watcher.here = bench.mailbox.here = False
+    gone[0][1](InternalError("the process is gone"))
+    gone[1][1](NotBegunError())
+    stopper.join(PATIENCE_S)
+    assert stopped == [True]
+    assert len(bench.replies.order) == 5
+    assert bench.scheduler.running == bench.scheduler.pending == 0
 
 
 # -- trouble --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, double, ticket_of
 from interleaving import Interleaving, Loop
-from remora.backends import Done, Execution
+from remora.backends import Done, Execution, NotBegunError
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Response, Ticket, Watcher
@@ -63,24 +63,45 @@ class Mortal(FakeInstance):
 
 
 class Remote(Mortal):
-    """Begins batches for the loop, unless it would rather not; they end in the loop or in another thread."""
+    """Begins batches for the loop, one while another runs, unless it would rather not; they end in their order, in the
+    loop or in another thread. When it dies, the one behind never has its turn."""
 
     remote = True
+    ahead = True
     trouble = ""
 
+    def __init__(self, name: str, play: Play, *, quick: bool) -> None:
+        super().__init__(name, play, quick=quick)
+        self.begun: list[tuple[Execution, Done]] = []
+
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
-        random = self.play.stage.random
-        if random.random() < 0.2:
+        if self.play.stage.random.random() < 0.2:
             return False
-        self.inside += 1
-        assert self.inside == 1, "two batches at a time in one instance"
-
-        def end() -> None:
-            self.inside -= 1
-            done(self.outcomes(execution))
-
-        (self.play.loop.events if random.random() < 0.7 else self.play.elsewhere).append(end)
+        assert not self.inside, "a batch was begun while a thread runs one"
+        assert len(self.begun) < 2, "two batches went ahead"
+        self.begun.append((execution, done))
+        if len(self.begun) == 1:
+            self.run_next()
         return True
+
+    def execute(self, execution: Execution) -> list[Outcome]:
+        assert not self.begun, "a thread runs a batch while another was begun"
+        return super().execute(execution)
+
+    def run_next(self) -> None:
+        (self.play.loop.events if self.play.stage.random.random() < 0.7 else self.play.elsewhere).append(self.end)
+
+    def end(self) -> None:
+        execution, done = self.begun.pop(0)
+        result = self.outcomes(execution)
+        never: list[tuple[Execution, Done]] = []
+        if isinstance(result, Exception):
+            never, self.begun = self.begun, []
+        elif self.begun:
+            self.run_next()
+        done(result)
+        for _, other in never:
+            other(NotBegunError())
 
 
 class Play:
@@ -158,6 +179,7 @@ class Play:
         if self.stage.random.random() < 0.7:
             self.stage.pause(lambda: not self.actors)
         assert self.scheduler.stop()
+        assert not self.scheduler.pending, "a stop left requests behind"
         self.stopped = True
 
     def run(self) -> None:

@@ -155,10 +155,12 @@ class MemoryChannel:
         begin_ns: int = 0,
         end_ns: int = 0,
         wait_s: float | None = None,
+        urgent: bool = True,
     ) -> bool:
         """Send a message, waiting for room at most ``wait_s`` (None: as long as the other side lives; 0: not at all).
 
-        False when a message that may not wait found no room. Threads that read must not wait.
+        False when a message that may not wait found no room. Threads that read must not wait. A message that is not
+        ``urgent`` does not wake the other side's background thread: its front finds it when it reads again.
 
         Raises:
             PeerLostError: the other side is gone.
@@ -195,7 +197,8 @@ class MemoryChannel:
                 if wait_s == 0 and isinstance(error, NoRoomError):
                     return False
                 raise
-            self._wake()
+            if urgent or self._out.state != AWAY:
+                self._wake()
             return True
         finally:
             self._sending.release()

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from typing import Protocol
 
-from remora.backends import Done, Execution
+from remora.backends import Done, Execution, NotBegunError
 from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError
 from remora.backends.worker.forms import (
     error_from,
@@ -115,9 +115,13 @@ class _Running:
         self.streams = streams
         self.done = done
         self.timeout_s = timeout_s
-        self.end = time.monotonic() + timeout_s if timeout_s else None
+        self.end: float | None = None
         self.told: set[int] = set()
         self.answer: Message | None = None
+
+    def has_its_turn(self) -> None:
+        """The worker goes to work on it: from now on its time counts."""
+        self.end = time.monotonic() + self.timeout_s if self.timeout_s else None
 
     def answered(self, message: Message) -> None:
         """The worker's ``execute`` has returned. Streams that it has answered by that are ended by the scheduler."""
@@ -148,6 +152,7 @@ class Link:
         self.reason = ""
         self.restarts = False
         self.instance = instance
+        self._lied = False  # what it has said last may be nonsense, or missing
         self._aside = aside
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Sequence[Item]]] = {}
@@ -215,6 +220,7 @@ class Link:
         indices = range(len(execution.requests)) if decoupled else ()
         streams = [self._stream_of(number, execution, index) for index in indices]
         running = self._running[number] = _Running(execution, streams, timeout_s=timeout_s)
+        running.has_its_turn()
         done = False
         try:
             with self.channel.front():
@@ -245,14 +251,18 @@ class Link:
 
     def begin(self, drafts: Drafts, execution: Execution, timeout_s: float, watcher: Watcher, done: Done) -> bool:
         """The same from an event loop, without waiting: ``done`` is told what ``execute`` would have returned or
-        raised. False when nothing was begun: there is no room now, the worker is gone, or another loop watches it."""
+        raised. Behind another that was begun it waits for its turn, and is told a NotBegunError if that never comes.
+        False when nothing was begun: there is no room now, the worker is gone, or another loop watches it."""
         channel = self._watched_by(watcher)
         if channel is None:
             return False
         number = next(self._numbers) & 0xFFFFFFFF
-        self._running[number] = _Running(execution, [], done, timeout_s)
+        running = self._running[number] = _Running(execution, [], done, timeout_s)
+        behind = list(self._running)[:1] != [number]  # asked afterwards: who ends the one before finds this one there
+        if not behind:
+            running.has_its_turn()
         try:
-            sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
+            sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0, urgent=not behind)
         except (PeerLostError, NoRoomError):
             sent = False
         if not sent or self.ended.is_set():
@@ -340,11 +350,14 @@ class Link:
             result = error
         self._end(message.number, result)
 
-    def _end(self, number: int, result: Sequence[Outcome | None] | RemoraError) -> None:
+    def _end(self, number: int, result: Sequence[Outcome | None] | Exception) -> None:
         """Tell the loop that has begun an execution how it ended, unless that was told before."""
         running = self._running.pop(number, None)
-        if running is not None and running.done is not None:
-            running.done(result)
+        if running is None or running.done is None:
+            return
+        for following in list(self._running.values())[:1]:
+            following.has_its_turn()
+        running.done(result)
 
     def _stream(self, message: Message) -> None:
         running = self._running.get(message.number)
@@ -384,8 +397,8 @@ class Link:
     def _tell_cancelled(self, number: int, running: _Running) -> None:
         for index, request in enumerate(running.execution.requests):
             if request.cancelled and index not in running.told:
-                running.told.add(index)
                 self.tell(Kind.CANCEL, number, [Draft(flags=index << 8)])
+                running.told.add(index)  # afterwards: another thread may look meanwhile, and twice does no harm
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -395,13 +408,15 @@ class Link:
         self.ended.set()
         error = self.died()
         self._fail(error)
+        begun: Exception = error
         for number in list(self._running):
             running = self._running.get(number)
             for stream in running.streams if running is not None else ():
                 if stream.open:
                     stream.put(Streamed(error, True))
             if running is not None and running.done is not None:
-                self._end(number, error)
+                self._end(number, begun)
+                begun = error if self._lied else NotBegunError()  # a worker runs what it is sent in order
         self.channel.close()
         self.process.close()
 
@@ -422,6 +437,7 @@ class Link:
     def confused(self, error: Exception) -> InternalError:
         """The worker has written nonsense into the shared memory: it cannot be trusted and is ended."""
         self.reason = f"it broke the protocol ({error}) and was ended: native code that the model uses may be at fault"
+        self._lied = True
         self.process.kill()
         return self.died()
 

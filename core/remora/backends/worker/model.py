@@ -84,6 +84,7 @@ class WorkerInstance:
     """One worker process, and the next one when it dies."""
 
     quick = False
+    ahead = True
 
     def __init__(self, source: Source, settings: WorkerSettings, python: Path) -> None:
         self.name = source.name

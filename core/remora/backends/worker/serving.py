@@ -30,8 +30,8 @@ from remora.backends.worker.forms import OutcomeWriter, RequestReader, error_hea
 from remora.backends.worker.link import Channel
 from remora.backends.worker.proxies import Questions, ServerCalls, ServerLog, ServerMetrics
 from remora.backends.worker.wire import Draft, Drafts, Item, Kind, Message, head
-from remora.errors import InternalError, RemoraError
-from remora.messages import Request, Streamed
+from remora.errors import CancelledError, InternalError, RemoraError, about
+from remora.messages import Outcome, Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
 AHEAD = 16
@@ -204,10 +204,9 @@ class Worker:
             executing.open_with(self._reader.requests(message.items), streams=self._decoupled)
             if isinstance(message.items, list):
                 message.items.clear()  # the requests alone hold the tensors' memory from now on
-            execution = executing.execution()
-            outcomes = instance.execute(execution)
-            drafts = self._writer.drafts(outcomes, execution.again)
-            executing.returned(outcomes, execution.again)
+            outcomes, again = executing.run(instance)
+            drafts = self._writer.drafts(outcomes, again)
+            executing.returned(outcomes, again)
             return drafts
         except BaseException:
             executing.close()
@@ -328,14 +327,26 @@ class _Executing:
         for index in tuple(self._cancelled):  # a later one finds the requests there
             requests[index].cancel()
 
-    def execution(self) -> Execution:
-        """What the in-thread backend runs."""
-        return Execution(
-            self.requests,
-            lambda index, streamed: self._worker.stream(self, index, streamed),
-            lambda index, streamed: self._worker.stream_soon(self, index, streamed),
-            copied=True,
-        )
+    def run(self, instance: Instance) -> tuple[Sequence[Outcome | None], frozenset[int]]:
+        """Run the requests; their outcomes, and which want another turn. A batch may have waited for this: what was
+        cancelled by now does not run, where each request has one answer."""
+        requests = self.requests
+        kept = [at for at, request in enumerate(requests) if not request.cancelled]
+        if self.ahead or len(kept) == len(requests):
+            execution = Execution(
+                requests,
+                lambda index, streamed: self._worker.stream(self, index, streamed),
+                lambda index, streamed: self._worker.stream_soon(self, index, streamed),
+                copied=True,
+            )
+            return instance.execute(execution), execution.again
+        outcomes: list[Outcome | None] = [
+            CancelledError(about(request.form.id, "request was cancelled before it ran")) for request in requests
+        ]
+        execution = Execution([requests[at] for at in kept], copied=True)
+        for at, outcome in zip(kept, instance.execute(execution) if kept else (), strict=True):
+            outcomes[at] = outcome
+        return outcomes, frozenset(kept[at] for at in execution.again)
 
     def returned(self, outcomes: Sequence[object], again: frozenset[int]) -> None:
         """The model's ``execute`` has returned; what it has answered, or wants to see again, is done with."""

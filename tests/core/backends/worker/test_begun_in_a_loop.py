@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from remora.backends import Execution, Placement, Source
+from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
 from remora.backends.worker.model import LOOP_BYTES, WorkerInstance
-from remora.errors import InternalError
+from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.server.mailbox import LoopMailbox
@@ -47,11 +47,24 @@ class TritonPythonModel:
                     raise pb_utils.TritonModelException("no, thanks")
                 case "forever":
                     threading.Event().wait()
+                case "until told":
+                    print("it runs", flush=True)
+                    while not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+                        threading.Event().wait(0.002)
+                case "a while":
+                    threading.Event().wait(0.1)
                 case "until cancelled":
+                    print("it runs", flush=True)
                     while not request.is_cancelled():
                         threading.Event().wait(0.005)
-                case "log":
+                case "log" | "late log":
                     logging.getLogger().error("a line")
+                case "count":
+                    self.counted = getattr(self, "counted", 0) + 1
+                case "how many":
+                    counted = np.array([getattr(self, "counted", 0)], np.int32)
+                    answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", counted)]))
+                    continue
             array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array * 2)]))
         return answers
@@ -79,7 +92,7 @@ class Loop:
         self.mailbox: LoopMailbox | None = None
         self.ends = 0
 
-    def begin(self, *requests: Request) -> asyncio.Future[Any] | None:
+    def begin(self, *requests: Request, execution: Execution | None = None) -> asyncio.Future[Any] | None:
         """What the batch comes to; None when it could not be begun."""
         loop = asyncio.get_running_loop()
         self.mailbox = self.mailbox or LoopMailbox(loop)
@@ -89,7 +102,7 @@ class Loop:
             self.ends += 1
             loop.call_soon_threadsafe(future.set_result, result)
 
-        return future if self.instance.begin(Execution(requests), self.mailbox, done) else None
+        return future if self.instance.begin(execution or Execution(requests), self.mailbox, done) else None
 
     async def run(self, *requests: Request) -> Any:
         future = self.begin(*requests)
@@ -198,11 +211,19 @@ def test_nothing_is_begun_in_a_worker_that_is_gone(loop: Loop) -> None:
     go(main())
 
 
-def test_a_cancelled_request_is_told_to_the_worker(loop: Loop) -> None:
+async def until_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    while not any("it runs" in record.getMessage() for record in caplog.records):
+        await asyncio.sleep(0)
+
+
+def test_a_cancelled_request_is_told_to_the_worker(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
     async def main() -> None:
         waits = request("until cancelled")
         future = loop.begin(waits)
         assert future is not None
+        await until_it_runs(caplog)
         waits.cancel()
         (outcome,) = await asyncio.wait_for(future, PATIENCE_S)
         assert values(outcome) == [0, 2, 4]
@@ -219,6 +240,132 @@ def test_a_batch_that_never_ends_is_ended_when_its_time_is_over(folder: Path) ->
 
     go(main())
     loop.close()
+
+
+# -- ahead ----------------------------------------------------------------------------------------------------------
+
+
+async def both(*futures: asyncio.Future[Any] | None) -> list[Any]:
+    """What batches come to that were begun one behind the other; they end in that order."""
+    order: list[int] = []
+    for index, future in enumerate(futures):
+        assert future is not None
+        future.add_done_callback(lambda _, index=index: order.append(index))  # type: ignore[misc]
+    results = [await asyncio.wait_for(future, PATIENCE_S) for future in futures if future is not None]
+    await asyncio.sleep(0)  # the callbacks' turn
+    assert order == sorted(order)
+    return results
+
+
+def test_a_batch_begun_behind_another_runs_after_it(loop: Loop, folder: Path) -> None:
+    async def main() -> None:
+        first, second = loop.begin(request("until told")), loop.begin(request("count"), request(count=2))
+        (folder / "go").touch()
+        ((one,), (two, three)) = await both(first, second)
+        assert [values(each) for each in (one, two, three)] == [[0, 2, 4], [0, 2, 4], [0, 2]]
+        for _ in range(50):
+            assert len(await both(*[loop.begin(request(count=count)) for count in range(2)])) == 2
+
+    go(main())
+    assert loop.ends == 102
+
+
+def test_the_worker_says_when_it_went_from_one_batch_to_the_next(loop: Loop) -> None:
+    async def main() -> None:
+        executions = [Execution([request("a while")]) for _ in range(2)]
+        await both(*[loop.begin(*execution.requests, execution=execution) for execution in executions])
+        first, second = executions
+        assert 0 < first.input_end_ns < first.output_start_ns <= second.input_end_ns < second.output_start_ns
+
+    go(main())
+
+
+def test_when_a_worker_dies_the_batch_behind_has_not_begun(loop: Loop) -> None:
+    async def main() -> None:
+        died, never = await both(loop.begin(request("die")), loop.begin(request("count")))
+        assert isinstance(died, InternalError)
+        assert isinstance(never, NotBegunError)
+        await asyncio.to_thread(loop.instance.keeper.link)
+        assert values((await loop.run(request("how many")))[0]) == [0]
+
+    go(main())
+
+
+def test_a_batch_that_had_its_turn_is_not_told_that_it_never_began(loop: Loop) -> None:
+    async def main() -> None:
+        (answer,), died = await both(loop.begin(request()), loop.begin(request("die")))
+        assert values(answer) == [0, 2, 4]
+        assert isinstance(died, InternalError)
+
+    go(main())
+
+
+def test_the_time_of_a_batch_behind_another_begins_when_that_has_ended(folder: Path) -> None:
+    loop = Loop(folder, execute_timeout="0.15")
+
+    async def main() -> None:
+        await loop.run(request())
+        (one,), (two,) = await both(loop.begin(request("a while")), loop.begin(request("a while")))
+        assert (values(one), values(two)) == ([0, 2, 4], [0, 2, 4])
+        over, never = await both(loop.begin(request("forever")), loop.begin(request()))
+        assert "did not answer within 0.15 s" in str(over)
+        assert isinstance(never, NotBegunError)
+        await asyncio.to_thread(loop.instance.keeper.link)
+        _, over = await both(loop.begin(request("a while")), loop.begin(request("forever")))
+        assert "did not answer within 0.15 s" in str(over)
+
+    go(main())
+    loop.close()
+
+
+def test_what_is_cancelled_before_its_turn_does_not_run(loop: Loop) -> None:
+    async def main() -> None:
+        link = loop.instance.keeper.link()
+
+        async def behind(*cancelled: Request, others: Sequence[Request] = ()) -> Any:
+            """Batches end in the order in which their cancels are told."""
+            runs = request("until cancelled")
+            first, second = loop.begin(runs), loop.begin(*cancelled, *others)
+            for each in (*cancelled, runs):
+                each.cancel()
+                link.look()
+            return (await both(first, second))[1]
+
+        gone, ran = await behind(request("count"), others=[request("count")])
+        assert isinstance(gone, CancelledError)
+        assert values(ran) == [0, 2, 4]
+        assert [type(each) for each in await behind(request("count"), request("count"))] == [CancelledError] * 2
+        assert values((await loop.run(request("how many")))[0]) == [1]
+
+    go(main())
+
+
+def test_lines_of_a_batch_are_not_taken_for_those_of_the_batch_behind_it(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        await both(loop.begin(request("log")), loop.begin(request("late log")))
+
+    go(main())
+    lines = [record.getMessage() for record in caplog.records if "a line" in record.getMessage()]
+    assert [line.partition("request ")[2] for line in lines] == ["log]", "late log]"]
+
+
+def test_what_a_model_prints_names_the_request_that_runs_and_not_the_one_behind(
+    loop: Loop, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        first, second = loop.begin(request("until told")), loop.begin(request("behind"))
+        await until_it_runs(caplog)
+        (folder / "go").touch()
+        await both(first, second)
+
+    go(main())
+    (line,) = [record.getMessage() for record in caplog.records if "it runs" in record.getMessage()]
+    assert "until told" in line
+    assert "behind" not in line
 
 
 def test_lines_that_a_model_logs_during_a_batch_arrive_with_its_request(

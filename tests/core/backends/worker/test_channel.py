@@ -79,3 +79,43 @@ def test_a_wake_up_is_kept_for_later_only_if_the_reader_still_looks(
     assert select.select([server.back_fd], [], [], 0)[0], "who leaves a message behind wakes the background"
     server.background(lambda message: seen.append(message.kind))
     assert seen == [Kind.LOG]
+
+
+def test_a_message_that_is_not_urgent_disturbs_nobody_and_is_found_by_who_reads_next(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    with worker.front():
+        pass
+    server.send(Kind.EXECUTE, 1, urgent=False)
+    poller = select.poll()
+    poller.register(worker.back_fd, select.POLLIN)
+    assert not poller.poll(0)
+    server.send(Kind.CANCEL, 2)
+    assert poller.poll(0)
+    with worker.front():
+        assert [message.number for message in (worker.next(0), worker.next(0)) if message] == [1, 2]
+
+
+def test_a_message_that_is_not_urgent_wakes_who_waits_for_one(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    numbers: list[int] = []
+
+    def front() -> None:
+        with worker.front():
+            for _ in range(300):
+                while (message := worker.next(PATIENCE_S)) is None:
+                    pass
+                numbers.append(message.number)
+                turns.release()
+
+    turns = threading.Semaphore(0)
+    reader = threading.Thread(target=front)
+    reader.start()
+    for number in range(300):
+        server.send(Kind.EXECUTE, number, urgent=False)
+        assert turns.acquire(timeout=PATIENCE_S / 2), f"message {number} was left lying"
+    reader.join()
+    assert numbers == list(range(300))
