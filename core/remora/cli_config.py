@@ -68,7 +68,7 @@ def derive(options: argparse.Namespace) -> int:
     target = _only_target(options.path)
     if target.folder is None or not target.folder.versions:
         raise NotFoundError(f"there is no model at '{options.path}' to derive a configuration from")
-    loader = ModelLoader(EngineOptions(), SystemClock(), gpus=options.gpus)
+    loader = ModelLoader(EngineOptions(), SystemClock(), gpus=range(options.gpus))
     with warnings_shown("remora config derive"):
         # An empty configuration stands in for the one that may be written.
         plan = _planned(loader, target.folder, {"config": "{}"})
@@ -80,7 +80,7 @@ def _shown_config(target: _Target, options: argparse.Namespace) -> ModelConfig:
     if target.folder is None:
         assert target.file is not None  # a target has one or the other
         return _normalised(read_config(target.file), target.name, options.gpus)
-    loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=options.gpus)
+    loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=range(options.gpus))
     plan = _planned(loader, target.folder, {})
     if target.folder.versions and not options.as_written:
         return _served(loader, plan)
@@ -113,7 +113,7 @@ def _normalised(config: ModelConfig, name: str, gpus: int) -> ModelConfig:
     filled.CopyFrom(config)
     with suppress(ConfigError):  # a configuration alone need not tell its backend: the model's file does
         infer_backend(filled, name, ())
-    normalise(filled, name, gpus=gpus)
+    normalise(filled, name, gpus=range(gpus))
     return filled
 
 
@@ -216,7 +216,7 @@ def _check_served(target: _Target, config: ModelConfig, gpus: int, *, open_model
     if folder is None:
         _check_alone(config, name, gpus)
         return
-    loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=gpus)
+    loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=range(gpus))
     plan = _planned(loader, folder, {})
     if folder.versions and not plan.versions:
         raise ConfigError(
@@ -236,7 +236,7 @@ def _check_alone(config: ModelConfig, name: str, gpus: int) -> None:
     trial = _normalised(config, name, gpus)
     if not (trial.backend or trial.platform or trial.HasField("ensemble_scheduling")):
         trial.backend = _UNNAMED_BACKEND  # the model's file will tell; all other rules can be checked before
-    validate(trial, name, gpus=gpus)
+    validate(trial, name, gpus=range(gpus))
 
 
 def _gpus_named(config: ModelConfig) -> int:

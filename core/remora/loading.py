@@ -36,7 +36,7 @@ from remora.startup import Ledger
 from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import numa_cpus, usable_cpus
-from remora.system.gpus import Gpus
+from remora.system.gpus import Gpus, capable
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
@@ -89,16 +89,16 @@ class ModelLoader:
     ``calls`` gives the engine to models that call other models; set once, before the first model is opened.
     """
 
-    def __init__(self, options: EngineOptions, clock: Clock, *, gpus: int | None = None) -> None:
+    def __init__(self, options: EngineOptions, clock: Clock, *, gpus: Sequence[int] | None = None) -> None:
         self._options = options
         self._devices = Gpus()
-        self._least = options.least_capability()
-        self._least_number = float(".".join(map(str, self._least)))
+        least = options.least_capability()
+        self._least_number = float(".".join(map(str, least)))
         self._settings = options.backend_settings()
         self.calls: Callable[[], ModelCaller] | None = None
         self.ledger = Ledger(clock.monotonic_ns)
         self._clock = clock
-        self._gpus = len(self._devices.visible(self._least)) if gpus is None else gpus
+        self._gpus = capable(self._devices.visible(), least) if gpus is None else gpus
         self._limits = parse_gpu_limits(options.model_load_gpu_limit)
         self._cpus_of = {
             name: policy.cpus or numa_cpus(policy.numa_node)

@@ -6,6 +6,8 @@ its backend has completed what the file left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 SEQUENCE_IDLE_US = 1_000_000
@@ -15,13 +17,13 @@ _PAIRED_ON_CPU = frozenset({"onnxruntime", "tensorflow"})
 """Backends that get two instances on a CPU when nobody says how many (spec I02)."""
 
 
-def normalise(config: ModelConfig, name: str, *, gpus: int = 0) -> None:
+def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = ()) -> None:
     """Fill in every default that does not depend on the model itself.
 
     Args:
         config: changed in place.
         name: the model's name, for a configuration that does not give it.
-        gpus: how many GPUs the engine may use; their ids are 0 to ``gpus - 1``.
+        gpus: the ids of the GPUs that the engine may use.
     """
     config.name = config.name or name
     if not config.HasField("version_policy"):
@@ -48,16 +50,16 @@ def _fill_batching(config: ModelConfig) -> None:
             sequences.oldest.preferred_batch_size.extend(whole)
 
 
-def _fill_instance_groups(config: ModelConfig, gpus: int) -> None:
+def _fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> None:
     if not config.instance_group:
         config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == ModelInstanceGroup.KIND_AUTO:
-            there = gpus > 0 and all(0 <= gpu < gpus for gpu in group.gpus)
+            there = bool(gpus) and all(gpu in gpus for gpu in group.gpus)
             group.kind = ModelInstanceGroup.KIND_GPU if there else ModelInstanceGroup.KIND_CPU
         if group.count < 1:
             paired = group.kind == ModelInstanceGroup.KIND_CPU and config.backend in _PAIRED_ON_CPU
             group.count = 2 if paired else 1
         if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
-            group.gpus.extend(range(gpus))
+            group.gpus.extend(gpus)

@@ -6,6 +6,8 @@ concerns inputs, outputs and ensembles (spec C06, C08, C20, E03, M17).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from remora.config.ensemble_rules import check_ensemble
 from remora.config.inferring import ENSEMBLE, PLATFORMS, SINGULAR
 from remora.config.sequence_rules import check_sequences
@@ -30,13 +32,15 @@ MAX_PRIORITY_LEVELS = 10_000
 """How many priority levels a model may have. Each costs a queue."""
 
 
-def validate(config: ModelConfig, name: str, *, gpus: int = 0, least: float = 6.0, strict: bool = False) -> None:
+def validate(
+    config: ModelConfig, name: str, *, gpus: Sequence[int] = (), least: float = 6.0, strict: bool = False
+) -> None:
     """Check that the configuration of the model ``name`` can be served.
 
     Args:
         config: complete and normalised.
         name: the name of the model's directory, which the configuration must repeat (spec M17).
-        gpus: how many GPUs the engine may use.
+        gpus: the ids of the GPUs that the engine may use.
         least: the compute capability that those have at least.
         strict: inputs and outputs must be written in the file; for servers that complete nothing (spec C02).
 
@@ -150,7 +154,7 @@ def _check_ordering(batching: ModelDynamicBatching, name: str) -> None:
         )
 
 
-def _check_instance_groups(config: ModelConfig, gpus: int, least: float) -> None:
+def _check_instance_groups(config: ModelConfig, gpus: Sequence[int], least: float) -> None:
     if not config.instance_group:
         raise ConfigError(f"must specify one or more 'instance group's for {config.name}")
     for group in config.instance_group:
@@ -171,7 +175,7 @@ def _check_instance_groups(config: ModelConfig, gpus: int, least: float) -> None
                 )
 
 
-def _check_devices(group: ModelInstanceGroup, where: str, gpus: int, least: float) -> None:
+def _check_devices(group: ModelInstanceGroup, where: str, gpus: Sequence[int], least: float) -> None:
     if group.kind == ModelInstanceGroup.KIND_AUTO:
         raise InternalError(f"{where} has unexpected kind KIND_AUTO")
     if group.kind != ModelInstanceGroup.KIND_GPU:
@@ -183,10 +187,10 @@ def _check_devices(group: ModelInstanceGroup, where: str, gpus: int, least: floa
         lack = "specifies no GPUs" if gpus else "no GPUs are available"
         raise ConfigError(f"{where} has kind KIND_GPU but {lack}")
     for gpu in group.gpus:
-        if not 0 <= gpu < gpus:
+        if gpu not in gpus:
             raise ConfigError(
                 f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
-                f"compute compatibility of {least:.6f} are: {', '.join(map(str, range(gpus)))}"
+                f"compute compatibility of {least:.6f} are: {', '.join(map(str, gpus))}"
             )
 
 

@@ -46,14 +46,13 @@ class GpuReading(NamedTuple):
     energy_j: float | None = None
 
 
-def visible(found: Sequence[Gpu], setting: str | None, least: tuple[int, int] = (0, 0)) -> tuple[Gpu, ...]:
+def visible(found: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
     """Those of the machine's devices that a process may use, numbered by their place in the result.
 
     Args:
         found: the machine's devices, each before the instances it is divided into. A divided one is no device itself.
         setting: ``CUDA_VISIBLE_DEVICES``: numbers or beginnings of UUIDs; None when it is not set. What follows the
             first that is not there does not count, and of instances only one can be used: both are CUDA's rules.
-        least: compute capability below which a device is left out (spec I07).
     """
     divided = {gpu.parent for gpu in found if gpu.mig}
     whole = [gpu for gpu in found if not gpu.mig]
@@ -67,8 +66,12 @@ def visible(found: Sequence[Gpu], setting: str | None, least: tuple[int, int] = 
     for gpu in chosen:
         usable += [part for part in found if part.parent == gpu.uuid][:1] if gpu.uuid in divided else [gpu]
     parts = [gpu for gpu in usable if gpu.mig]
-    usable = parts[:1] if parts else usable
-    return tuple(gpu for gpu in usable if gpu.capability == (0, 0) or gpu.capability >= least)
+    return tuple(parts[:1] if parts else usable)
+
+
+def capable(devices: Sequence[Gpu], least: tuple[int, int]) -> tuple[int, ...]:
+    """The numbers of those `visible` devices whose compute capability suffices or is not known (spec I07)."""
+    return tuple(number for number, gpu in enumerate(devices) if gpu.capability == (0, 0) or gpu.capability >= least)
 
 
 def _meant(word: str, whole: Sequence[Gpu], found: Sequence[Gpu]) -> Gpu | None:
@@ -102,7 +105,7 @@ class Gpus:
         self._nvml: Any = None
         self._opened = False
 
-    def visible(self, least: tuple[int, int] = (0, 0)) -> tuple[Gpu, ...]:
+    def visible(self) -> tuple[Gpu, ...]:
         """The devices that this process may use; see `visible`."""
         try:
             cards = len(list(self._driver.iterdir()))
@@ -111,11 +114,11 @@ class Gpus:
         nvml = self._library()
         count = None if nvml is None else _asked(nvml.nvmlDeviceGetCount)
         if count is None:  # then only their number is known
-            return visible([Gpu(f"GPU-{index}", card=index) for index in range(cards)], self._setting(), least)
+            return visible([Gpu(f"GPU-{index}", card=index) for index in range(cards)], self._setting())
         found: list[Gpu] = []
         for index in range(count):
             found += _asked(partial(_described, nvml, index)) or ()  # one that has fallen off the bus is none
-        return visible(found, self._setting(), least)
+        return visible(found, self._setting())
 
     def readings(self) -> list[GpuReading]:
         """How the visible devices are; empty where the driver's library cannot be asked."""

@@ -149,9 +149,17 @@ def test_a_model_without_any_backend_is_refused_with_the_files_looked_for() -> N
 )
 def test_instance_groups_get_names_kinds_and_counts(written: str, gpus: int, expected: list[object]) -> None:
     config = parse_config(written, path="test", syntax="pbtxt")
-    normalise(config, "m", gpus=gpus)
+    normalise(config, "m", gpus=range(gpus))
     groups = to_dict(config)["instance_group"]
     assert [(group["name"], group["kind"], group["count"], group["gpus"]) for group in groups] == expected
+
+
+def test_devices_that_are_left_out_leave_the_others_their_numbers() -> None:
+    config = parse_config("instance_group { } instance_group { gpus: 0 }", path="test", syntax="pbtxt")
+    normalise(config, "m", gpus=(1, 3))
+    first, second = to_dict(config)["instance_group"]
+    assert (first["kind"], first["gpus"]) == ("KIND_GPU", [1, 3])
+    assert second["kind"] == "KIND_CPU"
 
 
 def test_a_sequence_may_be_silent_for_a_second_by_default() -> None:

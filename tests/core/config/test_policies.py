@@ -23,7 +23,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 
 def config_of(text: str, *, gpus: int = 0) -> ModelConfig:
     config = parse_config(text, path="test", syntax="pbtxt")
-    normalise(config, "m", gpus=gpus)
+    normalise(config, "m", gpus=range(gpus))
     return config
 
 

@@ -24,7 +24,7 @@ def step(inputs: dict[str, str], outputs: dict[str, str], model: str = "a") -> s
 def config_of(text: str, *, gpus: int = 0) -> ModelConfig:
     config = parse_config(text, path="test", syntax="pbtxt")
     infer_backend(config, "m", [] if config.backend else ["model.py"])
-    normalise(config, "m", gpus=gpus)
+    normalise(config, "m", gpus=range(gpus))
     return config
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remora.system.gpus import Gpu, GpuReading, Gpus, visible
+from remora.system.gpus import Gpu, GpuReading, Gpus, capable, visible
 
 A, B, C = (Gpu(f"GPU-{letter * 8}", capability=(8, 0), card=at) for at, letter in enumerate("abc"))
 PART1 = B._replace(uuid="MIG-11111111", mig=True, parent=B.uuid)
@@ -51,10 +51,10 @@ def test_a_divided_device_is_used_by_its_instances(setting: str | None, expected
     assert list(visible([A, B, PART1, PART2], setting)) == expected
 
 
-def test_devices_below_the_least_capability_are_left_out() -> None:
+def test_devices_below_the_least_capability_are_left_out_and_the_others_keep_their_numbers() -> None:
     old = A._replace(capability=(5, 2))
     unknown = B._replace(capability=(0, 0))
-    assert visible([old, unknown, C], None, (6, 0)) == (unknown, C)
+    assert capable(visible([old, unknown, C], None), (6, 0)) == (1, 2)
 
 
 class NotSupportedError(Exception):
