@@ -37,6 +37,12 @@ static struct copy {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned made, copies;
 static __thread int current, chosen;
+static __thread cudaError_t last;
+
+static cudaError_t said(cudaError_t status) {
+    if (status) last = status;
+    return status;
+}
 
 static int devices(void) {
     const char *said = getenv("STAND_IN_DEVICES");
@@ -123,13 +129,19 @@ const char *cudaGetErrorString(cudaError_t status) {
     }
 }
 
+cudaError_t cudaGetLastError(void) {
+    cudaError_t status = last;
+    last = OK;
+    return status;
+}
+
 cudaError_t cudaGetDeviceCount(int *count) {
     *count = devices();
-    return *count ? OK : NO_DEVICE;
+    return said(*count ? OK : NO_DEVICE);
 }
 
 cudaError_t cudaSetDevice(int device) {
-    if (device < 0 || device >= devices()) return devices() ? INVALID_DEVICE : NO_DEVICE;
+    if (device < 0 || device >= devices()) return said(devices() ? INVALID_DEVICE : NO_DEVICE);
     current = device, chosen = 1;
     return OK;
 }
@@ -141,24 +153,24 @@ cudaError_t cudaGetDevice(int *device) {
 
 cudaError_t cudaMalloc(void **out, size_t size) {
     const char *limit = getenv("STAND_IN_BYTES");
-    if (limit && size > strtoull(limit, NULL, 10)) return OUT_OF_MEMORY;
+    if (limit && size > strtoull(limit, NULL, 10)) return said(OUT_OF_MEMORY);
     char name[48];
     snprintf(name, sizeof name, "/remora_stand_in_%ld_%u", (long)getpid(), __atomic_add_fetch(&made, 1, __ATOMIC_SEQ_CST));
-    return map(out, size, name, DEVICE, O_RDWR | O_CREAT | O_EXCL);
+    return said(map(out, size, name, DEVICE, O_RDWR | O_CREAT | O_EXCL));
 }
 
-cudaError_t cudaFree(void *address) { return release(address, DEVICE); }
+cudaError_t cudaFree(void *address) { return said(release(address, DEVICE)); }
 
 cudaError_t cudaMallocHost(void **out, size_t size) {
     *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (*out == MAP_FAILED) return OUT_OF_MEMORY;
+    if (*out == MAP_FAILED) return said(OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
     cudaError_t status = keep(PINNED, *out, size, "");
     pthread_mutex_unlock(&lock);
-    return status;
+    return said(status);
 }
 
-cudaError_t cudaFreeHost(void *address) { return release(address, PINNED); }
+cudaError_t cudaFreeHost(void *address) { return said(release(address, PINNED)); }
 
 static int is_device(int at) { return at >= 0 && (held[at].kind == DEVICE || held[at].kind == OPENED); }
 
@@ -179,22 +191,22 @@ static cudaError_t begin(void *to, const void *from, size_t size, cudaStream_t s
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     (void)kind;
-    return begin(to, from, size, NULL, 0);
+    return said(begin(to, from, size, NULL, 0));
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, cudaStream_t stream) {
     (void)kind;
-    return begin(to, from, size, stream, 1);
+    return said(begin(to, from, size, stream, 1));
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
     (void)flags;
     *out = mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (*out == MAP_FAILED) return OUT_OF_MEMORY;
+    if (*out == MAP_FAILED) return said(OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
     cudaError_t status = keep(STREAM, *out, 1, "");
     pthread_mutex_unlock(&lock);
-    return status;
+    return said(status);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -202,10 +214,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     int known = !stream || find(stream) >= 0;
     if (known) finish(stream, 0);
     pthread_mutex_unlock(&lock);
-    return known ? OK : INVALID_HANDLE;
+    return said(known ? OK : INVALID_HANDLE);
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return release(stream, STREAM) == OK ? OK : INVALID_HANDLE; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return said(release(stream, STREAM) == OK ? OK : INVALID_HANDLE); }
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *address) {
     pthread_mutex_lock(&lock);
@@ -216,16 +228,16 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *address) {
         strncpy(handle->reserved, held[at].name, sizeof handle->reserved - 1);
     }
     pthread_mutex_unlock(&lock);
-    return status;
+    return said(status);
 }
 
 cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags) {
     (void)flags;
-    if (!memchr(handle.reserved, 0, sizeof handle.reserved)) return INVALID_HANDLE;
-    return map(out, 0, handle.reserved, OPENED, O_RDWR);
+    if (!memchr(handle.reserved, 0, sizeof handle.reserved)) return said(INVALID_HANDLE);
+    return said(map(out, 0, handle.reserved, OPENED, O_RDWR));
 }
 
-cudaError_t cudaIpcCloseMemHandle(void *address) { return release(address, OPENED); }
+cudaError_t cudaIpcCloseMemHandle(void *address) { return said(release(address, OPENED)); }
 
 int cuCtxGetCurrent(void **context) {
     *context = chosen ? &current : NULL;

@@ -77,6 +77,7 @@ class Cuda:
             function = library[name]  # of its own: attributes of a library are shared with everybody else
             function.argtypes, function.restype = arguments, _INT
             self._functions[name] = function
+        self._forget = library["cudaGetLastError"]
         self._text = library["cudaGetErrorString"]
         self._text.argtypes, self._text.restype = (_INT,), ctypes.c_char_p
         self._range: Any = None
@@ -87,7 +88,11 @@ class Cuda:
     def device_count(self) -> int:
         """How many GPUs there are; 0 where the driver is missing as well."""
         count = _INT()
-        return count.value if self._functions["cudaGetDeviceCount"](ctypes.byref(count)) == 0 else 0
+        try:
+            self._call("cudaGetDeviceCount", ctypes.byref(count))
+        except CudaError:
+            return 0
+        return count.value
 
     def use(self, device: int) -> None:
         """Make a device the calling thread's."""
@@ -180,6 +185,7 @@ class Cuda:
     def _call(self, function: str, *arguments: Any) -> None:
         status = self._functions[function](*arguments)
         if status != 0:
+            self._forget()  # who shares the runtime asks it what failed last, after calls that have not
             text = self._text(status)
             raise CudaError(function, text.decode() if text else f"error {status}")
 

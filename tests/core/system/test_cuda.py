@@ -52,6 +52,15 @@ def test_a_failing_call_is_told_with_the_runtimes_text(stand_in: StandIn, monkey
         stand_in.runtime.take(9)
 
 
+def test_a_call_that_failed_is_forgotten_by_the_runtime(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frameworks ask for the last error of their thread after a kernel, and would take ours for theirs."""
+    with pytest.raises(CudaError):
+        stand_in.runtime.use(7)
+    monkeypatch.setenv("STAND_IN_DEVICES", "0")
+    assert stand_in.runtime.device_count() == 0
+    assert stand_in.library.cudaGetLastError() == 0
+
+
 def test_devices_are_counted_and_none_is_no_error(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_DEVICES", "3")
     assert stand_in.runtime.device_count() == 3
