@@ -192,20 +192,32 @@ class Cuda:
 
 @cache
 def cuda() -> Cuda:
-    """The machine's CUDA runtime. Raises UnsupportedError where there is none."""
+    """The machine's CUDA runtime. Raises UnsupportedError where there is none.
+
+    Of several it is the first that finds GPUs: one of a later CUDA than the driver's finds none.
+    """
+    driver = _loaded("libcuda.so.1")
+    found: Cuda | None = None
     for candidate in _candidates():
-        try:
-            library = ctypes.CDLL(candidate)
-        except OSError:
-            continue
-        try:
-            driver = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            driver = None
-        return Cuda(library, driver)
-    raise UnsupportedError(
-        "there is no CUDA runtime (libcudart) here: install the driver and pip install nvidia-cuda-runtime-cu12"
-    )
+        library = _loaded(candidate)
+        if library is not None:
+            made = Cuda(library, driver)
+            if made.device_count():
+                return made
+            found = found or made
+    if found is None:
+        raise UnsupportedError(
+            "there is no CUDA runtime (libcudart) here: install the driver and pip install nvidia-cuda-runtime-cu12"
+        )
+    return found
+
+
+def _loaded(name: str) -> Any:
+    """A library; None where there is none of the name."""
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
 
 
 def _candidates() -> Iterator[str]:

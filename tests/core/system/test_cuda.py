@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
+from remora.errors import UnsupportedError
 from remora.system import cuda as cuda_module
 from remora.system.cuda import Cuda, CudaError, IpcHandle
 
@@ -105,9 +106,40 @@ def test_what_no_driver_tells_is_not_known(stand_in: StandIn) -> None:
     assert stand_in.runtime.bytes_from(16) is None
 
 
+class Later:
+    """A runtime of a later CUDA than the driver's, which finds no GPUs."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "cudaGetDeviceCount":
+            return self._library[name]
+        insufficient: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(lambda count: 35)
+        return insufficient
+
+
+def test_of_several_runtimes_it_is_the_one_that_finds_gpus(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries: dict[str, Any] = {"later": Later(stand_in.library), "fitting": stand_in.library}
+
+    def loaded(name: str) -> Any:
+        if name not in libraries:
+            raise OSError(name)
+        return libraries[name]
+
+    monkeypatch.setattr(cuda_module, "_candidates", lambda: iter(("absent", "later", "fitting")))
+    monkeypatch.setattr(cuda_module.ctypes, "CDLL", loaded)
+    assert cuda_module.cuda.__wrapped__().device_count() == 1
+    monkeypatch.setenv("STAND_IN_DEVICES", "0")
+    assert cuda_module.cuda.__wrapped__().device_count() == 0
+    libraries.clear()
+    with pytest.raises(UnsupportedError, match="there is no CUDA runtime"):
+        cuda_module.cuda.__wrapped__()
+
+
 def test_nvidias_own_runtime_has_every_function_that_is_called() -> None:
     try:
         runtime: Any = cuda_module.cuda()
-    except cuda_module.UnsupportedError:
+    except UnsupportedError:
         pytest.skip("NVIDIA's runtime is not here: pip install nvidia-cuda-runtime-cu12")
     assert runtime.device_count() >= 0
