@@ -3,19 +3,18 @@
 Handlers get and give bytes, on two thread pools: a call that may last (inference, loading, a look at repositories or at
 a model on its way) holds a thread of the large one until it is answered; what only asks (health, statistics, settings)
 has a small one of its own, so that a probe is answered while every other thread waits for a model. A stream has two
-threads of its own, see `grpcio_stream`. This is the reference transport and the one for TLS; nothing else in the engine
-imports grpc.
+threads of its own, see `grpcio_stream`. This is the reference transport and the one for TLS; nothing in the engine but
+this and its `grpcio_*` imports grpc.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -52,22 +51,18 @@ from remora.protocols.v2_grpc import (
     forward_pattern,
     forwarded,
     read_infer,
-    status_of,
-    status_text,
 )
 from remora.protocols.v2_grpc_stream import is_strict
 from remora.protocols.v2_regions import REGION_RPCS
 from remora.regions import DISABLED, Regions
+from remora.server.grpcio_calls import Behaviour, Calls, Context, DeadlinePassedError
 from remora.server.grpcio_reflection import Reflection
-from remora.server.grpcio_stream import InferStream, known
+from remora.server.grpcio_stream import InferStream
 from remora.tracing.tracer import Arrival, Traces
 
 _log = logging.getLogger(__name__)
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
-
-Context = Any  # grpc.ServicerContext; grpcio brings no types.
-Behaviour = Callable[[bytes, Context], bytes]
 
 
 class Engine(Protocol):
@@ -158,6 +153,10 @@ _LASTING = ("ModelConfig", "ModelMetadata", "RepositoryIndex", "RepositoryModelL
 """Management RPCs that may wait for a model, load one, or look at repositories."""
 
 
+_GOODBYE_S = 1.0
+"""How long clients without a call have to leave when they are told of the end. One that is gone never does."""
+
+
 class GrpcServer:
     """V2, health and reflection on one port. `start` once, `stop` once; neither is for an event loop's thread."""
 
@@ -168,10 +167,11 @@ class GrpcServer:
         self._options = options or GrpcOptions()
         self._pattern = forward_pattern(self._options.forward_pattern)
         self._draining = False
-        self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
-        self._working = ThreadPoolExecutor(self._options.workers, thread_name_prefix="remora-grpc")
-        self._streaming = ThreadPoolExecutor(self._options.streams + 2, thread_name_prefix="remora-grpc-stream")
-        self._reading = ThreadPoolExecutor(self._options.streams, thread_name_prefix="remora-grpc-reading")
+        self._calls = Calls()
+        self._asking = self._calls.pool(4, "remora-grpc-asking")
+        self._working = self._calls.pool(self._options.workers, "remora-grpc")
+        self._streaming = self._calls.pool(self._options.streams + 2, "remora-grpc-stream")
+        self._reading = self._calls.pool(self._options.streams, "remora-grpc-reading")
         self._streams: set[InferStream] = set()
         self._restrictions = Restrictions(self._options.restricted, "--grpc-restricted-protocol")
         self._server: Any = None
@@ -214,27 +214,27 @@ class GrpcServer:
         """Stop listening, let calls under way end within ``grace_s`` seconds, cancel the others, and return then."""
         self.drain()
         if self._server is not None:
-            self._server.stop(grace_s).wait()
-        self._working.shutdown(wait=False, cancel_futures=True)
-        self._asking.shutdown(wait=False, cancel_futures=True)
-        self._streaming.shutdown(wait=False, cancel_futures=True)
-        self._reading.shutdown(wait=False, cancel_futures=True)
+            stopped = self._server.stop(grace_s)
+            if self._calls.wait(grace_s):
+                self._server.stop(min(grace_s, _GOODBYE_S))
+            stopped.wait()
+        self._calls.close()
 
     # -- The services -----------------------------------------------------------------------------------------------
 
     def _inference(self) -> Any:
         handlers = {}
         for name, work in REGION_RPCS.items():
-            handlers[name] = _unary(self._unlocked(name, self._in_regions(work)), self._asking)
+            handlers[name] = self._calls.unary(self._unlocked(name, self._in_regions(work)), self._asking)
         for name, rpc in RPCS.items():
             behaviour = self._unlocked(name, self._performing(rpc))
-            handlers[name] = _unary(behaviour, None if name in _LASTING else self._asking)
-        handlers["ModelInfer"] = _unary(self._unlocked("ModelInfer", self._infer))
-        handlers["ModelStreamInfer"] = _streaming(self._stream, self._streaming)
+            handlers[name] = self._calls.unary(behaviour, None if name in _LASTING else self._asking)
+        handlers["ModelInfer"] = self._calls.unary(self._unlocked("ModelInfer", self._infer))
+        handlers["ModelStreamInfer"] = self._calls.streaming(self._stream, self._streaming)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _health(self) -> Any:
-        check = _unary(self._unlocked("Health.Check", self._check), self._asking)
+        check = self._calls.unary(self._unlocked("Health.Check", self._check), self._asking)
         return grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check})
 
     def _check(self, _message: bytes, _context: Context) -> bytes:
@@ -322,7 +322,7 @@ class GrpcServer:
             outcome = answers.get(timeout=_seconds_left(context))
         except Empty:
             leave()
-            raise _DeadlinePassedError("the request's deadline passed before its answer was there") from None
+            raise DeadlinePassedError("the request's deadline passed before its answer was there") from None
         if isinstance(outcome, RemoraError):
             # The requests of a batch may have failed with one and the same object.
             raise error_of(outcome.code, outcome.message)
@@ -356,10 +356,6 @@ class GrpcServer:
             self._streams.discard(stream)
 
 
-class _DeadlinePassedError(CancelledError):
-    """A deadline that the client set: gRPC has a status for it which the engine has no use for."""
-
-
 def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> Callable[[bytes], bytes | None]:
     """The metadata of a call by its keys, as traces look for their context."""
 
@@ -378,43 +374,6 @@ def _seconds_left(context: Context) -> float | None:
     """Until the client's deadline; None when there is none, which grpcio spells as one in the far future."""
     left = context.time_remaining()
     return None if left is None or left > _FOREVER_S else float(left)
-
-
-_CODES: Mapping[int, Any] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def _unary(behaviour: Behaviour, pool: ThreadPoolExecutor | None = None) -> Any:
-    """A handler on bytes, errors turned into statuses; ``pool`` for other threads than the server's."""
-
-    def serve(message: bytes, context: Context) -> bytes:
-        try:
-            return behaviour(message, context)
-        except Exception as error:
-            _abort(context, known(error))
-
-    if pool is not None:
-        # grpcio's own health service chooses its threads by this attribute, too.
-        serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
-    return grpc.unary_unary_rpc_method_handler(serve)
-
-
-def _streaming(behaviour: Callable[[Iterator[bytes], Context], Iterator[bytes]], pool: ThreadPoolExecutor) -> Any:
-    """A handler on streams of bytes, errors turned into statuses, its answers written by threads of ``pool``."""
-
-    def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        try:
-            yield from behaviour(messages, context)
-        except Exception as error:
-            _abort(context, known(error))
-
-    serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
-    return grpc.stream_stream_rpc_method_handler(serve)
-
-
-def _abort(context: Context, error: RemoraError) -> NoReturn:
-    late = isinstance(error, _DeadlinePassedError)
-    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED if late else _CODES[status_of(error)], status_text(error))
-    raise error  # abort has raised already; this is for those who do not know.
 
 
 def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:

@@ -285,6 +285,8 @@ class Server:
         if self._grpc is not None:
             await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
         while (sum(listener.close_idle() for listener in self._listeners) or self._splices) and loop.time() < end:
+            if self._splices is not None:
+                self._splices.end()  # gRPC has ended, and there is nothing to come
             await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
         done = await loop.run_in_executor(None, self.engine.stop, left)

@@ -53,6 +53,11 @@ class Splices:
         transport.set_protocol(client)
         self._clients[client] = asyncio.get_running_loop().create_task(self._join(client, received))
 
+    def end(self) -> None:
+        """Their clients may send no more: the server closes them, and each ends once its client has what was sent."""
+        for client in self._clients:
+            client.eof_received()
+
     def abort(self) -> None:
         """Close all of them without further ado."""
         for client in list(self._clients):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -351,6 +352,19 @@ def test_while_draining_new_inference_is_refused_and_what_is_under_way_ends() ->
         reply(Response([]))
         assert future.result()
         stopping.join(WAIT_S)
+        assert not stopping.is_alive()
+
+
+def test_a_client_that_is_gone_without_a_word_does_not_hold_up_the_end() -> None:
+    with (
+        serving(FakeEngine()) as (server, channel),
+        socket.create_connection(("127.0.0.1", channel.port), timeout=WAIT_S) as client,
+    ):
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert client.recv(1)  # nothing of what comes is answered
+        stopping = threading.Thread(target=server.stop, args=(3600.0,))
+        stopping.start()
+        stopping.join(WAIT_S / 2)  # grpcio itself gives it 20 s
         assert not stopping.is_alive()
 
 

@@ -80,7 +80,8 @@ async def benches(*, on: bool = True, failure: Exception | None = None) -> Async
     finally:
         splices.abort()
         for writer in ends:
-            writer.transport.abort()
+            if not writer.is_closing():
+                writer.transport.abort()
         for server in (inner, outer):
             server.close()
 
@@ -130,6 +131,22 @@ def test_a_client_that_sends_no_more_is_still_answered_and_a_server_that_does_no
             client, server = await bench.joined()
             server[1].write(MUCH)
             server[1].write_eof()
+            assert await client[0].read() == MUCH
+            while len(bench.splices):
+                await asyncio.sleep(0)
+
+    run(test)
+
+
+def test_at_the_end_a_client_that_stays_is_closed_once_it_has_what_was_sent() -> None:
+    async def test() -> None:
+        async with benches() as bench:
+            client, server = await bench.joined()
+            server[1].write(MUCH)
+            for _ in range(2):  # whoever ends them may look again
+                bench.splices.end()
+            assert await server[0].read() == b""
+            server[1].close()
             assert await client[0].read() == MUCH
             while len(bench.splices):
                 await asyncio.sleep(0)
