@@ -193,6 +193,19 @@ def test_what_is_under_way_at_sigterm_is_answered(tmp_path: Path, child_environm
         process.wait()
 
 
+def test_messages_beyond_the_limit_are_refused_and_others_go_on(serving: Serving, tmp_path: Path) -> None:
+    write(tmp_path / "models", "echo", ECHO)
+    small, large = np.ones(1000, np.int32), np.ones(300_000, np.int32)
+    with (
+        serving(tmp_path / "models", *FLAGS, "--http-max-input-size=1000000") as running,
+        grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
+    ):
+        for _ in range(2):
+            with pytest.raises(Exception, match="larger than max"):
+                client.infer("echo", inputs(grpc, large))
+            assert client.infer("echo", inputs(grpc, small)).as_numpy("OUT").tolist() == small.tolist()
+
+
 def test_without_grpcio_clients_are_told_and_the_log_says_so_once(serving: Serving, tmp_path: Path) -> None:
     write(tmp_path / "models", "echo", ECHO)
     (tmp_path / "hidden").mkdir()
