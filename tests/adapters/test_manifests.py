@@ -46,9 +46,8 @@ def test_a_knative_service_admits_two_batches_and_waits_for_a_slow_load(found: F
     (service,) = documents("knative", found)
     spec = service["spec"]["template"]["spec"]
     annotations = service["spec"]["template"]["metadata"]["annotations"]
-    assert spec["containerConcurrency"] >= 2 * max(
-        max(model.max_batch_size, 1) * model.instances for model in found.models
-    )
+    wanted = 2 * max(max(model.max_batch_size, 1) * model.instances for model in found.models)
+    assert spec["containerConcurrency"] >= min(wanted, 1000)
     assert int(annotations["serving.knative.dev/progress-deadline"].rstrip("s")) > found.load_s
     assert not list(manifests.broken_rules([service]))
 
@@ -75,6 +74,20 @@ def test_an_azure_deployment_has_two_routes_and_room_for_batches(found: Facts) -
     assert probe["failure_threshold"] * probe["period"] >= found.load_s
     assert deployment["request_settings"]["max_concurrent_requests_per_instance"] == found.concurrency
     assert 5000 < deployment["request_settings"]["request_timeout_ms"] <= 180_000
+
+
+@pytest.mark.parametrize("name", ["ab", "1st", "a" * 33])
+def test_a_name_that_azure_would_refuse_is_refused_here(name: str) -> None:
+    with pytest.raises(ValueError, match=r"3 to 32 letters"):
+        documents("azureml", FACTS._replace(name=name))
+
+
+def test_no_pod_is_to_admit_more_than_knative_lets_it() -> None:
+    found = FACTS._replace(models=(Model("m", 4096, 4, False),))
+    (service,) = documents("knative", found)
+    assert service["spec"]["template"]["spec"]["containerConcurrency"] == 1000
+    predictor = documents("kserve", found)[2]["spec"]["predictor"]
+    assert (predictor["containerConcurrency"], predictor["scaleTarget"]) == (1000, 700)
 
 
 @pytest.mark.parametrize("platform", ["knative", "kserve"])

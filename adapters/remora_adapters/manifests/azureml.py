@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 
 from remora_adapters.manifests.facts import Facts
 
 _PERIOD_S = 10
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{2,31}")
 
 
 def render(facts: Facts) -> str:
-    """The YAML of the CLI's version 2, with a comment where a number was computed."""
+    """The YAML of the CLI's version 2, with a comment where a number was computed.
+
+    Raises ValueError for a name that no endpoint can have.
+    """
+    if not _NAME.fullmatch(facts.name):
+        raise ValueError(
+            f"{facts.name}: an endpoint's name has 3 to 32 letters, digits and hyphens, the first a letter"
+        )
     busiest = facts.busiest
     tries = math.ceil(facts.patience_s / _PERIOD_S)
     instance = "Standard_NC4as_T4_v3" if facts.gpu else "Standard_F4s_v2"

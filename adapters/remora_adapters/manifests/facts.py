@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MOST_IN_POD = 1000
+"""Knative admits no more requests at a time to a pod, unless a cluster's operator says otherwise."""
 _MIB = 1 << 20
 _QUARTER_GIB = 256
 _ROOM = 2.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remora_adapters.manifests.facts import Facts
+from remora_adapters.manifests.facts import MOST_IN_POD, Facts
 
 _LONGEST_S = 600
 """A cluster allows no longer requests unless it is told to."""
@@ -38,8 +38,8 @@ spec:
         serving.knative.dev/progress-deadline: {deadline_s}s
     spec:
       # Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of \
-'{busiest.name}': one runs while the next fills.
-      containerConcurrency: {facts.concurrency}
+'{busiest.name}': one runs while the next fills. {MOST_IN_POD} are the most.
+      containerConcurrency: {min(facts.concurrency, MOST_IN_POD)}
       # Also the grace between SIGTERM and SIGKILL.
       timeoutSeconds: 300
       containers:

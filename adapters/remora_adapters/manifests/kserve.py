@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remora_adapters.manifests.facts import Facts
+from remora_adapters.manifests.facts import MOST_IN_POD, Facts
 
 
 def render(facts: Facts) -> str:
@@ -72,7 +72,7 @@ spec:
 
 
 def _predictor(facts: Facts) -> str:
-    busiest = facts.busiest
+    busiest, concurrency = facts.busiest, min(facts.concurrency, MOST_IN_POD)
     return f"""\
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
@@ -89,9 +89,10 @@ spec:
     maxReplicas: 4
     scaleMetric: concurrency
     # 70 % of containerConcurrency: the rest is room until another pod is there.
-    scaleTarget: {max(1, facts.concurrency * 7 // 10)}
-    # Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of '{busiest.name}'.
-    containerConcurrency: {facts.concurrency}
+    scaleTarget: {max(1, concurrency * 7 // 10)}
+    # Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of '{busiest.name}'; \
+{MOST_IN_POD} are the most.
+    containerConcurrency: {concurrency}
     model:
       runtime: remora
       modelFormat: {{name: remora}}
