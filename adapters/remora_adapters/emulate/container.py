@@ -82,16 +82,16 @@ def answers(call: Call, within_s: float) -> Run:
     return run
 
 
-def refuses(path: Callable[[Stage], str], word: str) -> Run:
-    """Bodies that cannot be read are a 4xx or 5xx in JSON with a reason under ``word``."""
+def refuses(path: Callable[[Stage], str], *words: str) -> Run:
+    """Bodies that cannot be read are a 4xx or 5xx in JSON with a reason under one of ``words``."""
 
     def run(stage: Stage) -> None:
         for body in (b"{", b"\x00\xff no request"):
             answer = stage.ask("POST", path(stage), body, {"Content-Type": "application/json"})
             if not 400 <= answer.status < 600:
                 raise Failed(f"a body that is no request got {answer.shown}")
-            if f'"{word}"'.encode() not in answer.body:
-                raise Failed(f'the {answer.status} has no {{"{word}": ...}}: {answer.shown}')
+            if not any(f'"{word}"'.encode() in answer.body for word in words):
+                raise Failed(f'the {answer.status} has no {{"{words[0]}": ...}}: {answer.shown}')
 
     return run
 

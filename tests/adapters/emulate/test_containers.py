@@ -127,3 +127,24 @@ def test_our_own_adapters_pass_all_checks(
     )
     verdicts = play(find_platform(platform), settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
+
+
+def test_a_scoring_script_on_our_adapter_passes_all_of_azures_checks(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    (tmp_path / "score.py").write_text(
+        "import json\ndef init(): pass\ndef run(data): return json.loads(data)['inputs']\n"
+    )
+    (tmp_path / "model").mkdir()
+    settings = Settings(
+        command=(sys.executable, "-m", "remora_adapters.azureml"),
+        model=tmp_path / "model",
+        body=V2,
+        environ={
+            "PYTHONPATH": child_environment["PYTHONPATH"],
+            "AML_APP_ROOT": str(tmp_path),
+            "AZUREML_ENTRY_SCRIPT": "score.py",
+        },
+    )
+    verdicts = play(find_platform("azureml"), settings)
+    assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
