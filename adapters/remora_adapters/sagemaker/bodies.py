@@ -32,6 +32,8 @@ from remora_adapters.sagemaker.arrays import (
 )
 
 _WHOLE = ("text/plain", "application/x-image")
+_MAX_PARTS = 1 << 16
+"""How many requests one body may make: each takes its time and its room, and a line of two bytes may make one."""
 _NUMBERS = {bool, int, float}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -195,6 +197,7 @@ def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translat
     if not records:
         raise ValueError("it has no lines")
     if all(_is_v2(record, inputs) for record in records):
+        _check_parts(len(records))
         parts = [Part(line, None) for line in body.splitlines() if line.strip()]
         return Translated(parts, LINES, own=True)
     if all(isinstance(record, dict) for record in records):
@@ -250,10 +253,19 @@ def _chunks(columns: dict[TensorInfo, Array], max_rows: int) -> list[Part]:
     rows = len(next(iter(columns.values()))) if max_rows else 1
     if not max_rows:
         return [_part(columns)]
+    _check_parts(-(-rows // max_rows))
     return [
         _part({row: array[at : at + max_rows] for row, array in columns.items()})
         for at in range(0, max(rows, 1), max_rows)
     ]
+
+
+def _check_parts(count: int) -> None:
+    if count > _MAX_PARTS:
+        raise ValueError(
+            f"it makes {count} requests of what the model takes at a time, at most {_MAX_PARTS} are made: send fewer "
+            "rows, or give the model a greater max_batch_size"
+        )
 
 
 def _part(columns: dict[TensorInfo, Array]) -> Part:

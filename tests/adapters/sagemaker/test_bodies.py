@@ -246,6 +246,21 @@ def test_what_has_no_rows_for_the_model_is_refused(media: str, body: bytes, inpu
         translate(media, body, inputs, 8)
 
 
+@pytest.mark.parametrize(
+    ("media", "body"),
+    [
+        ("text/csv", b"1\n" * 65_537),
+        ("application/jsonlines", b"1\n" * 65_537),
+        ("application/jsonlines", b'{"inputs":[]}\n' * 65_537),
+        ("application/x-npy", npy_of_array(np.ones((65_537, 1), np.uint8))),
+    ],
+)
+def test_a_body_makes_only_so_many_requests(media: str, body: bytes) -> None:
+    with pytest.raises(ValueError, match="65537 requests of what the model takes at a time, at most 65536"):
+        translate(media, body, [ROW._replace(shape=(-1, 1))], 1)
+    assert len(translate("text/csv", b"1\n" * 65_537, [ROW._replace(shape=(-1, 1))], 2).parts) == 32_769
+
+
 def test_a_line_with_values_for_an_input_of_the_name_inputs_is_no_v2_request() -> None:
     translated = translate("application/jsonlines", b'{"inputs": [1, 2, 3, 4]}', [ROW._replace(name="inputs")], 8)
     assert read(translated.parts[0]) == {"inputs": [[1, 2, 3, 4]]}
