@@ -14,7 +14,7 @@ from typing import Any
 from remora.backends import Instance, Placement, Source
 from remora.backends.opening import existing, import_framework, load_failure, model_path
 from remora.backends.ragged import array_instance
-from remora.backends.tensorrt_context import Context, Engine, Reasons, describe
+from remora.backends.tensorrt_context import Context, Engine, describe, log_of
 from remora.backends.transfers import transfer_for
 from remora.config import complete_from_tensors
 from remora.device_arrays import CudaMemory
@@ -114,11 +114,10 @@ class TensorRtModel:
     def _engine(self, device: int) -> Engine:
         with self._opening:
             if device not in self._engines:
-                reasons = Reasons()
                 with self._cuda.on(device):
-                    inner = describe(self._trt, self._path.read_bytes(), self._source.name, reasons)
+                    inner = describe(self._trt, self._path.read_bytes(), self._source.name)
                 if inner is None:
-                    raise load_failure(self._source, self._path, reasons.told())
+                    raise load_failure(self._source, self._path, log_of(self._trt).reasons.told())
                 self._engines[device] = inner
             return self._engines[device]
 

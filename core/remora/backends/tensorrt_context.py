@@ -5,8 +5,9 @@ An execution context runs one batch at a time on its own stream: inputs to the d
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,8 +56,8 @@ class Engine(NamedTuple):
         return min(most, default=0)
 
 
-class Reasons:
-    """What TensorRT logged of an engine: its only way to say why something failed. Any thread may call."""
+class Reasons(threading.local):
+    """What TensorRT logged on the calling thread: its only way to say why something failed."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=8)  # requests whose shapes do not fit add lines as long as they come
@@ -68,35 +69,41 @@ class Reasons:
 
     def told(self) -> str:
         """The errors since it was asked last, in one line."""
-        lines = []
-        with suppress(IndexError):
-            while True:
-                lines.append(self._lines.popleft())
-        return "; ".join(lines) or "TensorRT gives no reason"
+        lines = "; ".join(self._lines)
+        self._lines.clear()
+        return lines or "TensorRT gives no reason"
 
 
-def describe(trt: Any, plan: bytes, model: str, reasons: Reasons) -> Engine | None:
-    """The engine of a plan on the thread's device; None when it cannot be read, ``reasons`` then tell why.
-
-    Raises:
-        UnsupportedError: a tensor of a type that the protocol does not have.
-    """
+@cache
+def log_of(trt: Any) -> Any:
+    """The log with its `Reasons`; one for the process: TensorRT and its plugins keep the first that they are given."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)  # the bindings ask for just this call
+            self.reasons = Reasons()
 
         def log(self, severity: Any, msg: str) -> None:
-            reasons.add(severity, msg)
+            self.reasons.add(severity, msg)
 
     log = Log()
     trt.init_libnvinfer_plugins(log, "")
+    return log
+
+
+def describe(trt: Any, plan: bytes, model: str) -> Engine | None:
+    """The engine of a plan on the thread's device; None when it cannot be read, the log then tells why.
+
+    Raises:
+        UnsupportedError: a tensor of a type that the protocol does not have.
+    """
+    log = log_of(trt)
     inner = trt.Runtime(log).deserialize_cuda_engine(plan)
     if inner is None:
         return None
     names = [inner.get_tensor_name(index) for index in range(inner.num_io_tensors)]
     tensors = tuple(_tensor(trt, inner, name, model) for name in names)
-    return Engine(inner, tensors, int(inner.num_optimization_profiles), reasons)
+    return Engine(inner, tensors, int(inner.num_optimization_profiles), log.reasons)
 
 
 def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:

@@ -210,6 +210,16 @@ def test_a_batch_that_fails_is_told_with_its_own_reasons_and_waited_for(
     instance.close()
 
 
+def test_engines_come_and_go_and_tensorrts_log_stays(tmp_path: Path, cudart: StandIn) -> None:
+    """It keeps the first that it is given, and would write to one that has gone with its engine."""
+    logs = []
+    for _ in range(2):
+        model, _ = opened(tmp_path)
+        logs.append(sys.modules["tensorrt"].engine.log)
+        model.close()
+    assert logs[0] is logs[1]
+
+
 def test_what_tensorrt_logs_without_end_is_not_kept_without_end() -> None:
     reasons = Reasons()
     for number in range(1000):
