@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -155,12 +155,11 @@ class MemoryChannel:
         begin_ns: int = 0,
         end_ns: int = 0,
         wait_s: float | None = None,
-        urgent: bool = True,
     ) -> bool:
         """Send a message, waiting for room at most ``wait_s`` (None: as long as the other side lives; 0: not at all).
 
-        False when a message that may not wait found no room. Threads that read must not wait. A message that is not
-        ``urgent`` does not wake the other side's background thread: its front finds it when it reads again.
+        False when a message that may not wait found no room. Threads that read must not wait. An execution is for the
+        front alone: the background thread is not woken for it, and the front finds it when it reads again.
 
         Raises:
             PeerLostError: the other side is gone.
@@ -197,7 +196,7 @@ class MemoryChannel:
                 if wait_s == 0 and isinstance(error, NoRoomError):
                     return False
                 raise
-            if urgent or self._out.state != AWAY:
+            if kind is not Kind.EXECUTE or self._out.state != AWAY:
                 self._wake()
             return True
         finally:
@@ -331,6 +330,11 @@ class MemoryChannel:
         if message is None and any(fd != self._ends.front for fd, _ in events):
             raise PeerLostError
         return message
+
+    def rest(self) -> Iterator[Message]:
+        """What has come besides, without waiting; raises as ``next`` does. Only the front calls."""
+        while (message := self._take()) is not None:
+            yield message
 
     def background(self, handle: Handle) -> None:
         """Handle all that has come, unless a front is reading. Raises as ``next`` does, and what ``handle`` raises."""

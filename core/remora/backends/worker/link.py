@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
@@ -57,6 +57,7 @@ class Channel(Protocol):
     ) -> bool: ...
     def front(self) -> AbstractContextManager[None]: ...
     def next(self, timeout_s: float) -> Message | None: ...
+    def rest(self) -> Iterable[Message]: ...
     def background(self, handle: Handle) -> None: ...
     def tidy(self) -> None: ...
     def close(self) -> None: ...
@@ -258,11 +259,10 @@ class Link:
             return False
         number = next(self._numbers) & 0xFFFFFFFF
         running = self._running[number] = _Running(execution, [], done, timeout_s)
-        behind = list(self._running)[:1] != [number]  # asked afterwards: who ends the one before finds this one there
-        if not behind:
+        if list(self._running)[:1] == [number]:  # asked afterwards: who ends the one before finds this one there
             running.has_its_turn()
         try:
-            sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0, urgent=not behind)
+            sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
         except (PeerLostError, NoRoomError):
             sent = False
         if not sent or self.ended.is_set():

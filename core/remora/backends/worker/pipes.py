@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from remora.backends.worker import wire
@@ -107,6 +107,10 @@ class PipeChannel:
             if self._lost:
                 raise PeerLostError
         return None
+
+    def rest(self) -> Sequence[Message]:
+        """Nothing: the background thread reads it anyway."""
+        return ()
 
     def background(self, handle: Handle) -> None:
         """Read what has come and hand it on. Raises WireError, PeerLostError, and what ``handle`` raises."""

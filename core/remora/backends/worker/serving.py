@@ -90,8 +90,10 @@ class Worker:
                     message = self._channel.next(_IDLE_S)
                     if message is None:
                         self._channel.tidy()
-                    elif not self._aside(message):
-                        return message
+                    else:
+                        self._aside_or_later(message)
+                for message in self._channel.rest():  # the background is not to be woken for it
+                    self._aside_or_later(message)
                 return self._inbox.popleft()
 
     # -- what the server asks ---------------------------------------------------------------------------------------

@@ -81,13 +81,13 @@ def test_a_wake_up_is_kept_for_later_only_if_the_reader_still_looks(
     assert seen == [Kind.LOG]
 
 
-def test_a_message_that_is_not_urgent_disturbs_nobody_and_is_found_by_who_reads_next(
+def test_an_execution_disturbs_nobody_and_is_found_by_who_reads_next(
     sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
 ) -> None:
     server, worker = sides
     with worker.front():
         pass
-    server.send(Kind.EXECUTE, 1, urgent=False)
+    server.send(Kind.EXECUTE, 1)
     poller = select.poll()
     poller.register(worker.back_fd, select.POLLIN)
     assert not poller.poll(0)
@@ -97,7 +97,22 @@ def test_a_message_that_is_not_urgent_disturbs_nobody_and_is_found_by_who_reads_
         assert [message.number for message in (worker.next(0), worker.next(0)) if message] == [1, 2]
 
 
-def test_a_message_that_is_not_urgent_wakes_who_waits_for_one(
+def test_who_has_read_all_leaves_nothing_to_the_background(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    poller = select.poll()
+    poller.register(worker.back_fd, select.POLLIN)
+    with worker.front():
+        for number in range(3):
+            server.send(Kind.CANCEL, number)
+        first = worker.next(0)
+        assert first is not None
+        assert [first.number, *(message.number for message in worker.rest())] == [0, 1, 2]
+    assert not poller.poll(0)
+
+
+def test_an_execution_wakes_who_waits_for_one(
     sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
 ) -> None:
     server, worker = sides
@@ -115,7 +130,7 @@ def test_a_message_that_is_not_urgent_wakes_who_waits_for_one(
     reader = threading.Thread(target=front)
     reader.start()
     for number in range(300):
-        server.send(Kind.EXECUTE, number, urgent=False)
+        server.send(Kind.EXECUTE, number)
         assert turns.acquire(timeout=PATIENCE_S / 2), f"message {number} was left lying"
     reader.join()
     assert numbers == list(range(300))
