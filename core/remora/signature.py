@@ -144,11 +144,6 @@ class Signature:
             raise InvalidArgumentError(f"unexpected inference output '{min(unknown)}' for model '{self.name}'")
         if not len(self._required) <= len(seen) <= len(self._inputs):
             raise self._refusal(form, self._wrong_count(form, seen))
-        for spec in reversed(form.inputs):
-            if spec.name not in self._inputs:
-                raise InvalidArgumentError(f"unexpected inference input '{spec.name}' for model '{self.name}'")
-        if not self._counts_only and not self._required <= seen:
-            raise self._refusal(form, self._wrong_count(form, seen))
 
     def _wrong_count(self, form: InferForm, seen: set[str]) -> str:
         missing = ",".join(f"'{name}'" for name in self._inputs if name in self._required and name not in seen)
@@ -168,11 +163,13 @@ class Signature:
 
     def _check_batch(self, form: InferForm) -> tuple[int, bool]:
         """Rows of the request, one at least, and whether an input has none, which is refused once its bytes were
-        looked at."""
-        if self.max_batch_size <= 0:
-            return 1, False
-        rows = 0
+        looked at. Inputs that the model does not have are met on the way, and those that it lacks after it."""
+        batches, rows = self.max_batch_size > 0, 0
         for spec in reversed(form.inputs):
+            if spec.name not in self._inputs:
+                raise InvalidArgumentError(f"unexpected inference input '{spec.name}' for model '{self.name}'")
+            if not batches:
+                continue
             if not spec.shape:
                 raise self._refusal(
                     form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'"
@@ -183,6 +180,10 @@ class Signature:
                 raise self._refusal(
                     form, f"input '{spec.name}' batch size does not match other inputs for '{self.name}'"
                 )
+        if not self._counts_only and not self._required <= (seen := {spec.name for spec in form.inputs}):
+            raise self._refusal(form, self._wrong_count(form, seen))
+        if not batches:
+            return 1, False
         if rows > self.max_batch_size:
             raise self._refusal(
                 form, f"inference request batch-size must be <= {self.max_batch_size} for '{self.name}'"

@@ -352,6 +352,21 @@ def test_a_batch_of_no_rows_is_asked_for_the_bytes_of_one_and_never_runs() -> No
     assert "no rows" in refusal(ADDSUB, wanted, [bytes(16), bytes(16)])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((spec("X", 1, 4), spec("INPUT1")), f"{ANON}input 'INPUT1' has no shape but model requires batch dimension"),
+        ((spec("INPUT0"), spec("X", 1, 4)), "unexpected inference input 'X' for model 'm'"),
+        ((spec("X", 9, 4), spec("INPUT1", 9, 4)), "unexpected inference input 'X' for model 'm'"),
+        ((spec("INPUT0", 2, 4), spec("INPUT1", 1, 4)), f"{ANON}input 'INPUT0' batch size does not match other inputs"),
+    ],
+)
+def test_names_and_batch_are_looked_at_together_from_the_last_input_to_the_first(
+    inputs: tuple[InputSpec, ...], text: str
+) -> None:
+    assert refusal(ADDSUB, form(*inputs)).startswith(text)
+
+
 def test_no_strings_are_too_few_for_a_batch_of_no_rows() -> None:
     text = 'max_batch_size: 2 input { name: "IN" data_type: TYPE_STRING dims: 2 }' + OUTPUT
     wanted = form(spec("IN", 0, 2, datatype="BYTES"))
