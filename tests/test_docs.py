@@ -31,7 +31,8 @@ WITH_EXAMPLES = sorted(
 RUN = ("python", "bash")
 SHOWN = ("console", "text", "json", "yaml", "toml", "protobuf", "dockerfile", "mermaid")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
-LINK = re.compile(r"\]\((?!\w+:|#)(?P<target>[^)#\s]+)")
+LINK = re.compile(r"\]\((?!\w+:)(?P<target>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (?P<words>.+)$", re.MULTILINE)
 BLOCK_TIMEOUT_S = 60
 
 
@@ -188,7 +189,16 @@ def test_every_block_says_what_becomes_of_it(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=names_of(DOCUMENTS))
 def test_every_relative_link_leads_somewhere(path: Path) -> None:
     for link in LINK.finditer(path.read_text()):
-        assert (path.parent / link["target"]).exists(), f"{path.name}: {link['target']} does not exist"
+        target = path.parent / link["target"] if link["target"] else path
+        assert target.exists(), f"{path.name}: {link['target']} does not exist"
+        if link["heading"]:
+            assert link["heading"] in headings_of(target), f"{path.name}: {link[0]} names no heading"
+
+
+def headings_of(path: Path) -> set[str]:
+    """A document's headings as links name them: lower case, hyphens between the words, no other marks."""
+    words = (heading["words"].lower().replace(" ", "-") for heading in HEADING.finditer(path.read_text()))
+    return {re.sub(r"[^\w-]", "", each) for each in words}
 
 
 def test_blocks_come_out_with_language_line_and_code() -> None:
