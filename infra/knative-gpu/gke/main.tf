@@ -1,8 +1,14 @@
 # GPU nodes for a GKE cluster: tainted, with their driver, and none of them while no pod asks.
 
+locals {
+  # An account's id has 30 characters: what is longer would be cut to the same for every pool of a cluster.
+  pool       = "${var.cluster_name}-${var.name}"
+  account_id = length(local.pool) <= 30 ? local.pool : "${substr(local.pool, 0, 21)}-${substr(sha256(local.pool), 0, 8)}"
+}
+
 resource "google_service_account" "node" {
   project      = var.project_id
-  account_id   = substr("${var.cluster_name}-${var.name}", 0, 30)
+  account_id   = local.account_id
   display_name = "GPU nodes of ${var.cluster_name}"
 }
 

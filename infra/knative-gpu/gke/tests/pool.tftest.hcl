@@ -26,3 +26,23 @@ run "simple" {
     source = "./examples/simple"
   }
 }
+
+run "the_account_is_named_after_cluster_and_pool" {
+  command = plan
+  assert {
+    condition     = google_service_account.node.account_id == "example-gpu"
+    error_message = "as long as it fits"
+  }
+}
+
+run "the_accounts_of_a_long_names_pools_differ" {
+  command = plan
+  variables {
+    cluster_name = "production-europe-west4-inference"
+    name         = "large"
+  }
+  assert {
+    condition     = google_service_account.node.account_id == "production-europe-wes-${substr(sha256("production-europe-west4-inference-large"), 0, 8)}" && length(google_service_account.node.account_id) == 30
+    error_message = "30 characters, of which the last ones are the pool's own"
+  }
+}
