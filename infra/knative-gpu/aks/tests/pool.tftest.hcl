@@ -16,6 +16,10 @@ run "nothing_but_gpu_work_lands_there" {
     condition     = azurerm_kubernetes_cluster_node_pool.this.min_count == 0 && azurerm_kubernetes_cluster_node_pool.this.eviction_policy == null
     error_message = "no node while no pod asks, and none that is taken back unasked"
   }
+  assert {
+    condition     = length(azurerm_kubernetes_cluster_node_pool.this.node_taints) == 1 && output.spot_toleration == null
+    error_message = "regular nodes have nothing of spot ones"
+  }
 }
 
 run "spot_nodes_may_be_taken_back" {
@@ -26,6 +30,14 @@ run "spot_nodes_may_be_taken_back" {
   assert {
     condition     = azurerm_kubernetes_cluster_node_pool.this.priority == "Spot" && azurerm_kubernetes_cluster_node_pool.this.spot_max_price == -1
     error_message = "at most the price of a regular node"
+  }
+  assert {
+    condition     = contains(azurerm_kubernetes_cluster_node_pool.this.node_taints, "kubernetes.azure.com/scalesetpriority=spot:NoSchedule") && azurerm_kubernetes_cluster_node_pool.this.node_labels["kubernetes.azure.com/scalesetpriority"] == "spot"
+    error_message = "what AKS puts on spot nodes is kept when the pool changes"
+  }
+  assert {
+    condition     = output.spot_toleration.value == "spot" && length(azurerm_kubernetes_cluster_node_pool.this.node_taints) == 2
+    error_message = "pods learn what else to tolerate"
   }
 }
 
