@@ -193,7 +193,7 @@ variable "rollout" {
 }
 
 variable "alarm" {
-  description = "When to raise an alarm, and whom to tell: server errors within five minutes, the 99th percentile of the model's latency, topics."
+  description = "When to raise an alarm, and whom to tell: server errors in a minute, or the 99th percentile of the model's latency, in three minutes of five; topics."
   type        = object({ errors = number, latency_p99_seconds = number, topic_arns = list(string) })
   default     = { errors = 5, latency_p99_seconds = 5, topic_arns = [] }
 }
