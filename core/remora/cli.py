@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from remora.server.doors import Host
     from remora.server.early_port import EarlyPort
 
-_BOOL_WORDS = {"true": True, "1": True, "false": False, "0": False}
+_BOOL_WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _ALIASES = {
     "model_repository": ("--model-store",),
     "model_name": ("--model_name",),  # as KServe's own runtimes take both
@@ -228,7 +228,8 @@ def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
     elif isinstance(_default(field), bool):
         settings |= {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
     elif metadata["choices"]:
-        settings |= {"choices": metadata["choices"]}
+        words = {choice.lower(): choice for choice in metadata["choices"]}  # Triton takes them in any case
+        settings |= {"choices": metadata["choices"], "type": lambda text: words.get(text.lower(), text)}
     else:
         settings |= {"type": type(_default(field)), "metavar": metadata["metavar"]}
     group.add_argument(*flags, **settings)

@@ -83,7 +83,7 @@ class MetricsExporter:
         since_ns = self._clock.monotonic_ns() - _SUMMARY_WINDOW_NS
         samples = [(model, model.statistics.samples(since_ns)) for model in models]
         hits = {model: _cache_samples(model, since_ns, hit=True) for model in models if model.caches}
-        for field in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        for field, help_text in _SUMMARIES:
             rows: list[_Row] = []
             for model, kept in samples:
                 total = getattr(_stats(model), "success" if field == "request" else field)
@@ -91,15 +91,13 @@ class MetricsExporter:
                 if field in _CACHED_TOO:
                     values += [getattr(sample, f"{field}_ns") for sample in hits.get(model, ())]
                 rows += self._summary(model, total, values)
-            cached = "includes" if field in _CACHED_TOO else "does not include"
-            help_text = f"Summary of {field.replace('_', ' ')} duration in microseconds ({cached} cached requests)"
             _family(lines, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
         for hit, name in ((True, "cache_hit"), (False, "cache_miss")) if hits else ():
             rows = []
             for model in hits:
                 kept_ns = [sample.cache_ns for sample in _cache_samples(model, since_ns, hit=hit)]
                 rows += self._summary(model, getattr(_stats(model), name), kept_ns)
-            help_text = f"Summary of {name.replace('_', ' ')} duration in microseconds"
+            help_text = f"Summary of {name.replace('_', ' ')} counts/durations per model, in microseconds."
             _family(lines, f"nv_{name}_summary_per_model", "summary", help_text, rows)
 
     def _summary(self, model: ServedModel, total: Duration, samples_ns: Sequence[int]) -> Iterable[_Row]:
@@ -168,7 +166,8 @@ def _cache_samples(model: ServedModel, since_ns: int, *, hit: bool) -> list[Cach
 
 def _failures(model: ServedModel) -> Iterable[_Row]:
     labels = _labels(model)
-    return [_Row("", (*labels, ("reason", reason)), model.statistics.failures[reason]) for reason in FAILURE_REASONS]
+    failures = model.statistics.failures
+    return [_Row("", tuple(sorted((*labels, ("reason", reason)))), failures[reason]) for reason in FAILURE_REASONS]
 
 
 def _dispatches(model: ServedModel) -> Iterable[_Row]:
@@ -192,7 +191,8 @@ def _histogram_rows(labels: Labels, histogram: Histogram) -> Iterable[_Row]:
 
 
 def _family(lines: list[str], name: str, kind: str, help_text: str, rows: Sequence[_Row]) -> None:
-    lines.append(f"# HELP {name} {help_text}")
+    if help_text:
+        lines.append(f"# HELP {name} {_escape_help(help_text)}")
     lines.append(f"# TYPE {name} {kind}")
     lines.extend(f"{name}{row.suffix}{_label_text(row.labels)} {_number(row.value)}" for row in rows)
 
@@ -207,11 +207,30 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "Nan"
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
+
+def _number(value: float) -> str:
+    """Sixteen digits, as Triton's library prints them; counts are exact."""
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return "Nan" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return f"{value:.16g}"
+
+
+_SUMMARIES = (
+    ("request", "Summary of inference request duration in microseconds (includes cached requests)"),
+    ("queue", "Summary of inference queuing duration in microseconds (includes cached requests)"),
+    ("compute_input", "Cumulative compute input duration in microseconds (does not include cached requests)"),
+    ("compute_infer", "Cumulative compute inference duration in microseconds (does not include cached requests)"),
+    (
+        "compute_output",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    ),
+)
+"""With Triton's texts, the last three of which are those of its counters."""
 
 _FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
     (
@@ -313,19 +332,23 @@ _CACHE_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Ro
     (
         "nv_cache_miss_duration_per_model",
         "counter",
-        "Total cache miss duration per model, in microseconds, the keeping of the answers included",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
         _total_us("cache_miss"),
     ),
 )
 
 _CACHE_GAUGES: tuple[tuple[str, str, Callable[[CacheStats], float]], ...] = (
     ("nv_cache_util", "Cache utilization [0.0 - 1.0]", lambda stats: stats.util),
-    ("nv_cache_num_entries", "Number of responses kept in the cache", lambda stats: stats.entries),
-    ("nv_cache_num_hits", "Number of cache hits", lambda stats: stats.hits),
-    ("nv_cache_num_misses", "Number of cache misses", lambda stats: stats.misses),
-    ("nv_cache_num_lookups", "Number of cache lookups", lambda stats: stats.lookups),
-    ("nv_cache_num_evictions", "Number of cache evictions", lambda stats: stats.evictions),
-    ("nv_cache_lookup_duration", "Total cache lookup duration, in microseconds", lambda stats: stats.lookup_ns // 1000),
+    ("nv_cache_num_entries", "Number of responses stored in response cache", lambda stats: stats.entries),
+    ("nv_cache_num_hits", "Number of cache hits in response cache", lambda stats: stats.hits),
+    ("nv_cache_num_misses", "Number of cache misses in response cache", lambda stats: stats.misses),
+    ("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda stats: stats.lookups),
+    ("nv_cache_num_evictions", "Number of cache evictions in response cache", lambda stats: stats.evictions),
+    (
+        "nv_cache_lookup_duration",
+        "Total cache lookup duration (hit and miss), in microseconds",
+        lambda stats: stats.lookup_ns // 1000,
+    ),
     (
         "nv_cache_insertion_duration",
         "Total cache insertion duration, in microseconds",

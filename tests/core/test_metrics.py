@@ -13,6 +13,7 @@ import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora import loading
+from remora.backends.python.metrics import MetricFamily
 from remora.engine import Engine
 from remora.messages import Metrics
 from remora.metrics import MetricsExporter
@@ -67,10 +68,10 @@ def test_every_family_is_explained_before_its_samples(engine: Engine) -> None:
     ("series", "value"),
     [
         ("nv_inference_request_success{%s}", 2),
-        ('nv_inference_request_failure{%s,reason="REJECTED"}', 0),
-        ('nv_inference_request_failure{%s,reason="CANCELED"}', 0),
-        ('nv_inference_request_failure{%s,reason="BACKEND"}', 0),
-        ('nv_inference_request_failure{%s,reason="OTHER"}', 0),
+        ('nv_inference_request_failure{model="m",reason="REJECTED",version="1"}', 0),
+        ('nv_inference_request_failure{model="m",reason="CANCELED",version="1"}', 0),
+        ('nv_inference_request_failure{model="m",reason="BACKEND",version="1"}', 0),
+        ('nv_inference_request_failure{model="m",reason="OTHER",version="1"}', 0),
         ("nv_inference_count{%s}", 4),
         ("nv_inference_exec_count{%s}", 2),
         ("nv_inference_request_duration_us{%s}", 0),
@@ -87,7 +88,28 @@ def test_every_family_is_explained_before_its_samples(engine: Engine) -> None:
     ],
 )
 def test_a_series_has_tritons_name_labels_and_value(engine: Engine, series: str, value: float) -> None:
-    assert page_of(engine)[series % 'model="m",version="1"'] == value
+    assert page_of(engine)[series.replace("%s", 'model="m",version="1"')] == value
+
+
+def test_values_and_descriptions_of_a_models_own_metrics_are_printed_as_triton_prints_them(engine: Engine) -> None:
+    described = MetricFamily(name="described", description="in \\ two\nlines", kind=MetricFamily.GAUGE)
+    plain = MetricFamily(name="plain", description="", kind=MetricFamily.GAUGE)
+    kept = []
+    for family, label, value in (
+        (described, "sum", 0.1 + 0.2),
+        (described, "large", 1e21),
+        (described, "small", -1.5e-7),
+        (plain, "end", math.inf),
+    ):
+        kept.append(family.Metric(labels={"of": label}))
+        kept[-1].set(value)
+    text = engine.perform(Metrics())
+    assert (
+        "# HELP described in \\\\ two\\nlines\n# TYPE described gauge\n"
+        'described{of="sum"} 0.3\ndescribed{of="large"} 1e+21\ndescribed{of="small"} -1.5e-07\n'
+    ) in text
+    assert "# HELP plain" not in text
+    assert '# TYPE plain gauge\nplain{of="end"} +Inf\n' in text
 
 
 def test_series_are_there_before_the_first_request_with_the_models_tags_escaped(engine: Engine) -> None:
