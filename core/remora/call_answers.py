@@ -61,11 +61,16 @@ class CallAnswers:
         self._clock = clock
         self._ledger = ledger
         self._cache = cache
-        self._settings = LiveSettings(lambda model: self._table.state(model) is not None, options, clock)
+        self._settings = LiveSettings(self._may_be_traced, options, clock)
         self.traces = self._settings.traces
         self._exporter: MetricsExporter | None = None
         self.beside: Callable[[], Iterable[ServedModel]] = tuple
         """Models of other engines of this process that the metrics page shows as well."""
+
+    def _may_be_traced(self, model: str) -> bool:
+        """Triton knows the models that serve, and here some load when they are asked."""
+        on_demand = self._options.model_control_mode == "ondemand"
+        return self._table.newest(model) is not None or (on_demand and self._table.state(model) is not None)
 
     def perform(self, call: messages.Call) -> object:
         """See `Engine.perform`."""

@@ -231,7 +231,8 @@ def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
         words = {choice.lower(): choice for choice in metadata["choices"]}  # Triton takes them in any case
         settings |= {"choices": metadata["choices"], "type": lambda text: words.get(text.lower(), text)}
     else:
-        settings |= {"type": type(_default(field)), "metavar": metadata["metavar"]}
+        kind = _level if field.name == "log_verbose" else type(_default(field))
+        settings |= {"type": kind, "metavar": metadata["metavar"]}
     group.add_argument(*flags, **settings)
 
 
@@ -260,6 +261,14 @@ def _describe(field: Field[Any]) -> str:
 
 def _help(kind: type[Any], name: str) -> str:
     return next(str(field.metadata["help"]) for field in fields(kind) if field.name == name)
+
+
+def _level(text: str) -> int:
+    """How much is logged: a number, or a boolean for 1 and 0."""
+    try:
+        return int(_BOOL_WORDS.get(text.lower(), text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
 def _boolean(text: str) -> bool:

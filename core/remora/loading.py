@@ -33,7 +33,7 @@ from remora.placing import PlacedModel, parse_gpu_limits, parse_host_policies
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder, Repository
 from remora.startup import Ledger
-from remora.statistics import SUMMARY_SAMPLES, ModelStatistics
+from remora.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSES, SUMMARY_SAMPLES, ModelStatistics
 from remora.system.clock import Clock
 from remora.system.cpus import numa_cpus, usable_cpus
 from remora.system.gpus import Gpus, capable
@@ -108,7 +108,9 @@ class ModelLoader:
         self.cache = _make_cache(options, clock)
         """Shared by all models; None without one."""
         self._limiter = _make_limiter(options)
-        self._samples = SUMMARY_SAMPLES if MetricsSettings.of(options.metrics_config).summary_latencies else 0
+        metrics = MetricsSettings.of(options.metrics_config)
+        self._samples = SUMMARY_SAMPLES if metrics.summary_latencies else 0
+        self._first_bounds_ms = FIRST_RESPONSE_BOUNDS_MS if metrics.histogram_latencies else ()
 
     def plan(
         self,
@@ -199,7 +201,7 @@ class ModelLoader:
                 for place in places:
                     instances.append(opened.instance(config, place))
             labels = read_labels(config, folder.path)
-            statistics = ModelStatistics(self._samples)
+            statistics = ModelStatistics(self._samples, self._first_bounds_ms and _first_bounds_ms(config))
             if config.response_cache.enable and self.cache is None:
                 _log.warning(
                     "model '%s' asks for the response cache, but there is none: give --cache-config=local,size=BYTES",
@@ -367,6 +369,14 @@ def _wait_for_nobody(config: ModelConfig) -> None:
 
 def _is_bare(folder: ModelFolder) -> bool:
     return any(path.is_file() for path in folder.versions.values())
+
+
+def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
+    """The bounds that a model names for its first responses, or those of all (spec C19, P05)."""
+    for control in config.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSES:
+            return tuple(sorted(set(control.histogram_options.buckets)))
+    return FIRST_RESPONSE_BOUNDS_MS
 
 
 def _let_go(

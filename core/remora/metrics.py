@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from remora.cache import CacheStats, ResponseCache
@@ -15,7 +16,7 @@ from remora.messages import Duration, ModelStats
 from remora.model import ServedModel
 from remora.options import MetricsSettings
 from remora.startup import StartupReport
-from remora.statistics import FAILURE_REASONS, LATENCY_BOUNDS_NS, CacheSample, Histogram
+from remora.statistics import FAILURE_REASONS, FIRST_RESPONSES, LATENCY_BOUNDS_NS, CacheSample, Histogram
 from remora.system.clock import Clock
 from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes
@@ -57,6 +58,8 @@ class MetricsExporter:
                 continue
             _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
         self._caches(lines, [model for model in models if model.caches])
+        if self._settings.histogram_latencies:
+            _family(lines, FIRST_RESPONSES, "histogram", _FIRST_HELP, [row for each in models for row in _first(each)])
         if self._settings.summary_latencies:
             self._summaries(lines, models)
         self._machine(lines)
@@ -190,6 +193,17 @@ def _histogram_rows(labels: Labels, histogram: Histogram) -> Iterable[_Row]:
     yield _Row("_count", labels, total)
 
 
+def _first(model: ServedModel) -> Iterable[_Row]:
+    read = model.statistics.first_responses()
+    if read is None:
+        return
+    labels = _labels(model)
+    for bound_ms, seen in zip((*read.bounds_ms, math.inf), accumulate(read.counts), strict=True):
+        yield _Row("_bucket", (*labels, ("le", _number(bound_ms))), seen)
+    yield _Row("_sum", labels, read.sum_ms)
+    yield _Row("_count", labels, sum(read.counts))
+
+
 def _family(lines: list[str], name: str, kind: str, help_text: str, rows: Sequence[_Row]) -> None:
     if help_text:
         lines.append(f"# HELP {name} {_escape_help(help_text)}")
@@ -219,6 +233,8 @@ def _number(value: float) -> str:
         return "Nan" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return f"{value:.16g}"
 
+
+_FIRST_HELP = "Duration from request to first response in milliseconds"
 
 _SUMMARIES = (
     ("request", "Summary of inference request duration in microseconds (includes cached requests)"),

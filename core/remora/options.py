@@ -5,6 +5,7 @@ A field's name is its flag: ``http_port`` is ``--http-port``. Names and defaults
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,8 +173,8 @@ class EngineOptions:
         "Older form of --cache-config=local,size=BYTES; 0 for no cache.", default=0, metavar="BYTES"
     )
     metrics_config: tuple[str, ...] = option(
-        "About the metrics: counter_latencies=false, summary_latencies=true, summary_quantiles=0.5:0.05,0.9:0.01. "
-        "May be given again.",
+        "About the metrics: counter_latencies=false, histogram_latencies=true, summary_latencies=true, "
+        "summary_quantiles=0.5:0.05,0.9:0.01. May be given again.",
         metavar="KEY=VALUE",
         many=True,
     )
@@ -280,24 +281,32 @@ class MetricsSettings:
 
     counter_latencies: bool = True
     summary_latencies: bool = False
+    histogram_latencies: bool = False
     quantiles: tuple[float, ...] = _QUANTILES
 
     @classmethod
     def of(cls, entries: tuple[str, ...]) -> MetricsSettings:
         """Settings from KEY=VALUE entries; keys nobody knows are left alone, as Triton does.
 
-        Raises ValueError for quantiles that are no numbers between 0 and 1.
+        Raises ValueError for an entry without "=", and for quantiles that are no numbers between 0 and 1.
         """
+        for entry in entries:
+            if "=" not in entry:
+                raise ValueError(f"--metrics-config={entry}: give KEY=VALUE")
         given = dict(entry.partition("=")[::2] for entry in entries)
         quantiles = _QUANTILES
         if "summary_quantiles" in given:
             text = given["summary_quantiles"].strip("\"'")
-            quantiles = tuple(float(pair.partition(":")[0]) for pair in text.split(","))
+            try:
+                quantiles = tuple(float(pair.partition(":")[0]) for pair in text.split(","))
+            except ValueError:
+                quantiles = (math.nan,)
             if not all(0 <= value <= 1 for value in quantiles):
-                raise ValueError(f"--metrics-config=summary_quantiles={text}: quantiles lie between 0 and 1")
+                raise ValueError(f"--metrics-config=summary_quantiles={text}: quantiles are numbers between 0 and 1")
         return cls(
             given.get("counter_latencies", "true").lower() in ("true", "1"),
             given.get("summary_latencies", "false").lower() in ("true", "1"),
+            given.get("histogram_latencies", "false").lower() in ("true", "1"),
             quantiles,
         )
 

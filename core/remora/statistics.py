@@ -40,6 +40,12 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
 )
 """Upper bounds of the latency histograms' buckets; the last bucket has none."""
 
+FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"
+"""Triton's name for the waits for first responses, by which models give them other buckets (spec C19, P05)."""
+
+FIRST_RESPONSE_BOUNDS_MS: tuple[float, ...] = (100, 500, 2000, 5000)
+"""Upper bounds of the buckets for first responses, unless a model names its own (spec P05)."""
+
 SUMMARY_SAMPLES = 4096
 """How many requests the quantiles of the summaries look at, at the most (spec P06)."""
 
@@ -65,6 +71,15 @@ class Histogram(NamedTuple):
 
     counts: tuple[int, ...]
     sum_ns: int
+
+
+class FirstResponses(NamedTuple):
+    """How long requests waited for the first of their responses: counts by upper bounds (one more than those), and the
+    sum, in whole milliseconds."""
+
+    bounds_ms: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_ms: int
 
 
 class Sample(NamedTuple):
@@ -102,10 +117,14 @@ class CacheSample(NamedTuple):
 class ModelStatistics:
     """The numbers of one model version, from its load to its unload (spec T02). Thread-safe.
 
-    ``samples`` keeps that many single requests besides the sums, for quantiles; 0 keeps none.
+    ``samples`` keeps that many single requests besides the sums, for quantiles; 0 keeps none. With ``first_bounds_ms``
+    the waits for first responses are counted between them.
     """
 
-    def __init__(self, samples: int = 0) -> None:
+    def __init__(self, samples: int = 0, first_bounds_ms: tuple[float, ...] = ()) -> None:
+        self._first_bounds_ms = first_bounds_ms
+        self._first_buckets = [0] * (len(first_bounds_ms) + 1)
+        self._first_sum_ms = 0
         self._lock = threading.Lock()
         self._samples: deque[Sample] | None = deque(maxlen=samples) if samples else None
         self._cache_samples: deque[CacheSample] | None = deque(maxlen=samples) if samples else None
@@ -127,7 +146,8 @@ class ModelStatistics:
 
     def forget(self) -> None:
         """Begin anew: what ran before the model served is nothing that clients asked for."""
-        fresh = ModelStatistics(self._samples.maxlen or 0 if self._samples is not None else 0)
+        kept = self._samples.maxlen or 0 if self._samples is not None else 0
+        fresh = ModelStatistics(kept, self._first_bounds_ms)
         with self._lock:
             vars(self).update({name: value for name, value in vars(fresh).items() if name != "_lock"})
 
@@ -148,6 +168,8 @@ class ModelStatistics:
             batch[3] += spent[2]
             wait_ns = self._record_done(done, start, end, spent) if done else 0
             self._recent.append(RanBatch(end, len(done), rows, wait_ns, end - start, reason))
+            if self._first_bounds_ms:
+                self._count_first((*done, *failed), end)
             for ticket in failed:
                 self._fail[0] += 1
                 self._fail[1] += end - ticket.arrival_ns
@@ -184,10 +206,18 @@ class ModelStatistics:
             row[1] += ns
         return queue_ns
 
+    def _count_first(self, tickets: Sequence[Ticket], now_ns: int) -> None:
+        for ticket in tickets:
+            wait_ms = (now_ns - ticket.arrival_ns) // 1_000_000
+            self._first_buckets[bisect_left(self._first_bounds_ms, wait_ms)] += 1
+            self._first_sum_ms += wait_ms
+
     def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
         """Count one answer of a decoupled model, and its request when it is the final one (spec T03)."""
         rows = _rows_of(streamed.outcome)
         with self._lock:
+            if self._first_bounds_ms and not index and streamed.outcome is not None:
+                self._count_first([ticket], now_ns)
             response = self._responses.setdefault(index, {name: [0, 0] for name in ResponseStats._fields})
             for name in rows:
                 response[name][0] += 1
@@ -201,9 +231,14 @@ class ModelStatistics:
             else:
                 self._record_done([ticket], ticket.start_ns, now_ns, (0, now_ns - ticket.start_ns, 0))
 
-    def record_ensemble(self, ticket: Ticket, spent_ns: tuple[int, int, int], now_ns: int, now_ms: int) -> None:
-        """Count a request that an ensemble answered; ``spent_ns`` are the sums of its steps' phases (spec E08)."""
+    def record_ensemble(
+        self, ticket: Ticket, spent_ns: tuple[int, int, int], first_ns: int, now_ns: int, now_ms: int
+    ) -> None:
+        """Count a request that an ensemble answered; ``spent_ns`` are the sums of its steps' phases (spec E08), and
+        ``first_ns`` is when it had the first of its answers, 0 for none."""
         with self._lock:
+            if self._first_bounds_ms and first_ns:
+                self._count_first([ticket], first_ns)
             self.execution_count += 1
             self.last_inference_ms = now_ms
             batch = self._batches.setdefault(ticket.request.rows, [0, 0, 0, 0])
@@ -220,6 +255,8 @@ class ModelStatistics:
                 row[1] += ns
             self._request_buckets[bisect_left(LATENCY_BOUNDS_NS, request_ns)] += 1
             self._queue_buckets[bisect_left(LATENCY_BOUNDS_NS, queue_ns)] += 1
+            if self._first_bounds_ms:
+                self._count_first([ticket], now_ns)
             if self._cache_samples is not None:
                 self._cache_samples.append(CacheSample(now_ns, True, lookup_ns, request_ns, queue_ns))
 
@@ -292,6 +329,13 @@ class ModelStatistics:
         with self._lock:
             return [sample for sample in self._cache_samples or () if sample.end_ns >= since_ns]
 
+    def first_responses(self) -> FirstResponses | None:
+        """The waits for first responses; None when they are not counted."""
+        if not self._first_bounds_ms:
+            return None
+        with self._lock:
+            return FirstResponses(self._first_bounds_ms, tuple(self._first_buckets), self._first_sum_ms)
+
     def histograms(self) -> tuple[Histogram, Histogram]:
         """Latency of successful requests from arrival to answer, and of their time in the queue."""
         with self._lock:
@@ -355,10 +399,10 @@ class StatisticsRecorder:
         self._statistics.record_cache_miss(spent_ns, now_ns)
 
     def ensemble_ended(
-        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, now_ns: int
+        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
     ) -> None:
         if error is None:
-            self._statistics.record_ensemble(ticket, spent_ns, now_ns, self._clock.wall_ms())
+            self._statistics.record_ensemble(ticket, spent_ns, first_ns, now_ns, self._clock.wall_ms())
         else:
             reason = CANCELED if error.code == "CANCELLED" else OTHER
             self._statistics.record_failure(ticket, reason, now_ns)

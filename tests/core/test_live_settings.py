@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeClock
+from fakes import FakeBackend, FakeClock, write_model
+from remora import loading
+from remora.engine import Engine
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.live_settings import LiveSettings
 from remora.options import EngineOptions
@@ -81,3 +83,13 @@ def test_tracing_can_be_on_for_one_model_alone(tmp_path: Path) -> None:
     settings.perform(TraceSetting("a", {"trace_level": None}))
     assert not settings.traces.on
     settings.traces.close()
+
+
+def test_a_model_that_does_not_serve_has_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
+    write_model(tmp_path, "m")
+    with Engine(tmp_path, model_control_mode="explicit", load_model=("m",), clock=FakeClock()) as engine:
+        assert engine.perform(TraceSetting("m")).trace_level == ("OFF",)
+        engine.unload("m")
+        with pytest.raises(InvalidArgumentError, match="Request for unknown model : m"):
+            engine.perform(TraceSetting("m"))

@@ -140,6 +140,40 @@ def test_histogram_buckets_never_shrink(engine: Engine) -> None:
     assert counts[-1] == 2
 
 
+FIRST = "nv_inference_first_response_histogram_ms"
+
+
+def test_waits_for_first_responses_have_the_buckets_of_all_models_or_the_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
+    control = f'metric_identifier {{ family: "{FIRST}" }} histogram_options {{ buckets: [ -1, 0.0, 1, 2.5 ] }}'
+    write_model(tmp_path, "m")
+    write_model(tmp_path, "own", config=DOUBLER + f"model_metrics {{ metric_control {{ {control} }} }}")
+    with Engine(tmp_path, clock=FakeClock(), metrics_config=("histogram_latencies=true",)) as running:
+        running.infer("m", {"IN": np.zeros((1, 1), np.int32)})
+        page = page_of(running)
+        assert f"# TYPE {FIRST} histogram\n" in running.perform(Metrics())
+    of = 'model="%s",version="1"'
+    assert {series: value for series, value in page.items() if series.startswith(FIRST)} == {
+        **{f'{FIRST}_bucket{{{of % "m"},le="{le}"}}': 1 for le in ("100", "500", "2000", "5000", "+Inf")},
+        f"{FIRST}_sum{{{of % 'm'}}}": 0,
+        f"{FIRST}_count{{{of % 'm'}}}": 1,
+        **{f'{FIRST}_bucket{{{of % "own"},le="{le}"}}': 0 for le in ("-1", "0", "1", "2.5", "+Inf")},
+        f"{FIRST}_sum{{{of % 'own'}}}": 0,
+        f"{FIRST}_count{{{of % 'own'}}}": 0,
+    }
+
+
+def test_waits_for_first_responses_are_not_there_unasked(engine: Engine) -> None:
+    assert FIRST not in engine.perform(Metrics())
+
+
+def test_an_entry_of_the_metrics_settings_without_a_value_is_refused() -> None:
+    with pytest.raises(ValueError, match="--metrics-config=histogram_latencies: give KEY=VALUE"):
+        MetricsSettings.of(("histogram_latencies",))
+
+
 def test_the_machine_is_there_without_labels(engine: Engine) -> None:
     page = page_of(engine)
     assert 0 <= page["nv_cpu_utilization{}"] <= 1

@@ -17,6 +17,7 @@ from remora.statistics import (
     LATENCY_BOUNDS_NS,
     OTHER,
     REJECTED,
+    FirstResponses,
     ModelStatistics,
     Phases,
     StatisticsRecorder,
@@ -211,3 +212,29 @@ def test_responses_can_be_left_out() -> None:
     statistics = ModelStatistics()
     streamed(statistics, Streamed(None, True))
     assert statistics.snapshot("m", "1", responses=False).responses == {}
+
+
+def test_the_wait_for_the_first_response_counts_once_whatever_comes_after_it() -> None:
+    statistics = ModelStatistics(first_bounds_ms=(1, 10))
+    streamed = arrived(at_ns=0)
+    for index, at_ms in enumerate((5, 50)):
+        outcome = Streamed(Response(()), final=index == 1)
+        statistics.record_streamed(streamed, index, outcome, 0, at_ms * 1_000_000)
+    statistics.record_execution([arrived(at_ns=0)], [arrived(at_ns=0)], 2, PHASES, FULL, 0)
+    statistics.record_ensemble(arrived(at_ns=0), (0, 0, 0), 20_000_000, 90_000_000, 0)
+    statistics.record_cache_hit(arrived(at_ns=0), 0, 0, 1_000_000)
+    statistics.record_streamed(arrived(at_ns=0), 0, Streamed(None, final=True), 0, 7_000_000)  # it had no response
+    assert statistics.first_responses() == FirstResponses((1, 10), (3, 1, 1), 5 + 0 + 0 + 20 + 1)
+
+
+def test_waits_for_first_responses_are_only_counted_where_they_are_asked_for() -> None:
+    statistics = ModelStatistics()
+    statistics.record_execution([arrived()], [], 1, PHASES, FULL, 0)
+    assert statistics.first_responses() is None
+
+
+def test_what_is_forgotten_was_not_waited_for() -> None:
+    statistics = ModelStatistics(first_bounds_ms=(1,))
+    statistics.record_execution([arrived()], [], 1, PHASES, FULL, 0)
+    statistics.forget()
+    assert statistics.first_responses() == FirstResponses((1,), (0, 0), 0)

@@ -127,6 +127,7 @@ class EnsembleRequest:
     def __init__(self, owner: Owner, ticket: Ticket) -> None:
         self.ticket = ticket
         self.spent_ns = [0, 0, 0]
+        self.first_ns = 0
         self._owner = owner
         self._run: EnsembleRun[Value] = EnsembleRun(owner.plan, ticket.request.requested)
         self._lock = threading.Lock()
@@ -212,6 +213,8 @@ class EnsembleRequest:
                     )
                 )
             )
+        if progress.answers and not self.first_ns:
+            self.first_ns = self._owner.now()
         try:
             answers = [self._response(answer) for answer in progress.answers]
         except Exception as error:  # a shape that is not what the ensemble promises, or a device that lost it

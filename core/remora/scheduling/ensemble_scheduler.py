@@ -30,9 +30,10 @@ class EnsembleRecorder(Protocol):
     """Counts the requests of an ensemble. Called without locks, from any thread; must not raise."""
 
     def ensemble_ended(
-        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, now_ns: int
+        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
     ) -> None:
-        """A request ended; ``spent_ns`` are the sums of its steps' compute phases: input, infer, output."""
+        """A request ended; ``spent_ns`` are the sums of its steps' compute phases: input, infer, output, ``first_ns``
+        is when its first answer was there, 0 for none."""
 
 
 class EnsembleScheduler:
@@ -151,7 +152,7 @@ class EnsembleScheduler:
         ticket = request.ticket
         spent = (request.spent_ns[0], request.spent_ns[1], request.spent_ns[2])
         ticket.spent_ns = spent
-        self._recorder.ensemble_ended(ticket, spent, error, self.now())
+        self._recorder.ensemble_ended(ticket, spent, error, request.first_ns, self.now())
         with self._lock:
             self._requests.discard(request)
             if not self._requests:

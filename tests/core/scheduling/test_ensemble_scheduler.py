@@ -139,7 +139,7 @@ class FakeEnsembleRecorder:
     ended: list[tuple[tuple[int, int, int], RemoraError | None]] = field(default_factory=list)
 
     def ensemble_ended(
-        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, now_ns: int
+        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
     ) -> None:
         self.ended.append((spent_ns, error))
 
