@@ -70,7 +70,8 @@ class CallAnswers:
     def _may_be_traced(self, model: str) -> bool:
         """Triton knows the models that serve, and here some load when they are asked."""
         on_demand = self._options.model_control_mode == "ondemand"
-        return self._table.newest(model) is not None or (on_demand and self._table.state(model) is not None)
+        state = self._table.called(model)
+        return state is not None and (on_demand or state.newest is not None)
 
     def perform(self, call: messages.Call) -> object:
         """See `Engine.perform`."""
@@ -133,13 +134,13 @@ class CallAnswers:
         model = self._table.resolve(name, version)
         if version >= 0:
             return model.metadata([model.version_text])
-        state = self._table.state(name)
+        state = self._table.called(name)
         return model.metadata([str(number) for number in state.ready_versions] if state else [model.version_text])
 
     def _statistics(self, name: str, version: int) -> list[ModelStats]:
         if not name:
             return [model.stats() for model in self._table.ready_models()]
-        state = self._table.state(name)
+        state = self._table.called(name)
         if state is None or state.newest is None:
             raise InvalidArgumentError(f"requested model '{name}' is not available")
         rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]

@@ -177,7 +177,7 @@ class Lifecycle:
                 entries.append(IndexEntry(name, "", UNAVAILABLE, _DUPLICATE))
                 continue
             state = self.table.state(key)
-            if (state is None or not state.versions) and not ready:
+            if state is None and not ready:  # one without versions, whose load has failed, is not listed at all
                 entries.append(IndexEntry(name))
             for number, row in sorted(state.versions.items()) if state is not None else ():
                 trouble = row.model.trouble if row.model is not None else ""

@@ -146,8 +146,8 @@ def _startup(lines: list[str], report: StartupReport) -> None:
 
 
 def _labels(model: ServedModel) -> Labels:
-    tags = tuple((f"_{key}", value) for key, value in sorted(model.config.metric_tags.items()))
-    return (*tags, *model.metric_labels, ("model", model.name), ("version", model.version_text))
+    tags = ((f"_{key}", value) for key, value in model.config.metric_tags.items())
+    return tuple(sorted((*tags, *model.metric_labels, ("model", model.name), ("version", model.version_text))))
 
 
 def _one(read: Callable[[ServedModel], float]) -> Callable[[ServedModel], Iterable[_Row]]:

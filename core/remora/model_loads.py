@@ -19,6 +19,7 @@ from remora.loading import LoadPlan, ModelLoader
 from remora.memory_gate import MemoryGate
 from remora.model import ServedModel, Steps
 from remora.model_table import UNAVAILABLE, ModelTable
+from remora.repository.offers import namespace_of
 from remora.residency import LoadCost
 from remora.system.clock import Clock
 
@@ -118,6 +119,9 @@ class ModelLoads:
             loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
             if not failed:
                 failed = self._adjust(key, plan, action)
+            if namespace := namespace_of(key):
+                for model in loaded.values():
+                    model.metric_labels = (("namespace", namespace),)
             with settling():
                 self._publish(key, action, loaded, failed)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
@@ -118,6 +119,14 @@ class ModelTable:
         if row.model is None:
             raise UnavailableError(f"Request for unknown model: '{name}' version {version} is not at ready state")
         return row.model
+
+    def called(self, name: str) -> ModelState | None:
+        """What is known of the one model of this name, whatever its namespace; None for none and for several."""
+        state = self._states.get(name)
+        if state is None and self._namespacing:
+            with suppress(InvalidArgumentError):
+                state = self._only_namesake(name)
+        return state
 
     def _only_namesake(self, name: str) -> ModelState:
         """The model of this name, whatever its namespace (spec M15). Raises InvalidArgumentError."""

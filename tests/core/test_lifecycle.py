@@ -631,6 +631,11 @@ def test_with_namespaces_models_of_one_name_stand_beside_each_other(bench: Bench
     with pytest.raises(InvalidArgumentError, match="Request for unknown model: 'nope' is not found"):
         lifecycle.resolve("nope")
     assert [entry.name for entry in lifecycle.index(ready=True)] == ["m", "m", "single"]
+    assert [model.metric_labels for model in lifecycle.ready_models()] == [
+        (("namespace", str(place)),) for place in (one, two, two)
+    ]
+    assert lifecycle.table.called("single") is not None
+    assert lifecycle.table.called("m") is lifecycle.table.called("nope") is None
 
 
 def test_with_namespaces_a_name_is_loaded_and_unloaded_everywhere(bench: Bench) -> None:

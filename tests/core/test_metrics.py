@@ -119,8 +119,11 @@ def test_series_are_there_before_the_first_request_with_the_models_tags_escaped(
 
 def test_a_summary_says_whether_requests_that_the_cache_answered_are_in_it(engine: Engine) -> None:
     text = engine.perform(Metrics())
-    assert "# HELP nv_inference_queue_summary_us Summary of queue duration in microseconds (includes cached" in text
-    assert "_infer_summary_us Summary of compute infer duration in microseconds (does not include cached" in text
+    assert (
+        "# HELP nv_inference_queue_summary_us Summary of inference queuing duration in microseconds (includes cached"
+        in text
+    )
+    assert "_infer_summary_us Cumulative compute inference duration in microseconds (does not include cached" in text
 
 
 def test_a_summary_of_nothing_is_not_a_number(engine: Engine) -> None:
@@ -203,6 +206,7 @@ def test_every_setting_that_the_flags_help_names_is_one() -> None:
     named = re.findall(r"\w+=[\w.:,]*\w", flag.metadata["help"])
     assert [setting.partition("=")[0] for setting in named] == [
         "counter_latencies",
+        "histogram_latencies",
         "summary_latencies",
         "summary_quantiles",
     ]

@@ -121,6 +121,11 @@ class Offers:
         return f"{offer.repository.location}{_SEPARATOR}{offer.folder.name}" if self.namespacing else offer.folder.name
 
 
+def namespace_of(key: str) -> str:
+    """Where the model lies; "" where names are enough."""
+    return key.rpartition(_SEPARATOR)[0]
+
+
 def name_of(key: str) -> str:
     """The model's own name."""
     return key.rpartition(_SEPARATOR)[2]

@@ -129,7 +129,7 @@ def test_the_metrics_page_tells_models_of_equal_names_apart(tmp_path: Path) -> N
             assert ask(ports.http, "POST", "/models", place, target).status == 200
             for _ in range(times):
                 assert ask(ports.http, "POST", f"/models/{name}/invoke", V2, JSON).status == 200
-        labels = 'target="{0}.tar.gz",hosted="{0}",model="scale",version="1"'
+        labels = 'hosted="{0}",model="scale",target="{0}.tar.gz",version="1"'
         assert page() == [
             f"nv_inference_request_success{{{labels.format('one')}}} 1",
             f"nv_inference_request_success{{{labels.format('two')}}} 2",
