@@ -652,6 +652,16 @@ def test_with_namespaces_a_name_is_loaded_and_unloaded_everywhere(bench: Bench) 
 # -- index, readiness, end ------------------------------------------------------------------------------------------
 
 
+def test_the_index_leaves_out_a_model_whose_load_found_no_version(bench: Bench) -> None:
+    (bench.repository / "empty").mkdir(parents=True)
+    (bench.repository / "empty" / "config.pbtxt").write_text(DOUBLER)
+    lifecycle = bench.started()
+    assert lifecycle.index(ready=False) == [IndexEntry("empty")]
+    with pytest.raises(InvalidArgumentError, match="at least one version must be available"):
+        lifecycle.load("empty", {})
+    assert lifecycle.index(ready=False) == []
+
+
 def test_the_index_names_what_was_never_loaded_and_says_why_the_rest_is_not_ready(bench: Bench) -> None:
     for name in ("bad", "gone", "new", "on"):
         write_model(bench.repository, name)
