@@ -108,7 +108,10 @@ class InferMessage:
         if head.refused is not None:
             raise again(head.refused)
         data = self._raw[: len(head.sources)] if head.plain else []
-        if len(data) < len(head.sources):
+        whole = len(data) == len(head.sources)
+        if not whole or head.refused_outputs is not None or head.places:
+            self._refuse_twice()  # found before any data or place is, and by the engine when nothing is wrong with them
+        if not whole:
             data = self._gather(regions)
         if head.refused_outputs is not None:
             raise again(head.refused_outputs)
@@ -128,13 +131,15 @@ class InferMessage:
             places.setdefault(name, target)
         return places
 
-    def _gather(self, regions: Regions) -> list[Data]:
-        """The inputs' values in order, each from where it says (spec R05)."""
+    def _refuse_twice(self) -> None:
         names: set[str] = set()
-        for spec in self._head.form.inputs:  # found before any data is, and by the engine when none is missing
+        for spec in self._head.form.inputs:
             if spec.name in names:
                 raise given_twice(self.id, spec.name)
             names.add(spec.name)
+
+    def _gather(self, regions: Regions) -> list[Data]:
+        """The inputs' values in order, each from where it says (spec R05)."""
         data: list[Data] = []
         raw = iter(self._raw)
         for spec, source in zip(self._head.form.inputs, self._head.sources, strict=True):

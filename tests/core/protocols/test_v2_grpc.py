@@ -182,6 +182,12 @@ UNEXPECTED = "unexpected explicit tensor data for input tensor 'A' for model 'm'
             "[request id: <id_unknown>] input 'B' already exists in request",
         ),
         (
+            request(
+                fp32("B"), fp32("B"), raw=(b"12345678", b"12345678"), outputs=[Output(name="Y", parameters=SHARED)]
+            ),
+            "[request id: <id_unknown>] input 'B' already exists in request",
+        ),
+        (
             request(fp32(), fp32("B"), raw=(b"12345678",)),
             "unable to find data for input tensor 'B' for model 'm' in request.",
         ),
