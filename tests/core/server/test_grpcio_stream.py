@@ -16,7 +16,7 @@ import pytest
 
 from fakes import UNTRACED
 from remora.engine import Engine
-from remora.errors import InternalError, InvalidArgumentError, NotFoundError
+from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RetiredError
 from remora.messages import Data, InferForm, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto import inference_pb2 as pb
 from remora.server.grpcio import GrpcOptions, GrpcServer
@@ -52,6 +52,8 @@ class ByHand:
     traces: Traces = UNTRACED
     asked: SimpleQueue[Asked] = field(default_factory=SimpleQueue)
     cancelled: SimpleQueue[str] = field(default_factory=SimpleQueue)
+    swaps: int = 0
+    """How many more requests come just when their model is replaced."""
 
     def perform(self, call: Any, /) -> Any:
         return True
@@ -73,6 +75,9 @@ class ByHand:
     ) -> Ticket:
         if form.id == "bad":
             raise InvalidArgumentError("it does not fit")
+        if self.swaps:
+            self.swaps -= 1
+            raise RetiredError("replaced")
         asked = Asked(form, reply)
         asked.ticket = Watched(self.cancelled, asked.ticket)
         self.asked.put(asked)
@@ -140,6 +145,18 @@ def response(value: int = 1) -> Response:
 
 def is_final(message: pb.ModelStreamInferResponse) -> bool:
     return message.infer_response.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize("swaps", [1, 3])
+def test_a_request_whose_model_is_replaced_meanwhile_goes_to_what_serves_then(swaps: int) -> None:
+    engine = ByHand(swaps=swaps)
+    with serving(engine) as (_, channel):
+        client = Client(channel)
+        client.send("plain", "a")
+        engine.next().answer(Response([]))
+        assert client.next().infer_response.id == "a"
+        client.half_close()
+        assert client.ids() == []
 
 
 def test_answers_of_plain_models_wait_for_those_before_them() -> None:
