@@ -57,6 +57,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ("self._delay_ns = self._hold = 0", "self._hold = 0"),
         ("if rows >= self._largest:", "if False:"),
         ("if request.cancelled:", "if False:"),
+        (">= size * instances and", ">= size and"),
+        ("extendleft(reversed(tickets))", "extendleft(tickets)"),
+        ("extendleft(reversed(tickets))", "extend(tickets)"),
+        (" and not any(ticket.deadline_ns for ticket in plan.tickets)", ""),
+        ("plan.reason in (FULL, SINGLE)", "plan.reason"),
+        (
+            "        return Plan([], dropped=plan.dropped)\n\n    def put_back",
+            "        return Plan([])\n\n    def put_back",
+        ),
+        ("self._policy.max_batch_size if self._policy.dynamic else 1", "self._policy.max_batch_size"),
     ),
     *_of(
         "scheduling/queues.py",
