@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,15 @@ def test_a_script_scores_and_says_how_long_it_took(tmp_path: Path) -> None:
         assert failed.status == 500
         assert failed.headers["x-ms-run-function-failed"] == "True"
         assert b"only the log has" not in failed.body
+
+
+def test_a_restriction_of_inference_holds_for_scripts_too(tmp_path: Path) -> None:
+    host = azureml.host(environment(tmp_path, PLAIN))
+    locked = replace(host.server, http_restricted_api=("inference:api-key=secret",))
+    with running(replace(host, server=locked)) as ports:
+        wait_until_healthy(ports.http)
+        assert ask(ports.http, "POST", "/score", {"data": [1]}).status == 403
+        assert ask(ports.http, "POST", "/score", {"data": [1]}, {"api-key": "secret"}).json == [2]
 
 
 def test_a_script_that_ends_itself_is_answered_for_and_the_server_lives(tmp_path: Path) -> None:

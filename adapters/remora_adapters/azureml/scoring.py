@@ -117,7 +117,11 @@ class ScoringService:
         elif head.path == "/swagger.json":
             labelled.respond(_http(self._swagger(head.query)))
         elif self._settings.script is not None:
-            self._run(self._settings.script, head, body, labelled)
+            locked = self._inside.rest.locked("infer", head)
+            if locked is None:
+                self._run(self._settings.script, head, body, labelled)
+            else:
+                labelled.respond(locked)
         else:
             labelled.respond(_http(message_answer(405, "Method not allowed")))
         return None

@@ -230,7 +230,7 @@ class SageMakerService:
 
         if len(body) > _ASIDE_BYTES:
             Next.run(self._later, read, gathering.submit, exchange)
-            return None
+            return gathering  # which can be cancelled before anything was sent on
         refusal = read()
         if refusal is not None:
             exchange.respond(refusal)
