@@ -81,11 +81,11 @@ def _shown_config(target: _Target, options: argparse.Namespace) -> ModelConfig:
         assert target.file is not None  # a target has one or the other
         return _normalised(read_config(target.file), target.name, options.gpus)
     loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=range(options.gpus))
+    if not target.folder.versions and find_config(target.folder.path, target.config_name) is None:
+        raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     plan = _planned(loader, target.folder, {})
     if target.folder.versions and not options.as_written:
         return _served(loader, plan)
-    if not target.folder.versions and find_config(target.folder.path, target.config_name) is None:
-        raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     return _normalised(plan.config, target.name, options.gpus)
 
 
