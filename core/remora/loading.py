@@ -129,7 +129,8 @@ class ModelLoader:
             config.name = config.name or folder.name
             check_names(config, folder.name)
             versions = select_versions(config.version_policy, sorted(folder.versions))
-            looked_at = versions or sorted(folder.versions)  # a policy that picks none is refused later, and in its words
+            # A policy that picks none is refused later, and in its own words.
+            looked_at = versions or sorted(folder.versions)
             infer_backend(config, folder.name, folder.filenames(looked_at[-1]) if looked_at else ())
             self._check_as_written(config, folder.name)
         except (ConfigError, OSError) as error:
