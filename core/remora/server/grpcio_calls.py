@@ -14,18 +14,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from remora.errors import CancelledError, RemoraError
-from remora.protocols.v2_grpc import status_of, status_text
-from remora.server.grpcio_stream import known
-
-Context = Any  # grpc.ServicerContext; grpcio brings no types.
-Behaviour = Callable[[bytes, Context], bytes]
+from remora.server.rpcs import Behaviour, Context, status_of_error
 
 _CODES: Mapping[int, Any] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class DeadlinePassedError(CancelledError):
-    """A deadline that the client set: gRPC has a status for it which the engine has no use for."""
 
 
 class Calls:
@@ -50,7 +41,7 @@ class Calls:
             try:
                 return behaviour(message, context)
             except Exception as error:
-                _abort(context, known(error))
+                _abort(context, error)
 
         if pool is not None:
             # grpcio's own health service chooses its threads by this attribute, too.
@@ -67,7 +58,7 @@ class Calls:
             try:
                 yield from behaviour(messages, context)
             except Exception as error:
-                _abort(context, known(error))
+                _abort(context, error)
 
         serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(serve)
@@ -118,7 +109,7 @@ class _Pool(ThreadPoolExecutor):
         return future
 
 
-def _abort(context: Context, error: RemoraError) -> NoReturn:
-    late = isinstance(error, DeadlinePassedError)
-    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED if late else _CODES[status_of(error)], status_text(error))
+def _abort(context: Any, error: Exception) -> NoReturn:
+    number, text = status_of_error(error)
+    context.abort(_CODES[number], text)
     raise error  # abort has raised already; this is for those who do not know.

@@ -19,8 +19,8 @@ from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RetiredError
 from remora.messages import Data, InferForm, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto import inference_pb2 as pb
+from remora.server.grpc_stream import InferStream, StreamLimits
 from remora.server.grpcio import GrpcOptions, GrpcServer
-from remora.server.grpcio_stream import InferStream, StreamLimits
 from remora.tracing.tracer import Traces
 
 PATIENCE_S = 30.0

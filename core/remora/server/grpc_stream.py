@@ -45,7 +45,7 @@ STALL_S = 30.0
 
 
 class Engine(Protocol):
-    """What a stream asks of the engine; see ``grpcio.Engine``."""
+    """What a stream asks of the engine; see ``rpcs.Engine``."""
 
     @property
     def traces(self) -> Traces: ...
