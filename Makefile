@@ -80,7 +80,8 @@ stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 step
 # Without the recordings the target says so and passes: a clone of this repository alone must stay testable.
 test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
-	else $(PY) tests/oracle/run.py --oracle $(ORACLE); fi
+	else $(PY) tests/oracle/run.py --oracle $(ORACLE) && \
+	$(PY) tests/oracle/run.py --oracle $(ORACLE) --part grpc_cases/ --more=--grpc-transport=own; fi
 
 # Another seed asks other requests; differences that are meant to be are listed in tests/oracle/accepted.json.
 differ: $(VENV)/dev.stamp  ## ask a real Triton and remora changed requests: F="cases/errors", SECONDS= for each file, SEED=

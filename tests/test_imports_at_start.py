@@ -26,6 +26,7 @@ LATE = (
     "google.cloud",
     "google.protobuf.json_format",
     "grpc",
+    "hpack",
     "importlib.metadata",
     "kserve",
     "lightgbm",

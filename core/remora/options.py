@@ -345,6 +345,12 @@ class ServerOptions:
         "--http-restricted-api unless --grpc-restricted-protocol is given.",
         default=False,
     )
+    grpc_transport: str = option(
+        "What carries gRPC: grpcio, or remora's own HTTP/2, which is several times quicker for small messages, answers "
+        "requests of plain HTTP/2 on the HTTP port too, and has neither TLS nor the settings for pings and ages.",
+        default="grpcio",
+        choices=("grpcio", "own"),
+    )
     grpc_header_forward_pattern: str = option(
         "Metadata whose keys this regular expression finds become request parameters.", default="", metavar="REGEX"
     )

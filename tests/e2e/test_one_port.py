@@ -85,12 +85,20 @@ def write_waiting(repository: Path, place: Path) -> dict[str, Path]:
     return paths
 
 
+@pytest.fixture(scope="module", params=["grpcio", "own"])
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """A server's, once with each transport."""
+    return (*FLAGS, f"--grpc-transport={request.param}")
+
+
 @pytest.fixture(scope="module")
-def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(
+    serving: Serving, tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...]
+) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("one-port")
     write(repository, "echo", ECHO)
     write(repository, "count", COUNT, "model_transaction_policy { decoupled: true }")
-    with serving(repository, *FLAGS) as running:
+    with serving(repository, *flags) as running:
         yield running
 
 
@@ -146,10 +154,10 @@ def test_many_clients_of_both_kinds_at_once(server: RunningServer) -> None:
     assert wrong == []
 
 
-def test_a_cancelled_call_is_cancelled_in_the_model(serving: Serving, tmp_path: Path) -> None:
+def test_a_cancelled_call_is_cancelled_in_the_model(serving: Serving, tmp_path: Path, flags: tuple[str, ...]) -> None:
     paths = write_waiting(tmp_path / "models", tmp_path)
     with (
-        serving(tmp_path / "models", *FLAGS) as running,
+        serving(tmp_path / "models", *flags) as running,
         grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
     ):
         done: queue.Queue[Any] = queue.Queue()
@@ -162,11 +170,13 @@ def test_a_cancelled_call_is_cancelled_in_the_model(serving: Serving, tmp_path: 
         assert "CANCELLED" in str(done.get(timeout=PATIENCE_S)[1].status())
 
 
-def test_what_is_under_way_at_sigterm_is_answered(tmp_path: Path, child_environment: dict[str, str]) -> None:
+def test_what_is_under_way_at_sigterm_is_answered(
+    tmp_path: Path, child_environment: dict[str, str], flags: tuple[str, ...]
+) -> None:
     paths = write_waiting(tmp_path / "models", tmp_path)
     (port,) = free_ports(1)
     log = tmp_path / "log.txt"
-    words = [sys.executable, "-m", "remora", "serve", str(tmp_path / "models"), f"--http-port={port}", *FLAGS]
+    words = [sys.executable, "-m", "remora", "serve", str(tmp_path / "models"), f"--http-port={port}", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*words, "--allow-metrics=false"], stdout=output, stderr=output, env=child_environment
@@ -193,11 +203,13 @@ def test_what_is_under_way_at_sigterm_is_answered(tmp_path: Path, child_environm
         process.wait()
 
 
-def test_messages_beyond_the_limit_are_refused_and_others_go_on(serving: Serving, tmp_path: Path) -> None:
+def test_messages_beyond_the_limit_are_refused_and_others_go_on(
+    serving: Serving, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     write(tmp_path / "models", "echo", ECHO)
     small, large = np.ones(1000, np.int32), np.ones(300_000, np.int32)
     with (
-        serving(tmp_path / "models", *FLAGS, "--http-max-input-size=1000000") as running,
+        serving(tmp_path / "models", *flags, "--http-max-input-size=1000000") as running,
         grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
     ):
         for _ in range(2):
@@ -222,11 +234,13 @@ def test_without_grpcio_clients_are_told_and_the_log_says_so_once(serving: Servi
         assert running.log.read_text().count("gRPC is off") == 1
 
 
-def test_a_restriction_of_http_holds_for_grpc_on_its_port(serving: Serving, tmp_path: Path) -> None:
+def test_a_restriction_of_http_holds_for_grpc_on_its_port(
+    serving: Serving, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     write(tmp_path / "models", "echo", ECHO)
     values = np.ones(1, np.int32)
     with (
-        serving(tmp_path / "models", *FLAGS, "--http-restricted-api=inference:key=secret") as running,
+        serving(tmp_path / "models", *flags, "--http-restricted-api=inference:key=secret") as running,
         grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
     ):
         with pytest.raises(Exception, match="restricted"):

@@ -58,7 +58,7 @@ FILES = (
 )
 COMMAND = (
     "{python} -m remora serve --model-repository {{repo}} --http-port {{http}} --grpc-port {{grpc}} "
-    "--metrics-port {{metrics}} {{flags}}"
+    "--metrics-port {{metrics}} {more} {{flags}}"
 )
 
 
@@ -66,12 +66,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--oracle", type=Path, default=HERE.parents[2] / "shared" / "oracle")
     parser.add_argument("--verbose", action="store_true", help="show listed differences too")
+    parser.add_argument("--part", default="", metavar="WORDS", help="only the files whose names begin so")
+    parser.add_argument("--more", default="", metavar="FLAGS", help="more flags for the server")
     parser.add_argument("files", nargs="*", default=FILES)
     options = parser.parse_args()
     expected: dict[str, str] = json.loads((HERE / "exceptions.json").read_text(encoding="utf-8"))
     replay = options.oracle / "replay.py"
-    cases = [str(options.oracle / f"{name}.jsonl") for name in options.files]
-    start = COMMAND.format(python=sys.executable)
+    files = [name for name in options.files if name.startswith(options.part)]
+    cases = [str(options.oracle / f"{name}.jsonl") for name in files]
+    start = COMMAND.format(python=sys.executable, more=options.more)
     run = subprocess.run(
         [sys.executable, str(replay), "--json", "--start", start, "--cases", *cases],
         stdout=subprocess.PIPE,

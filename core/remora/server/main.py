@@ -25,7 +25,7 @@ from remora.regions import DISABLED, Regions
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.early_port import BACKLOG, EarlyPort
-from remora.server.http import Handover, Listener, Service
+from remora.server.http import Connection, Handover, Listener, Service
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
 from remora.server.splice import NoServerError, Splices
@@ -34,7 +34,9 @@ from remora.system.shared_memory import SharedMemory
 from remora.system.tuning import Tuning, freeze, give_back
 
 if TYPE_CHECKING:
+    from remora.server.grpc_own import OwnGrpc
     from remora.server.grpcio import GrpcServer
+    from remora.server.http2 import Http2Connection, Http2Listener
 
 _log = logging.getLogger("remora.server")
 
@@ -82,13 +84,14 @@ class Server:
         self.ports = Ports()
         self._front = front
         self._early = early
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener | Http2Listener] = []
         self._sockets: list[asyncio.Server] = []
         self._grpc: GrpcServer | None = None
         self._grpc_opening: asyncio.Task[None] | None = None
         self._grpc_is_there: Callable[[], None] = lambda: None
         self._stopping = False
         self._splices: Splices | None = None
+        self._own: OwnGrpc | None = None
         self._inner = f"remora-{secrets.token_hex(16)}" if options.grpc_on_http_port else ""
         self._regions: Regions = DISABLED
         self._sweeper: asyncio.TimerHandle | None = None
@@ -120,12 +123,16 @@ class Server:
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
-        if options.allow_grpc:  # said before a probe can ask
+        if options.allow_grpc and options.grpc_transport == "grpcio":  # said before a probe can ask
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
+        if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
+            from remora.server.grpc_own import OwnGrpc
+
+            self._own = OwnGrpc(inside, Restrictions(_grpc_restrictions(options)), self._regions)
         await self._open_ports(inside, mailbox)
         self.engine.ledger.mark("ports")
         self._sweep()
-        if options.allow_grpc:
+        if options.allow_grpc and options.grpc_transport == "grpcio":
             await asyncio.gather(self._load(loading), self._open_grpc())
             self.engine.ledger.mark("gRPC")
         else:
@@ -165,18 +172,32 @@ class Server:
         options = self.options
         http = metrics = 0
         if options.allow_http:
-            http2 = None
-            if options.grpc_on_http_port:
-                self._splices = Splices(self._inner_grpc)
-                http2 = self._splices.take
-            http = await self._listen(self._front(inside), options.http_address, options.http_port, "HTTP", http2)
+            front = self._front(inside)
+            http2 = self._takes_http2(front) if options.grpc_on_http_port else None
+            http = await self._listen(front, options.http_address, options.http_port, "HTTP", http2)
         doors = [await self._listen(door.front(inside), door.address, door.port, door.what) for door in self.doors]
+        grpc = await self._open_own_grpc() if self._own is not None and options.allow_grpc else 0
+        self._listeners += self._own.listeners if self._own is not None else ()
         if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
             mailbox.alone = self._listeners[0].is_alone
         if options.allow_metrics:
             address = options.metrics_address or options.http_address
             metrics = await self._listen(MetricsService(inside.rest), address, options.metrics_port, "metrics")
-        self.ports = Ports(http, 0, metrics, tuple(doors))
+        self.ports = Ports(http, grpc, metrics, tuple(doors))
+
+    async def _open_own_grpc(self) -> int:
+        assert self._own is not None
+        try:
+            return await self._own.listen()
+        except OSError as error:
+            raise StartError(f"cannot listen for gRPC: {error.strerror or error}") from error
+
+    def _takes_http2(self, service: Service) -> Handover:
+        """What takes the HTTP port's connections of HTTP/2."""
+        if self._own is not None:
+            return self._own.beside(service)
+        self._splices = Splices(self._inner_grpc)
+        return self._splices.take
 
     def _open_pages(self) -> AsgiApp:
         from remora.server.app import create_app  # FastAPI: 0.3 s and 25 MiB that only readers of the pages need
@@ -187,8 +208,10 @@ class Server:
         options = self.options
         if options.grpc_on_http_port and (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
             raise StartError("--grpc-on-http-port: that port has no TLS, which --grpc-use-ssl asks for; leave one out")
-        if options.grpc_on_http_port and sys.platform != "linux":
-            raise StartError("--grpc-on-http-port needs Linux: give gRPC a port of its own")
+        if options.grpc_on_http_port and sys.platform != "linux" and options.grpc_transport == "grpcio":
+            raise StartError("--grpc-on-http-port needs Linux: give gRPC a port of its own, or --grpc-transport=own")
+        if options.grpc_transport == "own" and (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
+            raise StartError("--grpc-transport=own has no TLS, which --grpc-use-ssl asks for; leave one out")
         used: dict[int, str] = {}
         for on, port, what in (
             (options.allow_http, options.http_port, "HTTP"),
@@ -280,6 +303,8 @@ class Server:
         self._stopping = True
         for server in self._sockets:
             server.close()
+        if self._own is not None:
+            self._own.end()
         if self._grpc_opening is not None:
             await asyncio.wait((self._grpc_opening,))
         if self._grpc is not None:
@@ -292,11 +317,14 @@ class Server:
         done = await loop.run_in_executor(None, self.engine.stop, left)
         countdown.cancel()
         for listener in self._listeners:
-            for connection in list(listener.connections):
+            connections: list[Connection | Http2Connection] = [*listener.connections]
+            for connection in connections:
                 done = done and not connection.owes_an_answer
                 connection.abort()
         if self._splices is not None:
             self._splices.abort()
+        if self._own is not None:
+            self._own.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         return done

@@ -1,0 +1,165 @@
+"""gRPC's own part of an HTTP/2 request: messages in a body, metadata, deadlines, statuses; the law: pure, limits first.
+
+The mapping is that of gRPC's "gRPC over HTTP2": a message has five bytes before it, a status comes in the trailers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from typing import NamedTuple
+
+from remora.errors import RemoraError
+from remora.protocols.http2_frames import Fields, pack
+
+OK, UNIMPLEMENTED, RESOURCE_EXHAUSTED, INTERNAL, CANCELLED = 0, 12, 8, 13, 1
+CONTENT_TYPE = b"application/grpc"
+_PREFIX = 5
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_PLAIN = re.compile(rb"[ -$&-~]*")
+_ENCODINGS = b"identity,deflate,gzip"
+_WBITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
+HEAD = pack(((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS)))
+"""The header block of an answer."""
+GOOD = pack(((b"grpc-status", b"0"),))
+"""The trailers of a good one."""
+
+
+class StatusError(RemoraError):
+    """A call that gRPC itself refuses, with a status that the engine has no code for."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Opening(NamedTuple):
+    """What a call's header block says.
+
+    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` is None without a deadline, and
+    ``encoding`` what messages are compressed with whose flag says so.
+    """
+
+    path: str
+    metadata: tuple[tuple[str, str | bytes], ...]
+    timeout_s: float | None
+    encoding: bytes
+
+
+def read_opening(fields: Fields) -> Opening:
+    """The call that a header block opens. Raises StatusError for a deadline that is none."""
+    path, timeout_s, encoding = b"", None, b"identity"
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name[:1] == b":":
+            path = value if name == b":path" else path
+        elif name == b"grpc-timeout":
+            found = _TIMEOUT.fullmatch(value)
+            if found is None:
+                raise StatusError(INTERNAL, f"grpc-timeout is no time: {value[:20].decode('latin-1')}")
+            timeout_s = int(found[1]) * _SECONDS[found[2]]
+        elif name == b"grpc-encoding":
+            encoding = value
+        elif name.endswith(b"-bin"):
+            metadata += [(name.decode("latin-1"), _unbase64(each)) for each in value.split(b",")]
+        elif name not in _OWN:
+            metadata.append((name.decode("latin-1"), value.decode("latin-1")))
+    return Opening(path.decode("latin-1"), tuple(metadata), timeout_s, encoding)
+
+
+_OWN = frozenset((b"grpc-accept-encoding", b"content-type", b"te"))
+
+
+def _unbase64(text: bytes) -> bytes:
+    try:
+        return base64.b64decode(text + b"=" * (-len(text) % 4))
+    except binascii.Error:
+        return b""
+
+
+class Messages:
+    """Takes a body apart into its messages.
+
+    Args:
+        limit: the longest message, before and after it is inflated.
+        encoding: see `Opening`.
+    """
+
+    __slots__ = ("_encoding", "_have", "_limit", "_parts")
+
+    def __init__(self, limit: int, encoding: bytes) -> None:
+        self._limit = limit
+        self._encoding = encoding
+        self._parts: list[bytes] = []
+        self._have = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return self._have > 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are whole now. Raises StatusError for one that is too long or cannot be inflated."""
+        if not self._have and len(data) >= _PREFIX:  # the usual case: one message in one piece
+            size = int.from_bytes(data[1:_PREFIX], "big")
+            if size + _PREFIX == len(data) and not data[0] and size <= self._limit:
+                return [data[_PREFIX:]]
+        self._parts.append(data)
+        self._have += len(data)
+        found: list[bytes] = []
+        while self._have >= _PREFIX:
+            first = self._parts[0]
+            if len(first) < _PREFIX:
+                self._parts = [b"".join(self._parts)]
+                first = self._parts[0]
+            size = int.from_bytes(first[1:_PREFIX], "big")
+            if size > self._limit:
+                raise StatusError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})")
+            if self._have < _PREFIX + size:
+                break
+            whole = b"".join(self._parts)
+            flag, message, rest = whole[0], whole[_PREFIX : _PREFIX + size], whole[_PREFIX + size :]
+            self._parts, self._have = ([rest] if rest else []), len(rest)
+            found.append(self._inflated(message) if flag else message)
+        return found
+
+    def _inflated(self, message: bytes) -> bytes:
+        wbits = _WBITS.get(self._encoding)
+        if wbits is None:
+            shown = self._encoding[:40].decode("latin-1")
+            raise StatusError(UNIMPLEMENTED, f"messages compressed with '{shown}' are not read: use gzip or deflate")
+        stream = zlib.decompressobj(wbits)
+        try:
+            plain = stream.decompress(message, self._limit + 1)
+        except zlib.error as error:
+            raise StatusError(INTERNAL, f"a message cannot be inflated: {error}") from error
+        if len(plain) > self._limit:
+            raise StatusError(RESOURCE_EXHAUSTED, f"Decompressed message is larger than max ({self._limit})")
+        if not stream.eof:
+            raise StatusError(INTERNAL, "a message cannot be inflated: it is cut short")
+        return plain
+
+
+def framed(message: bytes) -> bytes:
+    """A message as it stands in a body."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def trailers(status: int, text: str, *, alone: bool) -> bytes:
+    """The block that a call ends with; ``alone`` when nothing was sent before."""
+    fields: list[tuple[bytes, bytes]] = []
+    if alone:
+        fields += ((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS))
+    fields.append((b"grpc-status", b"%d" % status))
+    if text:
+        fields.append((b"grpc-message", _percent(text.encode("utf-8", "replace"))))
+    return pack(tuple(fields))
+
+
+def _percent(text: bytes) -> bytes:
+    if _PLAIN.fullmatch(text):
+        return text
+    return b"".join([b"%c" % byte if 32 <= byte <= 126 and byte != 37 else b"%%%02X" % byte for byte in text])
