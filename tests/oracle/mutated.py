@@ -76,7 +76,7 @@ class Pair:
     """Triton and remora with the same models and flags."""
 
     def __init__(self, replay: ModuleType, oracle: Path, setup: dict[str, Any]) -> None:
-        triton, remora = TRITON.format(oracle=oracle), COMMAND.format(python=sys.executable)
+        triton, remora = TRITON.format(oracle=oracle), COMMAND.format(python=sys.executable, more="")
         self._starts = [
             partial(replay.Server, triton, setup, oracle / "models", head_flags=False),
             partial(replay.Server, remora, setup, oracle / "models"),

@@ -123,7 +123,7 @@ class Server:
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
-        if options.allow_grpc and options.grpc_transport == "grpcio":  # said before a probe can ask
+        if options.allow_grpc:  # said before a probe can ask
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
             from remora.server.grpc_own import OwnGrpc
@@ -169,14 +169,13 @@ class Server:
 
     async def _open_ports(self, inside: Inside, mailbox: LoopMailbox) -> None:
         """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
-        options = self.options
-        http = metrics = 0
+        options, http, metrics = self.options, 0, 0
         if options.allow_http:
             front = self._front(inside)
             http2 = self._takes_http2(front) if options.grpc_on_http_port else None
             http = await self._listen(front, options.http_address, options.http_port, "HTTP", http2)
         doors = [await self._listen(door.front(inside), door.address, door.port, door.what) for door in self.doors]
-        grpc = await self._open_own_grpc() if self._own is not None and options.allow_grpc else 0
+        grpc = await self._listen_for_own_grpc(self._own) if self._own is not None and options.allow_grpc else 0
         self._listeners += self._own.listeners if self._own is not None else ()
         if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
             mailbox.alone = self._listeners[0].is_alone
@@ -185,12 +184,13 @@ class Server:
             metrics = await self._listen(MetricsService(inside.rest), address, options.metrics_port, "metrics")
         self.ports = Ports(http, grpc, metrics, tuple(doors))
 
-    async def _open_own_grpc(self) -> int:
-        assert self._own is not None
+    async def _listen_for_own_grpc(self, own: OwnGrpc) -> int:
         try:
-            return await self._own.listen()
+            port = await own.listen()
         except OSError as error:
             raise StartError(f"cannot listen for gRPC: {error.strerror or error}") from error
+        self._grpc_is_there()
+        return port
 
     def _takes_http2(self, service: Service) -> Handover:
         """What takes the HTTP port's connections of HTTP/2."""

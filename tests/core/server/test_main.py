@@ -8,6 +8,9 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+import pytest
+
+from conftest import free_ports
 from fakes import write_model
 from remora.engine import Engine
 from remora.options import ServerOptions
@@ -61,6 +64,44 @@ def test_a_server_is_not_ready_before_grpc_listens_where_it_is_asked_for(tmp_pat
                 assert (await asyncio.to_thread(get, port, path))[0] == 200, path
         finally:
             server.gate.set()
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_a_server_is_not_ready_before_our_own_grpc_listens_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hpack", reason="hpack is not installed: pip install 'remora[grpc]'")
+    from remora.server.grpc_own import OwnGrpc
+
+    (port,) = free_ports(1)
+    listen = OwnGrpc.listen
+
+    async def run() -> None:
+        gate = asyncio.Event()
+
+        async def late(own: OwnGrpc) -> int:
+            await gate.wait()
+            return await listen(own)
+
+        monkeypatch.setattr(OwnGrpc, "listen", late)
+        options = ServerOptions(http_port=port, grpc_port=0, allow_metrics=False, grpc_transport="own")
+        engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
+        loading: Future[Engine] = Future()
+        loading.set_result(engine.start())
+        server = Server(engine, options)
+        starting = asyncio.create_task(server.start(loading))
+        try:
+            while engine.readiness().waits_for != ("gRPC is being opened",):
+                await asyncio.sleep(0)
+            assert not engine.readiness().ready
+            gate.set()
+            await starting
+            assert engine.readiness().ready
+            assert server.ports.grpc
+        finally:
+            gate.set()
             await server.stop()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
