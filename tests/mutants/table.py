@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("extendleft(reversed(tickets))", "extendleft(tickets)"),
         ("extendleft(reversed(tickets))", "extend(tickets)"),
         (" and not any(ticket.deadline_ns for ticket in plan.tickets)", ""),
-        ("plan.reason in (FULL, SINGLE)", "plan.reason"),
+        ("plan.reason == FULL and len(plan.tickets) > 1", "plan.reason == FULL"),
         (
             "        return Plan([], dropped=plan.dropped)\n\n    def put_back",
             "        return Plan([])\n\n    def put_back",

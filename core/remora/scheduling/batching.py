@@ -122,11 +122,14 @@ class BatchQueue:
     def ahead(self, now_ns: int, instances: int) -> Plan:
         """A batch to be sent to an instance that still runs another: one that no later request could join or overtake,
         and that need not be given up before its turn. As many must wait as ``instances`` can take, so that none idles
-        while it waits. May be put back."""
+        while it waits. May be put back.
+
+        One request alone is none: its client may leave before its turn, and it must not be run then (spec Q09).
+        """
         if not self.crowded(instances):
             return Plan([])
         plan = self.poll(now_ns)
-        if plan.reason in (FULL, SINGLE) and not any(ticket.deadline_ns for ticket in plan.tickets):
+        if plan.reason == FULL and len(plan.tickets) > 1 and not any(ticket.deadline_ns for ticket in plan.tickets):
             return plan
         self.put_back(plan.tickets)
         return Plan([], dropped=plan.dropped)

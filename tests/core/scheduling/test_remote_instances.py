@@ -240,9 +240,9 @@ def test_no_more_than_one_batch_goes_ahead() -> None:
     assert bench.scheduler.pending == 4
 
 
-def test_without_a_batcher_the_next_request_goes_ahead() -> None:
-    bench = begun_and_waiting(2, policy=BatchPolicy(max_batch_size=4))
-    assert bench.sizes() == [1, 1]
+def test_a_request_alone_stays_where_its_client_can_take_it_back() -> None:
+    for policy in (BatchPolicy(max_batch_size=4), BatchPolicy(max_batch_size=1, dynamic=True)):
+        assert begun_and_waiting(2, policy=policy).sizes() == [1]
 
 
 def test_nothing_goes_ahead_that_another_instance_could_run_sooner() -> None:
