@@ -4,11 +4,13 @@
 
 An adapter and plain serving run at the same time and are asked in turns, so that whatever else the machine does falls
 on both; several pairs of processes, for where a process happens to lie in memory is worth more than an adapter. Prints,
-for each, the medians of the rounds' differences. AWS Lambda has no server: of it, what an event costs.
+for each, the medians of the rounds' differences; then what their routes cost in one process, without sockets. AWS
+Lambda has no server: of it, what an event costs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -29,9 +31,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import first_answer_ms, free_port, request
 from models import mlp
 
+from remora.engine import Engine
+from remora.options import ServerOptions
+from remora.protocols.v2_rest import InferCodec
+from remora.server.asgi_bridge import answer_in_thread
+from remora.server.doors import Inside, find_adapter, v2_alone
+from remora.server.http import Connection, Listener
+from remora.server.mailbox import LoopMailbox
+from remora.server.rest import RestService
+
 PAIRS, ROUNDS, REQUESTS = 9, 15, 200
 STARTS = 15
 EVENTS = 2_000
+TURNS, A_TURN, WARM_UP = 400, 40, 20
 V2_LENGTH = b"Inference-Header-Content-Length: "
 SAGEMAKER = b"Content-Type: application/vnd.sagemaker-triton.binary+json;json-header-size="
 VERTEX = b"Content-Type: application/vnd.vertex-ai-triton.binary+json;json-header-size="
@@ -179,7 +191,6 @@ def start(name: str, base: Path, ports: Pair) -> tuple[float, float]:
 
 def events(base: Path) -> None:
     """Lambda: a direct invocation, and the same request by a function URL, in this process; and what is below both."""
-    from remora.engine import Engine
     from remora_adapters.aws_lambda import Function, Settings
 
     class Context:
@@ -220,6 +231,83 @@ def events(base: Path) -> None:
     function.close()
 
 
+class Written:
+    """A transport that counts what is written."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    def write(self, data: bytes) -> None:
+        self.answers += 1
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.answers += 1
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Side:
+    """One front with one connection."""
+
+    def __init__(self, engine: Engine, base: Path, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
+        rest = RestService(engine, InferCodec(), mailbox, later)
+        inside = Inside(engine, rest, mailbox, later, ServerOptions())
+        front, self.body = v2_alone, request()
+        if name != "V2":
+            adapter = ADAPTERS[name]
+            models = base if name == "sagemaker" else base / "model"
+            front, self.body = find_adapter(name).host({adapter.models: str(models)}).front, adapter.request()
+        self.listener = Listener(front(inside), max_body_bytes=64 << 20)
+        mailbox.alone = self.listener.is_alone
+        self.connection: Connection = self.listener.connection()
+        self.wire = Written()
+        self.connection.connection_made(self.wire)  # type: ignore[arg-type]
+
+    async def ask(self) -> None:
+        """One request, and its answer."""
+        before = self.wire.answers
+        self.listener.scratch[: len(self.body)] = self.body
+        self.connection.buffer_updated(len(self.body))
+        while self.wire.answers == before:
+            await asyncio.sleep(0)
+
+
+async def measure() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        mlp(base / "model")
+        with Engine(base / "model") as engine:
+            sides = {name: Side(engine, base, name) for name in ("V2", *ADAPTERS)}
+            spent: dict[str, list[float]] = {name: [] for name in sides}
+            for _ in range(TURNS):
+                for name, side in sides.items():
+                    begin = time.process_time_ns()
+                    for _ in range(A_TURN):
+                        await side.ask()
+                    spent[name].append((time.process_time_ns() - begin) / A_TURN / 1e3)
+    print("| Front | us of CPU, least | median | least above V2's | median above V2's |")
+    print("|---|---:|---:|---:|---:|")
+    plain = spent["V2"][WARM_UP:]
+    for name, found in spent.items():
+        each = found[WARM_UP:]
+        above = statistics.median(a - b for a, b in zip(each, plain, strict=True))
+        figures = (min(each), statistics.median(each), min(each) - min(plain), above)
+        print(f"| {name} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
+
+
+def in_one_process() -> None:
+    """What the routes cost without sockets: two processes differ by more than an adapter does."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(measure())
+    else:
+        uvloop.run(measure())
+
+
 def main() -> None:
     names = sys.argv[1:] or [*ADAPTERS, "lambda"]
     print("| Adapter | us a request | of CPU | ms at the start | of CPU |")
@@ -234,6 +322,7 @@ def main() -> None:
             ports = (free_port(), free_port())
             figures = (*per_request(name, base, ports), *start(name, base, ports))
             print(f"| {name} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |", flush=True)
+    in_one_process()
 
 
 if __name__ == "__main__":
