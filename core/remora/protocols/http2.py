@@ -57,6 +57,8 @@ from remora.protocols.http2_sender import MOST_WINDOW, WINDOW, Flow, Sender
 
 _MEMO_ENTRIES = 256
 _MEMO_BYTES = 512
+_TINY_BYTES = 64
+"""Nobody has a reason to continue a header block with less, but at its end."""
 
 
 class Limits:
@@ -120,6 +122,7 @@ class Http2:
         self._streams: dict[int, _Stream] = {}
         self._last = 0
         self._block: list[bytes] = []  # a header block whose end has not come
+        self._block_bytes = 0
         self._block_of = (0, False)  # its stream, and whether that ends with it
         self._credit = limits.connection_window
         self._whims = 0
@@ -245,15 +248,16 @@ class Http2:
         if flags & END_HEADERS:
             self._fields(stream, payload, ended)
         else:
-            self._block, self._block_of = [payload], (stream, ended)
+            self._block, self._block_bytes, self._block_of = [payload], len(payload), (stream, ended)
 
     def _on_continuation(self, stream: int, flags: int, payload: bytes) -> None:
         if not self._block or stream != self._block_of[0]:
             raise Http2Error(PROTOCOL_ERROR, "a continuation of nothing")
-        if not payload:
+        if len(payload) < _TINY_BYTES and not flags & END_HEADERS:
             self._whim()
         self._block.append(payload)
-        if sum(map(len, self._block)) > self._limits.header_bytes:
+        self._block_bytes += len(payload)
+        if self._block_bytes > self._limits.header_bytes:
             raise Http2Error(ENHANCE_YOUR_CALM, f"a header block is longer than {self._limits.header_bytes} bytes")
         if flags & END_HEADERS:
             block, self._block = b"".join(self._block), []

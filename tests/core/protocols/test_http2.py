@@ -325,6 +325,13 @@ def test_empty_data_and_endless_headers_come_to_an_end() -> None:
     assert caught.value.code == ENHANCE_YOUR_CALM
 
 
+def test_a_header_block_in_thousands_of_crumbs_is_refused_long_before_its_limit() -> None:
+    server, _ = greeted()
+    with pytest.raises(Http2Error) as caught:
+        server.receive(frame(HEADERS, 0, 1, BLOCK) + frame(CONTINUATION, 0, 1, b"x") * 5000)
+    assert caught.value.code == ENHANCE_YOUR_CALM
+
+
 def test_a_header_block_that_unpacks_to_more_than_the_limit_is_refused() -> None:
     import hpack
 
