@@ -287,7 +287,19 @@ class Http2Connection(asyncio.BufferedProtocol):
 class _Request:
     """A stream as an exchange of HTTP."""
 
-    __slots__ = ("_begun", "_body", "_head", "_limit", "_link", "_open", "_service", "_size", "_ticket", "_unsent")
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_head",
+        "_limit",
+        "_link",
+        "_open",
+        "_service",
+        "_size",
+        "_ticket",
+        "_unsent",
+        "_whole",
+    )
 
     def __init__(self, link: Link, fields: Fields, service: Service, limit: int) -> None:
         self._link = link
@@ -299,6 +311,7 @@ class _Request:
         self._open = True
         self._begun = False
         self._unsent = 0
+        self._whole = False  # it has come, and somebody answers it
         self._head = _head_of(fields)
 
     def received(self, data: bytes, ended: bool) -> None:
@@ -321,7 +334,7 @@ class _Request:
         if not ended:
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        self._body, self._whole = [], True
         try:
             ticket = self._service.handle(self._head, body, self)
         except Exception:
@@ -347,7 +360,7 @@ class _Request:
         self._unsent -= size
 
     def stalls(self) -> bool:
-        return self._open and self._ticket is None and not self._begun and bool(self._size)
+        return self._open and not self._whole
 
     def respond(self, answer: HttpAnswer) -> None:
         if not self._open:
