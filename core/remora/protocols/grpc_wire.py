@@ -14,7 +14,7 @@ from typing import NamedTuple
 from remora.errors import RemoraError
 from remora.protocols.http2_frames import Fields, pack
 
-OK, UNIMPLEMENTED, RESOURCE_EXHAUSTED, INTERNAL, CANCELLED = 0, 12, 8, 13, 1
+CANCELLED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 8, 12, 13
 CONTENT_TYPE = b"application/grpc"
 _PREFIX = 5
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -22,7 +22,8 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _PLAIN = re.compile(rb"[ -$&-~]*")
 _ENCODINGS = b"identity,deflate,gzip"
 _WBITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
-HEAD = pack(((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS)))
+_HEAD: Fields = ((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS))
+HEAD = pack(_HEAD)
 """The header block of an answer."""
 GOOD = pack(((b"grpc-status", b"0"),))
 """The trailers of a good one."""
@@ -150,13 +151,8 @@ def framed(message: bytes) -> bytes:
 
 def trailers(status: int, text: str, *, alone: bool) -> bytes:
     """The block that a call ends with; ``alone`` when nothing was sent before."""
-    fields: list[tuple[bytes, bytes]] = []
-    if alone:
-        fields += ((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS))
-    fields.append((b"grpc-status", b"%d" % status))
-    if text:
-        fields.append((b"grpc-message", _percent(text.encode("utf-8", "replace"))))
-    return pack(tuple(fields))
+    told = ((b"grpc-message", _percent(text.encode("utf-8", "replace"))),) if text else ()
+    return pack((*(_HEAD if alone else ()), (b"grpc-status", b"%d" % status), *told))
 
 
 def _percent(text: bytes) -> bytes:

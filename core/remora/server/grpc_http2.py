@@ -7,7 +7,6 @@ loop to the scheduler and back without a thread between; all others have threads
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -47,6 +46,7 @@ from remora.scheduling.allowance import Allowance
 from remora.server.http2 import Link, Stream
 from remora.server.rpcs import (
     DEADLINE_EXCEEDED,
+    FOREVER_S,
     INFER,
     STREAM,
     Behaviour,
@@ -57,12 +57,9 @@ from remora.server.rpcs import (
 )
 from remora.tracing.tracer import Arrival
 
-_log = logging.getLogger("remora.grpc")
-
 _UNSENT_ITEMS, _UNSENT_BYTES = 64, 1 << 20
 """How far the answers of a stream may be ahead of what the client's windows let through."""
 _LATE = "Deadline Exceeded"
-_FOREVER_S = 365 * 86_400.0
 
 StreamBehaviour = Callable[[Iterator[bytes], Context], Iterator[bytes]]
 
@@ -93,7 +90,7 @@ class GrpcFront:
         self._engine = engine
         self.calls = calls
         self._mailbox = mailbox
-        self._limit = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         self._reflection = reflection
         self._loop = asyncio.get_running_loop()
         self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
@@ -120,11 +117,6 @@ class GrpcFront:
         except StatusError as error:
             link.headers(trailers(error.status, error.message, alone=True), end=True)
             return None
-
-    @property
-    def limit(self) -> int:
-        """The longest message of a client, in bytes."""
-        return self._limit
 
     def close(self) -> None:
         """Let go of the threads; what they do goes on, and nobody hears of it."""
@@ -216,13 +208,12 @@ class _Call:
         self._front = front
         self._link = link
         self.opening = opening
-        self._messages = Messages(front.limit, opening.encoding)
+        self._messages = Messages(front.max_message_bytes, opening.encoding)
         self._ended = False
         self._callbacks: list[Callable[[], None]] | None = None
-        self._lock = _ENDING
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
-        if opening.timeout_s is not None and opening.timeout_s < _FOREVER_S:
+        if opening.timeout_s is not None and opening.timeout_s < FOREVER_S:
             loop = asyncio.get_running_loop()
             self._deadline = loop.time() + opening.timeout_s
             self._timer = loop.call_at(self._deadline, self._late)
@@ -241,7 +232,7 @@ class _Call:
         return max(int((self._deadline - self._now()) * 1e9), 1) if self._deadline else 0
 
     def add_callback(self, callback: Callable[[], None], /) -> bool:
-        with self._lock:
+        with _ENDING:
             if self._ended:
                 return False
             self._callbacks = [*(self._callbacks or ()), callback]
@@ -264,7 +255,7 @@ class _Call:
 
     def _end(self) -> bool:
         """Tell all who wait for it that the call has ended; False when it had before."""
-        with self._lock:
+        with _ENDING:
             if self._ended:
                 return False
             self._ended = True

@@ -124,7 +124,7 @@ class Http2Listener:
         """From now on answer what is under way and close; how many connections are still busy."""
         self.closing = True
         for connection in list(self.connections):
-            connection.close_when_done()
+            connection.flush()
         return len(self.connections)
 
     def drop_stalled(self, now: float, limit_s: float) -> None:
@@ -154,7 +154,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
         self._listener.connections.add(self)
-        self._flush()
+        self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone = True
@@ -173,7 +173,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._unread = False
         self._transport.resume_reading()
-        self._flush()
+        self.flush()
 
     def get_buffer(self, hint: int) -> memoryview:
         return self._listener.scratch
@@ -198,7 +198,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._receiving = False
-        self._flush()
+        self.flush()
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -206,9 +206,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Write what is to be sent, together with what else this turn of the loop brings."""
         if not (self._receiving or self._flushing or self._gone):
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is to be sent. A connection that is to close does so once nothing is under way."""
         self._flushing = False
         if self._gone or self._transport.is_closing():
             return
@@ -264,10 +265,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Whether a request is being answered."""
         return self.machine.open > 0
 
-    def close_when_done(self) -> None:
-        """Take no more requests; close after the answers under way."""
-        self._flush()
-
     def drop_stalled(self, now: float, limit_s: float) -> None:
         """See `Http2Listener.drop_stalled`."""
         self.machine.forgive()
@@ -277,7 +274,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.machine.reset(number, CANCEL)
             stalled.lost()
         self._coming = coming
-        self._flush()
+        self.flush()
 
     def abort(self) -> None:
         """Close without further ado."""

@@ -286,13 +286,14 @@ def carrier(metadata: Iterable[tuple[str, str | bytes]]) -> Callable[[bytes], by
     return get
 
 
-_FOREVER_S = 365 * 86_400.0
+FOREVER_S = 365 * 86_400.0
+"""A deadline further away is none: so grpcio's clients spell that."""
 
 
 def _seconds_left(context: Context) -> float | None:
     """Until the client's deadline; None when there is none, which grpcio spells as one in the far future."""
     left = context.time_remaining()
-    return None if left is None or left > _FOREVER_S else float(left)
+    return None if left is None or left > FOREVER_S else float(left)
 
 
 def status_of_error(error: Exception) -> tuple[int, str]:
