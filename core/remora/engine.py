@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -263,12 +264,14 @@ class Engine:
 
         Raises RemoraError when the request is refused.
         """
-        served, form, data = self._request(model, inputs, outputs, version, id, parameters)
-        stream = AnswerStream(lambda response: InferResult(served, response))
-        try:
-            return stream.follow(self.submit(served, form, data, stream.receiver()))
-        except RetiredError:
-            return self.infer_stream(model, inputs, outputs=outputs, version=version, id=id, parameters=parameters)
+        retired = None
+        while True:
+            served, form, data = self._request(model, inputs, outputs, version, id, parameters, retired)
+            stream = AnswerStream(partial(InferResult, served))
+            try:
+                return stream.follow(self.submit(served, form, data, stream.receiver()))
+            except RetiredError:
+                retired = served
 
     def _start(
         self,
@@ -278,8 +281,9 @@ class Engine:
         version: int,
         id: str,
         parameters: Mapping[str, Parameter] | None,
+        retired: object = None,
     ) -> tuple[Ticket, Future[InferResult]]:
-        served, form, data = self._request(model, inputs, outputs, version, id, parameters)
+        served, form, data = self._request(model, inputs, outputs, version, id, parameters, retired)
         if served.decoupled:
             raise UnsupportedError(
                 f"model '{model}' is decoupled: it may give any number of responses to a request; call infer_stream"
@@ -297,7 +301,7 @@ class Engine:
         try:
             return self.submit(served, form, data, reply), future
         except RetiredError:  # something else serves by now
-            return self._start(model, inputs, outputs, version, id, parameters)
+            return self._start(model, inputs, outputs, version, id, parameters, served)
 
     def _request(
         self,
@@ -307,10 +311,11 @@ class Engine:
         version: int,
         id: str,
         parameters: Mapping[str, Parameter] | None,
+        retired: object,
     ) -> tuple[ServedModel, InferForm, list[Data]]:
         from remora.program_inputs import as_form, as_request  # servers have codecs for that
 
-        served = self.traces.over(self.wait_for(model, version))
+        served = self.traces.over(self.wait_for(model, version), retired=retired)
         specs, data = as_request(served, inputs)
         return served, as_form(specs, outputs, id, parameters or {}), data
 

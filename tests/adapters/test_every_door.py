@@ -23,12 +23,14 @@ from hypothesis import strategies as st
 
 from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
-from remora.messages import Array
+from remora.errors import RetiredError
+from remora.messages import Array, Ticket
 from remora.model import ServedModel
 from remora.model_table import LoadingError
 from remora.options import ServerOptions
 from remora.server.doors import Host, find_adapter
 from remora.server.main import Ports
+from remora.trace_settings import TraceSetting
 from remora_adapters.aws_lambda import Function, Settings
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
@@ -70,6 +72,10 @@ def message(rows: Rows) -> bytes:
 
 def tensors(body: bytes) -> Array:
     return np.array(grpc.InferResult(service_pb2.ModelInferResponse.FromString(body)).as_numpy("y"))
+
+
+def streamed(body: bytes) -> Array:
+    return tensors(service_pb2.ModelStreamInferResponse.FromString(body).infer_response.SerializeToString())
 
 
 class Door(NamedTuple):
@@ -244,6 +250,41 @@ def test_grpc_and_direct_invocations_give_them_as_well(repository: Path) -> None
         assert np.array_equal(outputs(json.dumps(answer).encode()), rows * 2)
     finally:
         function.close()
+
+
+@pytest.mark.parametrize("transport", ["grpcio", "own"])
+def test_a_request_that_found_its_version_replaced_is_answered_by_the_next_and_counts_once_for_traces(
+    repository: Path, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = host_of("kserve", repository, grpc_transport=transport)
+    traced = ("rate=2", "level=TIMESTAMPS", f"triton,file={tmp_path}/t")
+    engine = Engine(options=replace(host.engine, trace_config=traced))
+    rows, submit, late = [[1.0, 2.0, 3.0, 4.0]], ServedModel.submit, list[RetiredError]()
+
+    def too_late(self: ServedModel, *arguments: Any, **more: Any) -> Ticket:
+        if late:
+            raise late.pop()
+        return submit(self, *arguments, **more)
+
+    monkeypatch.setattr(ServedModel, "submit", too_late)
+    with running(host, engine) as ports, grpcio.insecure_channel(f"127.0.0.1:{ports.http}") as channel:
+        stream = channel.stream_stream(INFER.replace("ModelInfer", "ModelStreamInfer"))
+        ways: dict[str, Callable[[], object]] = {
+            "infer": lambda: outputs(ask(ports.http, "POST", "/v2/models/scale/infer", v2(rows), JSON).body),
+            "generate": lambda: ask(ports.http, "POST", "/v2/models/scale/generate", {"x": rows[0]}).json["y"],
+            "predict": lambda: predictions(ask(ports.http, "POST", "/v1/models/scale:predict", instances(rows)).body),
+            "gRPC": lambda: tensors(by_grpc(ports.http, message(rows), {}).body),
+            "stream": lambda: [streamed(each) for each in stream(iter([message(rows)]), timeout=PATIENCE_S)],
+            "program": lambda: engine.infer("scale", {"x": rows})["y"],
+            "program's stream": lambda: [answer["y"] for answer in engine.infer_stream("scale", {"x": rows})],
+        }
+        for name, send in ways.items():
+            engine.perform(TraceSetting("", {"trace_rate": ("2",)}))  # counts from the beginning
+            late.append(RetiredError("replaced"))
+            assert np.ravel(send()).tolist() == [2, 4, 6, 8], name
+            assert not late, name
+            model = engine.resolve("scale")
+            assert engine.traces.over(model) is not model, f"{name}: the next one is the second"
 
 
 # -- the same rules ---------------------------------------------------------------------------------------------------

@@ -49,16 +49,24 @@ class GenerateRoutes:
         self._malformed = malformed
 
     def handle(
-        self, where: Route, encoding: bytes, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0
+        self,
+        where: Route,
+        encoding: bytes,
+        head: Head,
+        body: Buffer,
+        exchange: Exchange,
+        timeout_ns: int = 0,
+        retired: object = None,
     ) -> Ticket | None:
         """Answer one request through ``exchange``; its client waits for ``timeout_ns``, 0 for any time.
 
-        The ticket, if any, can be cancelled. Raises LoadingError when the request may wait for its model.
+        The ticket, if any, can be cancelled. Raises LoadingError when the request may wait for its model. ``retired``
+        is the version that it was handed to in vain.
         """
         try:
             model = self._engine.resolve(where.model, where.version)
             if self._engine.traces.on:
-                model = self._engine.traces.over(model, arrival_of(head, exchange))
+                model = self._engine.traces.over(model, arrival_of(head, exchange), retired)
             check_encoding(encoding)
             form, data = decode_generate(body, model.signature.inputs, self._limits)
             kind = _Events if where.action == "generate_stream" else _Single
@@ -67,7 +75,7 @@ class GenerateRoutes:
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RetiredError:
-            return self.handle(where, encoding, head, body, exchange, timeout_ns)
+            return self.handle(where, encoding, head, body, exchange, timeout_ns, model)
         except LoadingError:
             raise
         except RemoraError as error:

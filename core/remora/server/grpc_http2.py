@@ -156,7 +156,7 @@ class GrpcFront:
         except RuntimeError:
             call.fail(*status_of_error(UnavailableError(SHUTDOWN_TEXT)))
 
-    def infer(self, call: _Unary, message: bytes) -> None:
+    def infer(self, call: _Unary, message: bytes, retired: object = None) -> None:
         """Begin an inference in the loop; one whose model is on its way waits in a thread."""
         calls = self.calls
         try:
@@ -170,7 +170,7 @@ class GrpcFront:
                 raise UnsupportedError(DECOUPLED_TEXT)
             metadata = call.opening.metadata
             if self._engine.traces.on:
-                served = self._engine.traces.over(served, Arrival("GRPC", carrier(metadata)))
+                served = self._engine.traces.over(served, Arrival("GRPC", carrier(metadata)), retired)
             parameters = forwarded(calls.pattern, metadata) if calls.pattern else None
             asked = request.decode(parameters, calls.regions)
             call.ticket = served.submit(
@@ -184,7 +184,7 @@ class GrpcFront:
         except LoadingError:
             self.run(self._working, calls.unary[INFER].behaviour, call, message)
         except RetiredError:
-            self.infer(call, message)
+            self.infer(call, message, served)
         except Exception as error:
             call.fail(*status_of_error(error))
 

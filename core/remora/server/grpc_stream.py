@@ -165,8 +165,7 @@ class InferStream:
         entry = Entry(in_line=not served.decoupled)
         self._events.put(_Opened(entry))
         try:
-            while not self._submitted(entry, served, request, len(message)):
-                served = self._engine.wait_for(request.model, request.version)
+            self._submit(entry, served, request, len(message))
         except Exception as error:
             self._refuse(entry, encode_refusal(known(error), request.id), len(message))
         return True
@@ -188,21 +187,22 @@ class InferStream:
         except Exception as error:
             return encode_refusal(known(error), request.id)
 
-    def _submitted(self, entry: Entry, served: Any, request: InferMessage, size: int) -> bool:
-        """Hand a request in; False when something else serves by now."""
+    def _submit(self, entry: Entry, served: Any, request: InferMessage, size: int, retired: object = None) -> None:
+        """Hand a request in, to whatever serves by now. Raises RemoraError."""
         if self._engine.traces.on:
-            served = self._engine.traces.over(served, self._arrival)
+            served = self._engine.traces.over(served, self._arrival, retired)
         call = request.decode(self._parameters, self._regions)
         try:
             ticket = self._engine.submit(served, call.form, call.data, self._reply(entry, served, call, size))
         except RetiredError:
-            return False
+            newer = self._engine.wait_for(request.model, request.version)
+            self._submit(entry, newer, request, size, served)
+            return
         self._tickets[entry] = ticket
         if entry.ended:  # answered meanwhile: the writing thread has found nothing to remove
             self._tickets.pop(entry, None)
         if self._left:
             ticket.cancel()
-        return True
 
     # -- Whatever thread has an answer ------------------------------------------------------------------------------
 

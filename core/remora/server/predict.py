@@ -32,7 +32,7 @@ class Predictor:
         """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
         return self._when_loaded(partial(self._handle, name), head, body, exchange)
 
-    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange, retired: object = None) -> Ticket | None:
         """Raises LoadingError when the request may wait for its model."""
         try:
             model = self._resolve(name)
@@ -41,10 +41,11 @@ class Predictor:
             rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
             optional = frozenset(row.name for row in model.config.input if row.optional)
             parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
-            model = self._traces.over(model, arrival_of(head, exchange)) if self._traces.on else model
+            if self._traces.on:
+                model = self._traces.over(model, arrival_of(head, exchange), retired)
             return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
         except RetiredError:
-            return self._handle(name, head, body, exchange)
+            return self._handle(name, head, body, exchange, model)
         except LoadingError:
             raise
         except RemoraError as error:

@@ -318,13 +318,15 @@ class RestService:
             timed.watch(ticket, timeout_ns)
         return ticket
 
-    def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0) -> Ticket | None:
+    def _infer(
+        self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0, retired: object = None
+    ) -> Ticket | None:
         try:
             model = self._resolve(plan.model, plan.version)
             if model.decoupled:
                 raise UnsupportedError(_DECOUPLED)
             if self._traces.on:
-                model = self._traces.over(model, arrival_of(head, exchange))
+                model = self._traces.over(model, arrival_of(head, exchange), retired)
         except LoadingError:
             raise
         except RemoraError as error:
@@ -345,7 +347,7 @@ class RestService:
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RetiredError:
-            return self._infer(plan, head, body, exchange, timeout_ns)
+            return self._infer(plan, head, body, exchange, timeout_ns, model)
         except RemoraError as error:
             answer = encode_error(error, plain=error.from_model)
             if self._malformed and isinstance(error, MalformedError):

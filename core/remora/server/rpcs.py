@@ -193,7 +193,7 @@ class Rpcs:
 
     # -- Inference --------------------------------------------------------------------------------------------------
 
-    def _infer(self, message: bytes, context: Context) -> bytes:
+    def _infer(self, message: bytes, context: Context, retired: object = None) -> bytes:
         if self.draining:
             raise UnavailableError(SHUTDOWN_TEXT)
         request = read_infer(message)
@@ -201,13 +201,14 @@ class Rpcs:
         if served.decoupled:
             raise UnsupportedError(DECOUPLED_TEXT)
         if self.engine.traces.on:
-            served = self.engine.traces.over(served, Arrival("GRPC", carrier(context.invocation_metadata())))
+            arrival = Arrival("GRPC", carrier(context.invocation_metadata()))
+            served = self.engine.traces.over(served, arrival, retired)
         metadata = forwarded(self.pattern, context.invocation_metadata()) if self.pattern else None
         call = request.decode(metadata, self.regions)
         try:
             response = self._answer(served, call.form, call.data, context)
         except RetiredError:
-            return self._infer(message, context)
+            return self._infer(message, context, served)
         return encode_infer(served.name, str(served.version), call.form, response, call.places)
 
     def _answer(self, served: Any, form: InferForm, data: list[Data], context: Context) -> Response:

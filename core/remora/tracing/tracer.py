@@ -144,11 +144,14 @@ class Traces:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def over(self, model: Any, arrival: Arrival | None = None) -> Any:
+    def over(self, model: Any, arrival: Arrival | None = None, retired: Any = None) -> Any:
         """The model for the next request: itself, or with a trace of that request.
 
         A context that comes with the request decides, in mode opentelemetry (spec T08); else every Nth is traced.
+        ``retired`` is what this gave for the same request before, when that has raised RetiredError: it is no next one.
         """
+        if retired is not None:
+            return retired.instead(model) if isinstance(retired, TracedModel) else model
         if not self.on:
             return model
         sampling = self._samplings.get(model.name) or self._samplings[""]
@@ -237,6 +240,10 @@ class TracedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def instead(self, model: Any) -> TracedModel:
+        """Another version for the same request."""
+        return TracedModel(model, self._progress, self._caller)
 
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """As ``ServedModel.submit``."""
