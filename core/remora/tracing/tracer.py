@@ -296,7 +296,10 @@ class _Followed:
         progress, part = self._progress, self._part
         now_ns = progress.traces.now()
         final = not isinstance(outcome, Streamed) or outcome.final
-        self._answered(outcome)
+        try:
+            self._answered(outcome)
+        except Exception:  # whatever it is: the client waits for its answer
+            _log.exception("an answer is left out of a trace")
         try:
             self._reply(ticket, outcome)
         finally:

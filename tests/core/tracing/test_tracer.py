@@ -181,11 +181,11 @@ class StandIn:
     name, version, steps = "m", 1, None
 
     def __init__(self, output: Any) -> None:
-        self._response = Response([Tensor("OUT", "BYTES", output)])
+        self.outcome: Outcome = Response([Tensor("OUT", "BYTES", output)])
 
     def submit(self, form: InferForm, data: Any, reply: Reply, *, trace: Any) -> Ticket:
         ticket = Ticket(Request(form, {}, (), 1, None), reply)
-        ticket.reply(ticket, self._response)
+        ticket.reply(ticket, self.outcome)
         return ticket
 
 
@@ -202,6 +202,30 @@ def test_a_tensor_that_cannot_be_copied_costs_no_answer(tmp_path: Path, caplog: 
     assert len(answers) == 1
     assert parts(tmp_path / "t") == [({"id": 1, "model_name": "m", "model_version": 1}, [])]
     assert [record.message for record in caplog.records] == ["tensor 'OUT' is left out of a trace: the device is gone"]
+
+
+class WordlessError(InternalError):
+    """What a model may say instead of a text."""
+
+    def __init__(self) -> None:
+        super().__init__(self)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_answer_that_no_trace_can_hold_is_given_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    traces = Traces(TraceSettings(("TIMESTAMPS",), trace_rate="1", trace_file=f"{tmp_path}/t"), FakeClock(), {})
+    answers: list[Outcome] = []
+    model = StandIn(None)
+    model.outcome = WordlessError()
+    traces.over(model).submit(InferForm(()), [], lambda _, outcome: answers.append(outcome))
+    traces.close()
+    assert answers == [model.outcome]
+    assert [head["id"] for head, _ in parts(tmp_path / "t")] == [1]
+    assert [record.message for record in caplog.records] == ["an answer is left out of a trace"]
 
 
 def test_long_texts_take_their_room_in_what_waits_to_be_written(
