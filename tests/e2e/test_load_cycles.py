@@ -68,7 +68,7 @@ def settled(pid: int, connection: http.client.HTTPConnection, wanted: Held) -> H
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """An ONNX model that adds one, a Python model, and one that counts threads, but those that may begin at any time."""
+    """An ONNX model that adds one, a Python model, and one that counts threads but those that may always begin."""
     onnx = pytest.importorskip("onnx", reason="the ONNX model of this test is built with onnx: pip install onnx")
     path = tmp_path / "models"
     path.mkdir()
