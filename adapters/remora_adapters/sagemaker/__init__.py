@@ -9,6 +9,7 @@ are in /opt/ml/model, in any layout that the engine reads, or as an ``inference.
 from __future__ import annotations
 
 import atexit
+import logging
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from remora.server.http import Service
 
 Find = Callable[[Path, Path], Layout]
+_log = logging.getLogger("remora.sagemaker")
 _DRAIN_S = 25
 """SIGKILL comes 30 s after SIGTERM."""
 
@@ -39,7 +41,8 @@ def host(environ: Mapping[str, str]) -> Host:
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     find = partial(find_models, workers=settings.workers, script=settings.script)
-    rules, engine, script = settings.rules, EngineOptions(exit_timeout_secs=_DRAIN_S), False
+    rules, script = settings.rules, False
+    engine = EngineOptions(exit_timeout_secs=_DRAIN_S, model_load_gpu_limit=settings.gpu_limits)
     if settings.multi_model:
         engine = replace(engine, model_control_mode="explicit", paths=(_empty(scratch / "none"),))
     else:
@@ -49,7 +52,8 @@ def host(environ: Mapping[str, str]) -> Host:
         rules = replace(rules, model=name)
         if layout.models:
             engine = replace(engine, model_control_mode="explicit", load_model=(name,))
-    found = Host(engine, _server_options(settings), _front(rules, scratch, find, script=script))
+    front = _front(rules, scratch, find, script=script, unused=settings.unused)
+    found = Host(engine, _server_options(settings), front)
     found = with_flags(found, settings.flags)
     _keep_to_range(found.server, settings)
     return found
@@ -76,8 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(["serve", "--host-platform", "sagemaker", *(words[1:] if words[:1] == ["serve"] else words)])
 
 
-def _front(rules: Rules, scratch: Path, find: Find = find_models, *, script: bool = False) -> Front:
+def _front(
+    rules: Rules,
+    scratch: Path,
+    find: Find = find_models,
+    *,
+    script: bool = False,
+    unused: Sequence[tuple[str, str]] = (),
+) -> Front:
     def front(inside: Inside) -> Service:
+        for name, why in unused:  # now that the log is as it was asked for
+            _log.warning("%s changes nothing: %s", name, why)
         from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
         from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
         from remora_adapters.sagemaker.routes import binary_headers

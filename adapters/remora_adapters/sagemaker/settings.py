@@ -23,6 +23,17 @@ _MOST_WORKERS = 1024
 _MIB = 1 << 20
 _ASYNC_BYTES = 1 << 30
 """The longest body of an asynchronous invocation."""
+_MOST_GPUS = 16
+"""As many as an instance has; a limit for one that is not there limits nothing."""
+_UNUSED = {
+    "SAGEMAKER_TRITON_THREAD_COUNT": "one event loop serves all connections",
+    "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT": "tensors are views, not copies",
+    "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE": "Python models need no room in /dev/shm",
+    "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE": "Python models need no room in /dev/shm",
+    "SAGEMAKER_TRITON_TENSORFLOW_VERSION": "the version is the installed one",
+    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING": "each hosted model has an engine, and names, of its own",
+}
+"""Variables of Triton's start script that change nothing here, and why."""
 _LEVELS = {"10": (1, True, True), "20": (0, True, True), "30": (0, False, True), "40": (0, False, False)}
 """The toolkits' levels, those of Python's logging: verbosity, information, warnings."""
 
@@ -61,7 +72,8 @@ class Settings:
     """How the process is set up, and its `rules`.
 
     ``ports`` is the range that gRPC and metrics must keep to, None for any. ``workers`` and ``script`` are for an
-    ``inference.py``. ``log`` is verbosity, and whether information, warnings and errors are shown.
+    ``inference.py``. ``log`` is verbosity, and whether information, warnings and errors are shown. ``gpu_limits`` are
+    those of ``--model-load-gpu-limit``. ``unused`` are variables that change nothing, and why.
     """
 
     rules: Rules
@@ -76,6 +88,8 @@ class Settings:
     script: str
     log: tuple[int, bool, bool, bool]
     flags: tuple[str, ...]
+    gpu_limits: tuple[str, ...]
+    unused: tuple[tuple[str, str], ...]
 
 
 def settings_of(environ: Mapping[str, str]) -> Settings:
@@ -86,6 +100,7 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
     ports = read.ports("SAGEMAKER_SAFE_PORT_RANGE")
     payload_mb = read.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 0)
     first, second = (ports.start, ports.start + 1) if ports else (8001, 8002)
+    full = read.fraction("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT")
     grpc, metrics = read.yes("SAGEMAKER_TRITON_ALLOW_GRPC"), read.yes("SAGEMAKER_TRITON_ALLOW_METRICS")
     return Settings(
         rules=rules_of(environ, folder, multi_model, payload_mb),
@@ -100,6 +115,8 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
         script=environ.get("SAGEMAKER_PROGRAM", ""),
         log=_log(read, environ),
         flags=read.words("SAGEMAKER_TRITON_ADDITIONAL_ARGS"),
+        gpu_limits=() if full is None else tuple(f"{device}:{full}" for device in range(_MOST_GPUS)),
+        unused=tuple((name, why) for name, why in _UNUSED.items() if environ.get(name)),
     )
 
 
@@ -139,6 +156,16 @@ class _Reader:
 
     def port(self, name: str, default: int) -> int:
         return self.number(name, default, least=1, most=_HIGHEST_PORT)
+
+    def fraction(self, name: str) -> float | None:
+        text = self._environ.get(name, "")
+        try:
+            share = float(text or "1")
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name}={text[:40]}: expected a fraction between 0 and 1")
+        return share if text else None
 
     def words(self, name: str) -> tuple[str, ...]:
         text = self._environ.get(name, "")

@@ -90,6 +90,19 @@ def test_additional_arguments_are_flags(tmp_path: Path) -> None:
     assert host.engine.paths == (tmp_path / "model",)
 
 
+def test_a_variable_that_changes_nothing_is_said_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables = environ(tmp_path, SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_TRITON_THREAD_COUNT="8")
+    with opened(sagemaker.host(variables)):
+        assert "SAGEMAKER_TRITON_THREAD_COUNT changes nothing: one event loop" in caplog.text
+
+
+def test_the_limit_of_gpu_memory_is_the_engines(tmp_path: Path) -> None:
+    variables = environ(tmp_path, SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT="0.8")
+    assert sagemaker.host(variables).engine.model_load_gpu_limit[:2] == ("0:0.8", "1:0.8")
+
+
 def test_a_port_outside_the_safe_range_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "model")
     outside = environ(

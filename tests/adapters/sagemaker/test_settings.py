@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from remora.placing import parse_gpu_limits
 from remora_adapters.sagemaker.settings import settings_of
 
 
@@ -54,6 +55,21 @@ def test_batch_transform_and_toolkit_variables_are_read() -> None:
     assert (settings.workers, settings.script, settings.max_body_bytes) == (3, "serve_me.py", 50 << 20)
 
 
+def test_what_limits_the_load_of_gpus_holds_for_each_that_an_instance_can_have() -> None:
+    assert settings_of({}).gpu_limits == ()
+    limits = settings_of({"SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT": "0.8"}).gpu_limits
+    assert parse_gpu_limits(limits) == dict.fromkeys(range(16), 0.8)
+
+
+def test_variables_of_tritons_script_that_change_nothing_are_told_with_the_reason() -> None:
+    assert settings_of({}).unused == ()
+    settings = settings_of({"SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE": "16777216", "SAGEMAKER_TRITON_THREAD_COUNT": "8"})
+    assert settings.unused == (
+        ("SAGEMAKER_TRITON_THREAD_COUNT", "one event loop serves all connections"),
+        ("SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE", "Python models need no room in /dev/shm"),
+    )
+
+
 @pytest.mark.parametrize(
     ("environ", "shown"),
     [
@@ -87,6 +103,9 @@ def test_both_families_of_log_variables_hold(environ: dict[str, str], shown: tup
         ("SAGEMAKER_TRITON_GRPC_PORT", "0"),
         ("SAGEMAKER_TRITON_METRICS_PORT", "0"),
         ("SAGEMAKER_MODEL_SERVER_WORKERS", "100000"),
+        ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "80%"),
+        ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "1.5"),
+        ("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT", "nan"),
         ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--log-verbose='1"),
     ],
     ids=lambda text: text[:40],
