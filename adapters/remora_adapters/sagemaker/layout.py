@@ -81,6 +81,9 @@ def _generated(folder: Path, script: Path, scratch: Path, workers: int) -> Path:
     (model / "1" / "model.py").write_text(_MODEL)
     text = _CONFIG.format(script=script.name, workers=workers, script_text=_quoted(script), model_text=_quoted(folder))
     (model / "config.pbtxt").write_text(text)
+    requirements = script.with_name("requirements.txt")
+    if requirements.is_file() and requirements.resolve().is_relative_to(folder.resolve()):
+        (model / requirements.name).write_bytes(requirements.read_bytes())
     return scratch
 
 

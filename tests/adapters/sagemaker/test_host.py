@@ -59,6 +59,15 @@ def test_an_inference_script_becomes_a_model_beside_the_folder(tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "model").rglob("*")) == ["code", "inference.py"]
 
 
+def test_what_a_script_requires_is_what_its_model_requires(tmp_path: Path) -> None:
+    code = tmp_path / "model" / "code"
+    code.mkdir(parents=True)
+    (code / "inference.py").write_text("def predict_fn(data, model): return data")
+    (code / "requirements.txt").write_text("emoji==2.14.1\n")
+    (generated,) = sagemaker.host(environ(tmp_path)).engine.paths
+    assert (Path(generated) / "inference" / "requirements.txt").read_text() == "emoji==2.14.1\n"
+
+
 def test_a_script_that_lies_elsewhere_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "evil.py").write_text("")
