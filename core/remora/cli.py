@@ -104,7 +104,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     try:
         host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
     if options.paths or getattr(options, "model_repository", None):  # instead of where the platform has its models

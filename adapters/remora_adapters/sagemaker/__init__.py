@@ -36,7 +36,10 @@ _DRAIN_S = 25
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """The container's host. Raises ValueError for settings and folders that cannot be used."""
+    """The container's host.
+
+    Raises ValueError for settings and folders that cannot be used, OSError for folders that nobody can read.
+    """
     settings = settings_of(environ)
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)

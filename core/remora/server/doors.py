@@ -97,7 +97,10 @@ class Adapter(Protocol):
     """A platform's module."""
 
     def host(self, environ: Mapping[str, str]) -> Host:
-        """What the platform asks, from its environment. Raises ValueError for settings that cannot be used."""
+        """What the platform asks, from its environment.
+
+        Raises ValueError for settings that cannot be used, OSError for folders that they name and nobody can read.
+        """
 
 
 def port_of(environ: Mapping[str, str], variable: str, default: int) -> int:

@@ -99,9 +99,7 @@ def test_additional_arguments_are_flags(tmp_path: Path) -> None:
     assert host.engine.paths == (tmp_path / "model",)
 
 
-def test_a_variable_that_changes_nothing_is_said_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_variable_that_changes_nothing_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     variables = environ(tmp_path, SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_TRITON_THREAD_COUNT="8")
     with opened(sagemaker.host(variables)):
         assert "SAGEMAKER_TRITON_THREAD_COUNT changes nothing: one event loop" in caplog.text

@@ -119,3 +119,25 @@ def test_two_listeners_may_not_share_a_port(tmp_path: Path) -> None:
             await server.start()
 
     asyncio.run(run())
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables"),
+    [
+        ("sagemaker", {"SAGEMAKER_BASE_DIR": "/nowhere", "SAGEMAKER_PROGRAM": LONG}),
+        ("sagemaker", {"SAGEMAKER_BASE_DIR": f"/{LONG}"}),
+        ("azureml", {"AZUREML_MODEL_DIR": f"/{LONG}"}),
+        ("azureml", {"AML_APP_ROOT": f"/{LONG}"}),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else value,
+)
+def test_a_path_that_the_system_does_not_take_ends_the_start_with_a_reason(
+    platform: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["serve", "--host-platform", platform]) == 2
+    assert "remora serve: " in capsys.readouterr().err
