@@ -1,4 +1,4 @@
-"""AWS as moto plays it, in an environment of its own (`make .venv-storage/stamp`): S3, SageMaker, scaling."""
+"""AWS as `aws_stand_in` plays it, in an environment of its own (`make .venv-storage/stamp`): S3, SageMaker, scaling."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import ROOT, end, free_ports
+from conftest import ROOT, end
 
+STAND_IN = Path(__file__).with_name("aws_stand_in.py")
 PYTHON = ROOT / ".venv-storage" / "bin" / "python"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "sk", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -22,15 +24,15 @@ def running_moto(folder: Path) -> Iterator[str]:
     """The URL of a running moto, whose log is in ``folder``. Skips where moto is not installed."""
     if not PYTHON.exists():
         pytest.skip("moto is not installed: make test-storage")
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
     with (folder / "moto.log").open("wb") as log:
-        process = subprocess.Popen([PYTHON, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log)
-        try:
-            wait_for(process, f"{url}/moto-api/")
-            yield url
-        finally:
-            end(process)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+        with subprocess.Popen([PYTHON, STAND_IN], **pipes) as process:
+            try:
+                url = process.stdout.readline().decode().strip()
+                assert url, (folder / "moto.log").read_text()
+                yield url
+            finally:
+                end(process)
 
 
 def moto_version() -> str:

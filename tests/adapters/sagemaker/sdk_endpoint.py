@@ -33,12 +33,13 @@ builder = ModelBuilder(
     s3_model_data_url=MODEL,
     role_arn=ROLE,
     mode=Mode.SAGEMAKER_ENDPOINT,
-    env_vars={"SAGEMAKER_TRITON_LOG_INFO": "true"},
+    env_vars={"SAGEMAKER_TRITON_LOG_VERBOSE": "2"},
     instance_type="ml.c5.xlarge",
     sagemaker_session=Session(session),
 )
 found["built"] = builder.build(model_name="built").model_name
-endpoint = Endpoint(endpoint_name="built")
+endpoint = builder.deploy(endpoint_name="built", instance_type="ml.c5.xlarge", wait=False)
+found["deployed"] = Endpoint.get("built", session=session).endpoint_status
 
 
 def ask(serializer: Any, deserializer: Any, data: object, **more: str) -> Any:

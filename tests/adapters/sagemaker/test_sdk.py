@@ -23,17 +23,18 @@ from moto_server import CREDENTIALS, moto_version, running_moto
 from remora.cli import main
 from remora_adapters.emulate.asking import Address
 from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+from remora_adapters.sagemaker.settings import settings_of
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[deploy-sagemaker]'")
 
 HERE = Path(__file__).parent
+ROOTS = os.pathsep.join(str(ROOT / name) for name in ("core", "adapters"))
 PEERS = {
     version: Path(os.environ.get(f"REMORA_SAGEMAKER{version}_VENV", ROOT / f".venv-sagemaker{version}"))
     for version in (2, 3)
 }
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/remora:0.1.0"
-# A type that moto knows.
 PLAN = [
     "digits",
     "--instance-type",
@@ -92,9 +93,8 @@ def local(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with tarfile.open(base / "archive" / "model.tar.gz", "w:gz") as archive:
         archive.add(base / "scale", "scale")
     (base / "records" / "rows.csv").write_text("".join(f"{row},1,2,3\n" for row in range(RECORDS)))
-    roots = os.pathsep.join(str(ROOT / name) for name in ("core", "adapters"))
     docker = base / "bin" / "docker"
-    docker.write_text(f'#!/bin/sh\nPYTHONPATH={roots} exec {sys.executable} {HERE / "docker_stand_in.py"} "$@"\n')
+    docker.write_text(f'#!/bin/sh\nPYTHONPATH={ROOTS} exec {sys.executable} {HERE / "docker_stand_in.py"} "$@"\n')
     docker.chmod(0o755)
     words = (base / "archive" / "model.tar.gz", base / "records" / "rows.csv", base / "scratch", free_ports(1)[0])
     nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "PATH": f"{docker.parent}{os.pathsep}{os.environ['PATH']}"}
@@ -185,19 +185,34 @@ def test_the_same_deployment_again_makes_nothing(clients: Any, capsys: pytest.Ca
     assert len(clients("sagemaker").list_models()["Models"]) == 1
 
 
-def test_moto_knows_no_update_so_that_moving_an_endpoint_is_left_to_the_stubs(clients: Any, capsys: Any) -> None:
-    """When this fails, moto has learnt UpdateEndpoint: then see here that another plan moves the endpoint over."""
-    assert main(["deploy", "sagemaker", *PLAN]) == 0
-    assert main(["deploy", "sagemaker", *PLAN, "--env", "A=b"]) == 1
-    assert "create_endpoint_config" in capsys.readouterr().out
-    print("not run: update_endpoint (blue/green), which moto has not")
+@pytest.mark.parametrize("via", ["boto3", "sdk"])
+def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
+    via: str, clients: Any, moto: str, tmp_path: Path
+) -> None:
+    python = python_of(3) if via == "sdk" else Path(sys.executable)
+    environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": ROOTS}
+    somewhere = quiet(tmp_path, Model={"VpcConfig": VPC})
+    words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", via)
+    run_peer(python, *words, **environ, **somewhere)
+    sagemaker = clients("sagemaker")
+    before = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
+    lines = run_peer(python, *words, "--env", "A=b", **environ, **somewhere).splitlines()
+    after = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
+    made = f"create_model {after}", f"create_endpoint_config {after}"
+    assert [line for line in lines if line.startswith(("create", "update", "digits"))] == [
+        *made,
+        "update_endpoint digits",
+        "digits is in service",
+    ]
+    assert sagemaker.describe_model(ModelName=after)["PrimaryContainer"]["Environment"] == {"A": "b"}
+    kept = {row["EndpointConfigName"] for row in sagemaker.list_endpoint_configs()["EndpointConfigs"]}
+    assert kept == {before, after}
 
 
 def test_by_the_sdk_the_same_is_made_with_the_defaults_of_an_organisation(
     clients: Any, moto: str, tmp_path: Path
 ) -> None:
-    roots = os.pathsep.join(str(ROOT / name) for name in ("core", "adapters"))
-    environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": roots}
+    environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": ROOTS}
     defaults = quiet(tmp_path, Model={"VpcConfig": VPC}, EndpointConfig={"KmsKeyId": KEY})
     words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", "sdk", "--env", "MY_name=b", "--max-instances", "4")
     printed = run_peer(python_of(3), *words, **environ, **defaults)
@@ -213,9 +228,7 @@ def test_by_the_sdk_the_same_is_made_with_the_defaults_of_an_organisation(
     assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 600
 
 
-def test_a_model_builder_makes_the_model_and_an_endpoint_answers_through_the_sdk(
-    clients: Any, moto: str, tmp_path: Path
-) -> None:
+def test_a_model_builder_builds_and_deploys_and_its_endpoint_answers(clients: Any, moto: str, tmp_path: Path) -> None:
     python = python_of(3)
     write_scale(tmp_path / "model" / "scale")
     with (
@@ -231,8 +244,10 @@ def test_a_model_builder_makes_the_model_and_an_endpoint_answers_through_the_sdk
         somewhere = quiet(tmp_path, Model={"VpcConfig": VPC})  # moto answers with half of one where there is none
         found = json.loads(run_peer(python, *words, **places, **somewhere).splitlines()[-1])
     print("sagemaker", found["version"])
-    print("not run: ModelBuilder.deploy (the SDK cannot read moto's DescribeEndpoint), its LOCAL_CONTAINER (no Docker)")
-    assert found["built"] == "built"
+    print("not run: ModelBuilder's LOCAL_CONTAINER (no Docker)")
+    assert (found["built"], found["deployed"]) == ("built", "InService")
+    (variant,) = clients("sagemaker").describe_endpoint_config(EndpointConfigName="built")["ProductionVariants"]
+    assert (variant["ModelName"], variant["InstanceType"]) == ("built", "ml.c5.xlarge")
     assert [value for row in DOUBLED for value in row] == found["json"]["outputs"][0]["data"]
     assert [[float(cell) for cell in row] for row in found["csv"]] == DOUBLED
     assert (found["npy"], found["custom attributes"]) == (DOUBLED, "a=1")
@@ -240,4 +255,6 @@ def test_a_model_builder_makes_the_model_and_an_endpoint_answers_through_the_sdk
     assert (code, status) == ("ModelError", 400)
     assert "a row has 2 cells" in message
     container = clients("sagemaker").describe_model(ModelName="built")["PrimaryContainer"]
-    assert (container["Image"], container["Environment"]["SAGEMAKER_TRITON_LOG_INFO"]) == (IMAGE, "true")
+    assert container["Image"] == IMAGE
+    settings = settings_of(container["Environment"])  # what the SDK adds of its own is taken as well
+    assert settings.log == (2, True, True, True)
