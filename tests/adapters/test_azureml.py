@@ -495,6 +495,20 @@ def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:
         assert ask(health, "GET", "/").body == b"Healthy"
 
 
+def test_the_port_for_health_is_not_healthy_before_the_script_is(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = f"def init():\n    with open({str(gate)!r}) as gate: gate.read()\ndef run(data): return 1\n"
+    variables = environment(tmp_path, script) | {"SEPERATE_HEALTH_ENDPOINT": "true"}
+    with running(azureml.host(variables)) as ports:
+        (health,) = ports.doors
+        before = ask(health, "GET", "/")
+        gate.write_text("go")  # opening it waits for the script to read
+        wait_until_healthy(health)
+        assert ask(ports.http, "POST", "/score", {}).json == 1
+    assert (before.status, before.json) == (503, {"message": "the scoring script is being loaded"})
+
+
 def test_it_starts_as_a_module_and_ends_when_told(tmp_path: Path, child_environment: dict[str, str]) -> None:
     (port,) = free_ports(1)
     variables = child_environment | environment(tmp_path, PLAIN) | {"SERVER_PORT": str(port)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ def host(environ: Mapping[str, str]) -> Host:
     has_script = bool(named) or (root / "main.py").is_file()
     models = environ.get("AZUREML_MODEL_DIR", "")
 
-    def front(inside: Inside) -> Service:
+    @cache
+    def front(inside: Inside) -> Service:  # one for both ports: there is one script, which starts once
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
 
         script = entry_script() if has_script else None
@@ -73,9 +75,7 @@ def host(environ: Mapping[str, str]) -> Host:
     timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)
     doors: tuple[Door, ...] = ()
     if environ.get("SEPERATE_HEALTH_ENDPOINT") == "true":
-        doors = (
-            Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), _health_front),
-        )
+        doors = (Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), front),)
     if has_script:
         engine = EngineOptions(
             model_repository=(str(models or root),), model_control_mode="explicit", exit_timeout_secs=_EXIT_S
@@ -109,12 +109,6 @@ def find_models(directory: Path) -> Path:
             break
         place = inner[0]
     return directory
-
-
-def _health_front(inside: Inside) -> Service:
-    from remora_adapters.azureml.scoring import ScoringService, ScoringSettings
-
-    return ScoringService(inside, ScoringSettings())
 
 
 def _number(environ: Mapping[str, str], name: str, default: int, most: int = (1 << 32) - 1) -> int:
