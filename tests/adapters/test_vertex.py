@@ -34,7 +34,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 def test_the_routes_and_the_port_are_the_platforms(port: int) -> None:
     assert ask(port, "GET", ROUTES["AIP_HEALTH_ROUTE"]).status == 200
-    assert ask(port, "GET", PREDICT).status == 405
+    assert ask(port, "GET", PREDICT).status == ask(port, "POST", ROUTES["AIP_HEALTH_ROUTE"]).status == 405
     assert ask(port, "POST", "/predict", {"instances": ROWS}).status == 404
     assert vertex.host({"AIP_HTTP_PORT": "9000"}).server.http_port == 9000
     assert vertex.host({}).server.http_address == "0.0.0.0"

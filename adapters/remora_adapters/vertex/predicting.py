@@ -54,8 +54,10 @@ class VertexService:
         if head.path == self._predict:
             return self._post(head, body, exchange)
         if head.path == self._health:
-            ready = head.method in ("GET", "HEAD") and self._engine.perform(ServerReady())
-            exchange.respond(HttpAnswer(200 if ready else 503, (), []))
+            if head.method in ("GET", "HEAD"):
+                exchange.respond(HttpAnswer(200 if self._engine.perform(ServerReady()) else 503, (), []))
+            else:
+                exchange.respond(failure(405, "Method Not Allowed", plain=False))
             return None
         return self._looking(head, body, exchange)
 
