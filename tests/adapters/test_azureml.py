@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -102,8 +102,19 @@ FORM = (
     + b"\r\n\n\r--\r\n--b--\r\n"
 )
 Case = tuple[str, str, bytes, dict[str, str]]
-CASES: dict[str, tuple[str, list[Case]]] = {
-    "plain": (
+
+
+class Deployed(NamedTuple):
+    """A script and what is asked of it, and what else its deployment has: variables, and files beside it."""
+
+    script: str
+    cases: list[Case]
+    variables: Mapping[str, str] = {}
+    files: Mapping[str, str] = {}
+
+
+CASES: dict[str, Deployed] = {
+    "plain": Deployed(
         PLAIN,
         [
             ("GET", "/", b"", {}),
@@ -131,7 +142,7 @@ CASES: dict[str, tuple[str, list[Case]]] = {
             ("GET", "/", b"", {"x-request-id": "probe"}),
         ],
     ),
-    "raw": (
+    "raw": Deployed(
         RAW,
         [
             ("POST", "/score?kind=bytes", bytes(range(256)), {"Content-Type": "application/octet-stream"}),
@@ -147,7 +158,7 @@ CASES: dict[str, tuple[str, list[Case]]] = {
             ("OPTIONS", "/score", b"", {}),
         ],
     ),
-    "schema": (
+    "schema": Deployed(
         SCHEMA,
         [
             ("POST", "/score", b'{"data": [[1, 2]]}', {**JSON, "X-Given": "here"}),
@@ -160,13 +171,24 @@ CASES: dict[str, tuple[str, list[Case]]] = {
             ("GET", "/score?data=%5B%5B1,2%5D%5D", b"", {}),
         ],
     ),
+    "config file": Deployed(
+        PLAIN,
+        [("POST", "/score", b'{"kind": "wait", "data": []}', JSON)],
+        files={"config.json": '{"SCORING_TIMEOUT_MS": 50, "SERVICE_NAME": "digits", "of others": [1]}'},
+    ),
 }
 
 
 def environment(folder: Path, script: str) -> dict[str, str]:
-    (folder / "score.py").write_text(script)
+    return deployed(folder, Deployed(script, []))
+
+
+def deployed(folder: Path, what: Deployed) -> dict[str, str]:
+    for name, text in {"score.py": what.script, **what.files}.items():
+        (folder / name).write_text(text)
     (folder / "models").mkdir()
     return {
+        **what.variables,
         "AML_APP_ROOT": str(folder),
         "AZUREML_ENTRY_SCRIPT": "score.py",
         "AZUREML_MODEL_DIR": str(folder / "models"),
@@ -185,10 +207,10 @@ def wait_until_healthy(port: int, process: subprocess.Popen[bytes] | None = None
     pytest.fail("the server did not become healthy")
 
 
-@pytest.fixture(params=["plain", "raw"])
+@pytest.fixture(params=[name for name, what in CASES.items() if "inference_schema" not in what.script])
 def scored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, int]]:
     """A script's name, and our port that runs it."""
-    with hosted("azureml", environment(tmp_path, CASES[request.param][0])) as port:
+    with hosted("azureml", deployed(tmp_path, CASES[request.param])) as port:
         wait_until_healthy(port)
         yield request.param, port
 
@@ -213,9 +235,8 @@ def comparable(got: Got, sent: dict[str, str]) -> tuple[object, ...]:
 )
 @pytest.mark.parametrize("name", CASES)
 def test_azures_server_gives_the_same_answers(name: str, tmp_path: Path, child_environment: dict[str, str]) -> None:
-    script, cases = CASES[name]
     theirs, ours = free_ports(2)
-    variables = child_environment | environment(tmp_path, script)
+    variables = child_environment | deployed(tmp_path, CASES[name])
     python = REFERENCE / "bin" / "python"
     commands = [
         [REFERENCE / "bin" / "azmlinfsrv", "--entry_script", "score.py", "--port", str(theirs)],
@@ -229,7 +250,7 @@ def test_azures_server_gives_the_same_answers(name: str, tmp_path: Path, child_e
             for port in (theirs, ours):
                 wait_until_healthy(port)
             different = []
-            for method, path, body, headers in cases:
+            for method, path, body, headers in CASES[name].cases:
                 wanted, got = (comparable(ask(port, method, path, body, headers), headers) for port in (theirs, ours))
                 if wanted != got:
                     different.append(f"{method} {path} {body[:40]!r}\n  theirs {wanted}\n  ours   {got}")
@@ -273,7 +294,7 @@ def test_azures_server_runs_our_script(tmp_path: Path, child_environment: dict[s
 
 def test_every_case_is_answered_without_a_server_error_of_ours(scored: tuple[str, int]) -> None:
     name, port = scored
-    for method, path, body, headers in CASES[name][1]:
+    for method, path, body, headers in CASES[name].cases:
         got = ask(port, method, path, body, headers)
         assert got.status in (200, 201, 400, 404, 405, 431, 500, 503), (method, path, got)
         if got.status != 404 and path != "/nowhere" and got.status not in (405, 431):
@@ -471,20 +492,43 @@ def test_a_variable_that_cannot_be_used_is_refused_by_its_name(variable: str, te
         azureml.host({"SEPERATE_HEALTH_ENDPOINT": "true", variable: text})
 
 
+def test_a_file_says_what_no_variable_does(tmp_path: Path) -> None:
+    named = tmp_path / "azure.json"
+    named.write_text('{"SERVER_PORT": 8080, "SEPERATE_HEALTH_ENDPOINT": true, "HEALTH_PORT": "8081", "layers": {"a": 1}}')
+    host = azureml.host({"AZUREML_CONFIG_FILE": str(named), "HEALTH_PORT": "8082"})
+    assert (host.server.http_port, [door.port for door in host.doors]) == (8080, [8082])
+    beside = tmp_path / "code" / "config.json"
+    beside.parent.mkdir()
+    beside.touch()  # an empty one is none
+    environ = {"AML_APP_ROOT": str(tmp_path), "AZUREML_ENTRY_SCRIPT": "code/score.py"}
+    assert azureml.host(environ).server.http_port == 5001
+    beside.write_text('{"SERVER_PORT": "8083"}')
+    assert azureml.host(environ).server.http_port == 8083
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", None])
+def test_a_file_of_settings_that_cannot_be_read_is_refused_by_its_path(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "azure.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=r"AZUREML_CONFIG_FILE: .*azure\.json"):
+        azureml.host({"AZUREML_CONFIG_FILE": str(path)})
+
+
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
-        ("", (0, True, True)),
-        ("DEBUG", (1, True, True)),
-        ("info", (0, True, True)),
-        ("WARNING", (0, False, True)),
-        ("ERROR", (0, False, False)),
+        ("", (0, True, True, True)),
+        ("DEBUG", (1, True, True, True)),
+        ("info", (0, True, True, True)),
+        ("WARNING", (0, False, True, True)),
+        ("ERROR", (0, False, False, True)),
+        ("CRITICAL", (0, False, False, False)),
     ],
 )
-def test_the_log_has_azures_level(level: str, shown: tuple[int, bool, bool]) -> None:
+def test_the_log_has_azures_level(level: str, shown: tuple[int, bool, bool, bool]) -> None:
     server = azureml.host({"AZUREML_LOG_LEVEL": level}).server
-    assert (server.log_verbose, server.log_info, server.log_warning) == shown
-    assert server.log_error
+    assert (server.log_verbose, server.log_info, server.log_warning, server.log_error) == shown
 
 
 def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:

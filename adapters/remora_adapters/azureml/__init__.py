@@ -8,6 +8,7 @@ once, and would have a deployment restarted that is slow to load.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ _LEVELS: dict[str, dict[str, Any]] = {
     "INFO": {},
     "WARNING": {"log_info": False},
     "ERROR": {"log_info": False, "log_warning": False},
+    "CRITICAL": {"log_info": False, "log_warning": False, "log_error": False},
 }
 _DEPTH = 3
 """A registered folder brings its own name, and perhaps another, between the mount and the models."""
@@ -44,10 +46,13 @@ def host(environ: Mapping[str, str]) -> Host:
     or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
     ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
 
-    ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING or ERROR.
+    ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING, ERROR or CRITICAL. What no variable says, a file of them may:
+    ``AZUREML_CONFIG_FILE``, or ``config.json`` below ``AML_APP_ROOT`` or beside the script.
 
-    Raises ValueError for numbers and levels that are none, and a version that no header can hold.
+    Raises ValueError for numbers and levels that are none, a version that no header can hold, and a file that cannot be
+    read.
     """
+    environ = {**_filed(environ), **environ}
     root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
     named = environ.get("AZUREML_ENTRY_SCRIPT", "")
     has_script = bool(named) or (root / "main.py").is_file()
@@ -91,6 +96,26 @@ def host(environ: Mapping[str, str]) -> Host:
     port = _number(environ, "SERVER_PORT", _PORT, _HIGHEST_PORT)
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
     return Host(engine, replace(server, **_log(environ)), front, doors)
+
+
+def _filed(environ: Mapping[str, str]) -> dict[str, str]:
+    """What Azure's configuration file says; nothing without one. Raises ValueError for one that cannot be read."""
+    root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
+    named = environ.get("AZUREML_CONFIG_FILE", "")
+    beside = (root / environ.get("AZUREML_ENTRY_SCRIPT", "main.py")).parent
+    usual = (place / "config.json" for place in (root, beside))
+    path = Path(named) if named else next((path for path in usual if path.is_file() and path.stat().st_size), None)
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"AZUREML_CONFIG_FILE: {path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"AZUREML_CONFIG_FILE: {path} is no JSON object")
+    # A file of that name may hold more than Azure's variables, and their values be numbers.
+    plain = {name: value for name, value in found.items() if isinstance(value, str | int)}
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
 
 
 def find_models(directory: Path) -> Path:
