@@ -113,6 +113,26 @@ class Deployed(NamedTuple):
     files: Mapping[str, str] = {}
 
 
+PAGE = {"Origin": "https://a.example"}
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-b, content-type"}
+FROM_PAGES: list[Case] = [
+    ("GET", "/", b"", PAGE),
+    ("POST", "/score", b'{"data": [1]}', PAGE),
+    ("POST", "/score", b'{"data": [1]}', {"Origin": "HTTPS://A.example"}),
+    ("POST", "/score", b'{"data": [1]}', {"Origin": "https://c.example"}),
+    ("POST", "/score", b'{"data": [1]}', {}),
+    ("POST", "/score", b'{"kind": "raise"}', PAGE),
+    ("POST", "/score", b'{"data": [1]}', {**PAGE, "x-request-id": "r" * 101}),
+    ("PUT", "/score", b"", PAGE),
+    ("GET", "/nowhere", b"", PAGE),
+    ("OPTIONS", "/score", b"", PAGE),
+    ("OPTIONS", "/score", b"", {**PAGE, **ASKED}),
+    ("OPTIONS", "/score", b"", {**PAGE, "Access-Control-Request-Method": "get"}),
+    ("OPTIONS", "/score", b"", {**PAGE, "Access-Control-Request-Method": "PUT"}),
+    ("OPTIONS", "/score", b"", {**ASKED, "Origin": "https://c.example"}),
+    ("OPTIONS", "/", b"", {**PAGE, **ASKED}),
+    ("OPTIONS", "/swagger.json", b"", {**PAGE, **ASKED}),
+]
 CASES: dict[str, Deployed] = {
     "plain": Deployed(
         PLAIN,
@@ -131,6 +151,9 @@ CASES: dict[str, Deployed] = {
             ("DELETE", "/", b"", {}),
             ("POST", "/", b"", {}),
             ("OPTIONS", "/score", b"", {}),
+            ("OPTIONS", "/", b"", {}),
+            ("HEAD", "/", b"", {}),
+            ("HEAD", "/score", b"", {}),
             ("GET", "/nowhere", b"", {}),
             ("GET", "/swagger.json?version=9", b"", {}),
             ("POST", "/score", b'{"data": []}', {**JSON, "x-request-id": "r" * 100}),
@@ -171,6 +194,9 @@ CASES: dict[str, Deployed] = {
             ("GET", "/score?data=%5B%5B1,2%5D%5D", b"", {}),
         ],
     ),
+    "pages of one origin": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "https://a.example"}),
+    "pages of two": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "https://b.example, https://a.example"}),
+    "pages of all": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "*"}),
     "config file": Deployed(
         PLAIN,
         [("POST", "/score", b'{"kind": "wait", "data": []}', JSON)],
@@ -217,7 +243,18 @@ def scored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
 
 # -- against Azure's own server ---------------------------------------------------------------------------------------
 
-TELLING = ("content-type", "x-ms-run-function-failed", "x-ms-request-id", "x-ms-client-request-id", "traceid", "x-list")
+TELLING = (
+    "content-type",
+    "x-ms-run-function-failed",
+    "x-ms-request-id",
+    "x-ms-client-request-id",
+    "traceid",
+    "x-list",
+    "access-control-allow-origin",
+    "access-control-allow-methods",
+    "access-control-allow-headers",
+    "vary",
+)
 
 
 def comparable(got: Got, sent: dict[str, str]) -> tuple[object, ...]:
@@ -226,7 +263,7 @@ def comparable(got: Got, sent: dict[str, str]) -> tuple[object, ...]:
     if not {"x-request-id", "x-ms-request-id", "x-ms-client-request-id"} & {name.lower() for name in sent}:
         headers["x-ms-request-id"] = str(bool(headers["x-ms-request-id"]))
     present = [name in got.headers for name in ("x-request-id", "x-ms-run-fn-exec-ms")]
-    body = json.loads(got.body) if headers["content-type"] == "application/json" else got.body
+    body = json.loads(got.body) if got.body and headers["content-type"] == "application/json" else got.body
     return got.status, headers, present, body
 
 
@@ -400,6 +437,24 @@ def test_answers_depend_on_neither_origin_nor_connection_headers(tmp_path: Path)
             assert not [name for name in got.headers if name.startswith("access-control")]
 
 
+def test_pages_of_the_origins_that_were_named_may_read_answers_and_ask_first(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    environ = {
+        "AZUREML_MODEL_DIR": str(tmp_path / "models"),
+        "AML_CORS_ORIGINS": "https://a.example, https://b.example",
+    }
+    with hosted("azureml", environ) as port:
+        for _ in range(2):  # what is worked out for a head is remembered with it
+            for origin, told in ((PAGE["Origin"], PAGE["Origin"]), ("https://c.example", None)):
+                got = ask(port, "POST", "/score", v2_request([[1.0, 2.0, 3.0, 4.0]]), {"Origin": origin})
+                assert (got.status, got.headers.get("access-control-allow-origin")) == (200, told)
+        first = ask(port, "OPTIONS", "/score", headers={**PAGE, **ASKED})
+        assert first.status == 200
+        assert first.headers["access-control-allow-methods"] == "GET, POST"
+        assert first.headers["access-control-allow-headers"] == "content-type, x-b"
+        assert first.headers["vary"] == "Origin"
+
+
 def test_one_run_at_a_time_unless_more_workers_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(
         "import threading\nbusy = threading.Semaphore(1)\ndef init(): pass\ndef run(data):\n"
@@ -483,6 +538,8 @@ def test_the_port_is_azures_or_what_it_says() -> None:
         ("SCORING_TIMEOUT_MS", "1" + "0" * 30),
         ("WORKER_COUNT", "1" + "0" * 30),
         ("AZUREML_LOG_LEVEL", "LOUD"),
+        ("AML_CORS_ORIGINS", r"https://.*\.example"),
+        ("AML_CORS_ORIGINS", "https://a.example\r\nSet-Cookie: a=b"),
         ("HTTP_X_MS_SERVER_VERSION", "1.0\r\nSet-Cookie: a=b"),
         ("HTTP_X_MS_SERVER_VERSION", "\u7248"),
     ],
@@ -494,7 +551,9 @@ def test_a_variable_that_cannot_be_used_is_refused_by_its_name(variable: str, te
 
 def test_a_file_says_what_no_variable_does(tmp_path: Path) -> None:
     named = tmp_path / "azure.json"
-    named.write_text('{"SERVER_PORT": 8080, "SEPERATE_HEALTH_ENDPOINT": true, "HEALTH_PORT": "8081", "layers": {"a": 1}}')
+    named.write_text(
+        '{"SERVER_PORT": 8080, "SEPERATE_HEALTH_ENDPOINT": true, "HEALTH_PORT": "8081", "layers": {"a": 1}}'
+    )
     host = azureml.host({"AZUREML_CONFIG_FILE": str(named), "HEALTH_PORT": "8082"})
     assert (host.server.http_port, [door.port for door in host.doors]) == (8080, [8082])
     beside = tmp_path / "code" / "config.json"

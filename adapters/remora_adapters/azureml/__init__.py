@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from remora.options import EngineOptions, ServerOptions
 from remora.server.doors import Door, Host
+from remora_adapters.azureml.cors import Origins
 
 if TYPE_CHECKING:
     from remora.server.doors import Inside
@@ -46,10 +47,12 @@ def host(environ: Mapping[str, str]) -> Host:
     or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
     ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
 
+    ``AML_CORS_ORIGINS`` are those whose pages may read answers, with commas between, or ``*``.
+
     ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING, ERROR or CRITICAL. What no variable says, a file of them may:
     ``AZUREML_CONFIG_FILE``, or ``config.json`` below ``AML_APP_ROOT`` or beside the script.
 
-    Raises ValueError for numbers and levels that are none, a version that no header can hold, and a file that cannot be
+    Raises ValueError for numbers, levels and origins that are none, a version that no header can hold, and a file that cannot be
     read.
     """
     environ = {**_filed(environ), **environ}
@@ -64,7 +67,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
         script = entry_script() if has_script else None
         default = environ.get("REMORA_DEFAULT_MODEL", "")
-        return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version))
+        return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version, origins))
 
     def entry_script() -> EntryScript:
         from remora_adapters.azureml.entry_script import EntryScript
@@ -76,6 +79,7 @@ def host(environ: Mapping[str, str]) -> Host:
         return EntryScript(root / named if named else None, tuple(search), at_a_time=workers)
 
     version = _version(environ)
+    origins = Origins(environ.get("AML_CORS_ORIGINS", ""))
     workers = _number(environ, "WORKER_COUNT", 1)
     timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)
     doors: tuple[Door, ...] = ()

@@ -23,6 +23,7 @@ from remora.server.exchange import Cancellable, Exchange
 from remora.server.http import fixed_part
 from remora.server.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import Answer, empty_answer, message_answer
+from remora_adapters.azureml.cors import Origins
 
 if TYPE_CHECKING:
     from remora_adapters.azureml.entry_script import EntryScript
@@ -31,6 +32,7 @@ _HEADER_LIMIT = 100
 _PLACE = b"\0" * 36
 """Stands for an id in bytes that are made once: no header can hold it, and it is as long as the ids are."""
 _STARTS = 64
+_HTML = (b"Content-Type", b"text/html; charset=utf-8")
 _NOT_FOUND = (
     "The requested URL was not found on the server. If you entered the URL manually please check your spelling and try "
     "again."
@@ -41,8 +43,10 @@ _NO_MODEL = (
     "REMORA_DEFAULT_MODEL, or ask for /v2/models/NAME/infer"
 )
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
-_METHODS = {"/": ("GET", "HEAD"), "/score": ("GET", "POST", "OPTIONS"), "/swagger.json": ("GET", "HEAD")}
+_LOOKED_AT = ("GET", "HEAD", "OPTIONS")
+_METHODS = {"/": _LOOKED_AT, "/score": (*_LOOKED_AT, "POST"), "/swagger.json": _LOOKED_AT}
 _SWAGGER = {"2": "swagger.json", "2.0": "swagger.json", "3": "swagger3.json", "3.0": "swagger3.json"}
+_NO_ORIGINS = Origins("")
 
 
 class ScoringSettings(NamedTuple):
@@ -55,6 +59,7 @@ class ScoringSettings(NamedTuple):
         model: ``REMORA_DEFAULT_MODEL``, which ``/score`` asks without a script; the only one when empty.
         root: ``AML_APP_ROOT``, where a swagger.json may lie.
         server_version: ``HTTP_X_MS_SERVER_VERSION``, told to clients.
+        origins: ``AML_CORS_ORIGINS``, whose pages may read the answers.
     """
 
     script: EntryScript | None = None
@@ -62,6 +67,7 @@ class ScoringSettings(NamedTuple):
     model: str = ""
     root: Path = Path("/var/azureml-app")
     server_version: str = ""
+    origins: Origins = _NO_ORIGINS
 
 
 class ScoringService:
@@ -100,7 +106,7 @@ class ScoringService:
         if methods is None:
             exchange.respond(_http(message_answer(404, _NOT_FOUND)))
         elif head.method not in methods:
-            exchange.respond(_http(message_answer(405, _NOT_ALLOWED), ((b"Allow", ", ".join(methods).encode()),)))
+            exchange.respond(_http(message_answer(405, _NOT_ALLOWED), (_allow(methods),)))
         else:
             head.note = known = self._known(head)
             return self._answer(head, known, body, exchange)
@@ -112,6 +118,8 @@ class ScoringService:
             return self._when_loaded(self._infer, head, body, labelled)
         if known.refusal:
             labelled.respond(_http(message_answer(431, known.refusal)))
+        elif head.method == "OPTIONS" and (head.path != "/score" or self._settings.script is None):
+            labelled.respond(HttpAnswer(200, (_HTML, _allow(_METHODS[head.path])), []))
         elif head.path == "/":
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
@@ -137,7 +145,7 @@ class ScoringService:
             trouble = "the models are being loaded, or one of them failed to: see /v2/repository/index"
         if trouble:
             return _http(message_answer(503, trouble))
-        return HttpAnswer(200, ((b"Content-Type", b"text/html; charset=utf-8"),), [b"Healthy"])
+        return HttpAnswer(200, (_HTML,), [b"Healthy"])
 
     # -- scoring ----------------------------------------------------------------------------------------------------
 
@@ -206,7 +214,8 @@ class ScoringService:
         version = (("x-ms-server-version", self._settings.server_version),)
         infers = not refusal and head.path == "/score" and head.method == "POST" and self._settings.script is None
         new_id = self._new_id if new else bytes
-        return _Known(_pairs(version), new, new_id, _pairs([*fixed, *rest]), refusal, infers=infers)
+        after = (*_pairs([*fixed, *rest]), *self._settings.origins.headers(head))
+        return _Known(_pairs(version), new, new_id, after, refusal, infers=infers)
 
     def _swagger(self, query: str) -> Answer:
         version = query.removeprefix("version=") if query.startswith("version=") else "2"
@@ -284,6 +293,10 @@ class _Known:
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> Headers:
     return tuple((name.encode(), value.encode("latin-1")) for name, value in rows if value)
+
+
+def _allow(methods: tuple[str, ...]) -> tuple[bytes, bytes]:
+    return b"Allow", ", ".join(methods).encode()
 
 
 def _ids() -> Callable[[], bytes]:
