@@ -23,7 +23,7 @@ from conftest import ROOT, START_TIMEOUT_S, end, free_ports
 from hosting import Got, ask, hosted, running, v2_request, write_scale
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
-from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, offer
+from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, offer
 
 REFERENCE = Path(os.environ.get("REMORA_AZUREML_VENV", ROOT / ".venv-azureml"))
 """An environment with azureml-inference-server-http: `make test-azureml`."""
@@ -78,6 +78,18 @@ def run(request):
         return request.headers["x-given"]
     if kind == "empty":
         return AMLResponse(None, 200)
+    if kind == "rows":
+        return [line.decode("latin-1") for line in request.files["image"]]
+    if kind == "flask":
+        args, headers = request.args, request.headers
+        return {
+            "numbers": [args.get(key, 7, type=int) for key in ("n", "kind", "none")] + [headers.get("x-n", type=int)],
+            "lists": args.to_dict(flat=False),
+            "flat": args.to_dict(),
+            "values": request.values.getlist("n"),
+            "headers": sorted(pair for pair in headers if pair[0].startswith("X-")),
+            "host": request.base_url == "http://" + request.host + "/score",
+        }
     return {"method": request.method, "path": request.path, "all": request.args.getlist("a"), "json": request.is_json}
 """
 
@@ -176,6 +188,8 @@ CASES: dict[str, Deployed] = {
             ("POST", "/score?kind=header", b"", {"X-Given": "here"}),
             ("POST", "/score?kind=header", b"", {}),
             ("POST", "/score?kind=empty", b"", {}),
+            ("POST", "/score?kind=rows", FORM, {"Content-Type": "multipart/form-data; boundary=b"}),
+            ("POST", "/score?kind=flask&n=3&n=4", b"", {"x-n": "5", "X-other-NAME": "a,b"}),
             ("GET", "/score?a=1&a=2", b"", {}),
             ("POST", "/score", b"{}", {"Content-Type": "application/json; charset=utf-8"}),
             ("OPTIONS", "/score", b"", {}),
@@ -185,7 +199,7 @@ CASES: dict[str, Deployed] = {
         SCHEMA,
         [
             ("POST", "/score", b'{"data": [[1, 2]]}', {**JSON, "X-Given": "here"}),
-            ("POST", "/score", b'{"data": [[1, 2]], "factor": 2}', JSON),
+            ("POST", "/score", b'{"data": [[1, 2]], "factor": 2}', {**JSON, "x-given": "in lower case"}),
             ("POST", "/score", b"{}", JSON),
             ("POST", "/score", b"", JSON),
             ("POST", "/score", b"[]", JSON),
@@ -640,6 +654,27 @@ def test_a_querys_values_are_all_there(query: dict[str, list[str]]) -> None:
 
     request = AMLRequest("GET", "/score", urlencode(query, doseq=True), [], b"")
     assert {key: request.args.getlist(key) for key in request.args} == query
+
+
+def test_a_request_has_its_headers_and_values_as_flask_has_them() -> None:
+    sent = [("x-given", "1"), ("ACCEPT", "a"), ("accept", "b"), ("Host", "h:1")]
+    request = AMLRequest("POST", "/score", "n=3&n=x", sent, b"")
+    assert dict(request.headers) == {"X-Given": "1", "Accept": "a,b", "Host": "h:1"}
+    assert list(request.headers) == list(request.headers.items())
+    assert (request.headers["x-GIVEN"], request.headers.get("x-given", type=int)) == ("1", 1)
+    assert (request.headers.get("none"), request.headers.get("accept", 5, type=int)) == (None, 5)
+    assert (request.args.get("n", type=int), request.args.get("none", 2, type=int)) == (3, 2)
+    assert request.args.to_dict(flat=False) == {"n": ["3", "x"]} == dict(request.args.lists())
+    assert request.base_url == "http://h:1/score"
+
+
+def test_a_file_of_a_form_is_read_as_any_file(tmp_path: Path) -> None:
+    file = UploadedFile("rows", "rows.csv", "text/csv", b"a,b\n1,2\n")
+    assert list(file) == [b"a,b\n", b"1,2\n"]
+    file.stream.seek(0)
+    assert file.read(3) == b"a,b"
+    file.save(tmp_path / "saved")
+    assert (tmp_path / "saved").read_bytes() == b"a,b\n1,2\n"
 
 
 def test_header_values_are_split_at_commas_as_azure_does() -> None:

@@ -52,8 +52,8 @@ def host(environ: Mapping[str, str]) -> Host:
     ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING, ERROR or CRITICAL. What no variable says, a file of them may:
     ``AZUREML_CONFIG_FILE``, or ``config.json`` below ``AML_APP_ROOT`` or beside the script.
 
-    Raises ValueError for numbers, levels and origins that are none, a version that no header can hold, and a file that cannot be
-    read.
+    Raises ValueError for numbers, levels and origins that are none, a version that no header can hold, and a file that
+    cannot be read.
     """
     environ = {**_filed(environ), **environ}
     root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))

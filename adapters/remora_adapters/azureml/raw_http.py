@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -39,44 +39,85 @@ def is_raw(run: Callable[..., Any]) -> bool:
     return getattr(run, _RAW, False) is True
 
 
+def _converted(value: Any, default: Any, convert: Callable[[str], Any] | None) -> Any:
+    """A value as Flask's ``get`` gives it: the default for none, and for one that cannot be converted."""
+    if value is None or convert is None:
+        return default if value is None else value
+    try:
+        return convert(value)
+    except (ValueError, TypeError):
+        return default
+
+
 class RequestHeaders(Headers):
-    """Headers without regard to the case of names; one that was not sent is a KeyError, as in Flask."""
+    """Headers as Flask has them: names in title case but looked up in any, repeated ones joined, pairs in a loop.
+
+    One that was not sent is a KeyError.
+    """
+
+    def __init__(self, sent: list[tuple[str, str]]) -> None:
+        joined: dict[str, str] = {}
+        for name, value in sent:
+            name = name.title()
+            joined[name] = f"{joined[name]},{value}" if name in joined else value
+        super().__init__(list(joined.items()))
 
     def __getitem__(self, name: str) -> str:
-        value = self.get(name)
+        value: str | None = super().get(name)
         if value is None:
             raise KeyError(name)
         return value
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.items())
+
+    def get(self, name: str, default: Any = None, type: Callable[[str], Any] | None = None) -> Any:  # noqa: A002 - Flask's name
+        return _converted(super().get(name), default, type)
 
 
 class MultiDict(dict[str, Any]):
     """A dictionary whose keys may have several values; ``d[key]`` is the first."""
 
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
         self._lists: dict[str, list[Any]] = {}
         for key, value in pairs:
             self._lists.setdefault(key, []).append(value)
         super().__init__({key: values[0] for key, values in self._lists.items()})
 
+    def get(self, key: str, default: Any = None, type: Callable[[str], Any] | None = None) -> Any:  # noqa: A002 - Flask's name
+        return _converted(super().get(key), default, type)
+
     def getlist(self, key: str) -> list[Any]:
         """All values of a key, none for one that is not there."""
         return list(self._lists.get(key, ()))
 
+    def lists(self) -> list[tuple[str, list[Any]]]:
+        """Every key with all its values."""
+        return [(key, list(values)) for key, values in self._lists.items()]
 
-class UploadedFile:
-    """A file of a form. ``stream`` reads its bytes; `read` and iteration do as well."""
+    def to_dict(self, flat: bool = True) -> dict[str, Any]:
+        """The first values alone, or all of them in lists."""
+        return dict(self) if flat else dict(self.lists())
+
+
+class UploadedFile(io.BytesIO):
+    """A file of a form, and what its sender said of it."""
 
     def __init__(self, name: str, filename: str, content_type: str, data: bytes) -> None:
+        super().__init__(data)
         self.name = name
         self.filename = filename
         self.content_type = self.mimetype = content_type
         self.content_length = len(data)
-        self.stream = io.BytesIO(data)
-        self.read, self.seek, self.tell = self.stream.read, self.stream.seek, self.stream.tell
+
+    @property
+    def stream(self) -> io.BytesIO:
+        """The bytes, for those who ask for them by Flask's name."""
+        return self
 
     def save(self, path: str | Path) -> None:
         """Write the file's bytes."""
-        Path(path).write_bytes(self.stream.getvalue())
+        Path(path).write_bytes(self.getvalue())
 
 
 class AMLRequest:
@@ -91,12 +132,16 @@ class AMLRequest:
         self.data = body
         self.stream = io.BytesIO(body)
         self.args = MultiDict(parse_qsl(query, keep_blank_values=True))
-        self.url = f"http://{self.headers.get('host') or 'localhost'}{path}{'?' if query else ''}{query}"
+        self.host = self.headers.get("host") or "localhost"
+        self.host_url = self.url_root = f"http://{self.host}/"
+        self.base_url = f"http://{self.host}{path}"
+        self.url = f"{self.base_url}{'?' if query else ''}{query}"
         self._parts: tuple[MultiDict, MultiDict] | None = None
 
     @property
     def content_type(self) -> str | None:
-        return self.headers.get("content-type")
+        kind: str | None = self.headers.get("content-type")
+        return kind
 
     @property
     def mimetype(self) -> str:
@@ -140,13 +185,14 @@ class AMLRequest:
 
     @property
     def values(self) -> MultiDict:
-        return MultiDict([*self.args.items(), *self.form.items()])
+        lists = [*self.args.lists(), *self.form.lists()]
+        return MultiDict((key, value) for key, values in lists for value in values)
 
     def _form(self) -> tuple[MultiDict, MultiDict]:
         if self._parts is None:
             if self.mimetype == "application/x-www-form-urlencoded":
                 fields = parse_qsl(self.data.decode("utf-8", "replace"), keep_blank_values=True)
-                self._parts = MultiDict(list(fields)), MultiDict([])
+                self._parts = MultiDict(fields), MultiDict([])
             elif self.mimetype == "multipart/form-data":
                 self._parts = _parse_multipart(self.content_type or "", self.data)
             else:
