@@ -28,7 +28,7 @@ from remora.scheduling.batching import BatchQueue, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.scheduler import Scheduler
 from remora.sequence_report import SequenceReport
-from remora.signature import Signature
+from remora.signature import Signature, UnreadableError
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
 from remora.traced import RequestTrace
@@ -50,18 +50,6 @@ class Steps(NamedTuple):
 
     models: StepModels
     decoupled: frozenset[str]
-
-
-def _borrowed_labels(models: StepModels, name: str, version: int, output: str) -> Sequence[str]:
-    """What a composing model calls the classes of an output; nothing when it has gone: answers never raise."""
-    try:
-        model = models.borrow(name, version)
-    except RemoraError:
-        return ()
-    try:
-        return model.labels_of(output)
-    finally:
-        model.give_back()
 
 
 class ServedModel:
@@ -237,10 +225,8 @@ class ServedModel:
             )
         try:
             request = self.signature.request(form, data)
-        except InvalidArgumentError as error:
-            if error.from_model:
-                self.statistics.record_unreadable()
-            raise
+        except UnreadableError as error:
+            raise self.unreadable(error) from None
         request.stays = stays
         if trace is not None:
             request.trace = trace
@@ -299,11 +285,18 @@ class ServedModel:
         """The lines of an output's label file; an ensemble's outputs have those of where they come from (spec C09)."""
         if output in self._labels or self.steps is None:
             return self._labels.get(output, ())
-        for step in self.config.ensemble_scheduling.step:
-            for inner, tensor in step.output_map.items():
-                if tensor == output:
-                    return _borrowed_labels(self.steps.models, step.model_name, step.model_version, inner)
-        return ()
+        from remora.scheduling import ensemble_ends  # only where there are ensembles
+
+        return ensemble_ends.labels_of(self.config, self.steps.models, output)
+
+    def unreadable(self, error: UnreadableError) -> RemoraError:
+        """Count a request that nobody can read, and say so in the words of the model that is to: an ensemble's step."""
+        self.statistics.record_unreadable()
+        if self.steps is None:
+            return error
+        from remora.scheduling import ensemble_ends  # only where there are ensembles
+
+        return ensemble_ends.unreadable(self.config, self.steps.models, error)
 
     @property
     def instance_count(self) -> int:

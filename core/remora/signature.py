@@ -33,6 +33,24 @@ _BATCH_NOTE = (
 )
 
 
+class UnreadableError(InvalidArgumentError):
+    """A string that is longer than the bytes that are left. Triton leaves it to the model to find, when all else is
+    well."""
+
+    def __init__(self, name: str, length: int, left: int) -> None:
+        super().__init__(
+            f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
+            f"{left} bytes available",
+            from_model=True,
+        )
+        self.input = name
+        self._lengths = length, left
+
+    def of(self, name: str) -> UnreadableError:
+        """The same as a model tells it that knows the input by this name."""
+        return UnreadableError(name, *self._lengths)
+
+
 class _Input(NamedTuple):
     name: str
     datatype: str
@@ -112,9 +130,15 @@ class Signature:
         """Raise what Triton would, which looks at one input after the other, each with its bytes."""
         self._check_names(form)
         rows, _ = self._check_batch(form)
+        unreadable: UnreadableError | None = None
         with suppress(ValueError, OverflowError):  # one that cannot become an array is not what was found
             for spec, source in zip(reversed(form.inputs), reversed(data), strict=True):
-                self._array(form, self._check_input(form, *spec, rows), source)
+                try:
+                    self._array(form, self._check_input(form, *spec, rows), source)
+                except UnreadableError as error:
+                    unreadable = error  # the model finds it, which reads them from the first to the last
+        if unreadable is not None:
+            raise unreadable
 
     # -- the form ---------------------------------------------------------------------------------------------------
 
@@ -308,11 +332,7 @@ class Signature:
             if length > end - at:
                 if len(elements) + 1 < count:
                     raise self._too_few(form, name, count, len(elements) + 1)
-                raise InvalidArgumentError(
-                    f"incomplete string data for inference input '{name}', expecting string of length {length} but "
-                    f"only {end - at} bytes available",
-                    from_model=True,
-                )
+                raise UnreadableError(name, length, end - at)
             elements.append(bytes(view[at : at + length]))
             at += length
         return elements
@@ -401,4 +421,4 @@ def _dims(shape: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-__all__ = ["Layout", "Signature"]
+__all__ = ["Layout", "Signature", "UnreadableError"]

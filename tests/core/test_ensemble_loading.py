@@ -103,6 +103,37 @@ def answer_of(lifecycle: Lifecycle, name: str, form: InferForm) -> Any:
     return outcome.outputs[0].data
 
 
+# -- strings ---------------------------------------------------------------------------------------------------------
+
+TEXTS = TENSORS.replace("TYPE_INT32", "TYPE_STRING")
+INNER, OUTER = TEXTS.replace('"IN"', '"TEXT"'), TEXTS.replace('"IN"', '"TEXTS"')
+
+
+def a_step(model: str, name: str, tensor: str) -> str:
+    return (
+        f'platform: "ensemble" %s ensemble_scheduling {{ step {{ model_name: "{model}" model_version: -1 '
+        f'input_map {{ key: "{name}" value: "{tensor}" }} output_map {{ key: "OUT" value: "OUT" }} }} }}'
+    )
+
+
+def test_a_torn_string_is_told_and_counted_by_the_model_that_was_to_read_it(bench: Bench) -> None:
+    write_model(bench.repository, "reader", config=f'backend: "fake" {TEXTS}')
+    write_model(bench.repository, "inner", config=a_step("reader", "IN", "TEXT") % INNER)
+    write_model(bench.repository, "outer", config=a_step("inner", "TEXT", "TEXTS") % OUTER)
+    lifecycle = bench.started("none")
+    torn = [(9).to_bytes(4, "little") + b"ab"]
+    asked = InferForm((InputSpec("TEXTS", "BYTES", (1, 1)),))
+    with pytest.raises(InvalidArgumentError) as caught:
+        lifecycle.resolve("outer").submit(asked, torn, Replies())
+    assert caught.value.message == (
+        "in ensemble 'outer', in ensemble 'inner', incomplete string data for inference input 'IN', expecting string "
+        "of length 9 but only 2 bytes available"
+    )
+    assert caught.value.from_model, "no checks of the server found it"
+    names = ("outer", "inner", "reader")
+    assert [lifecycle.resolve(name).stats().fail.count for name in names] == [1, 1, 1]
+
+
 # -- coming ---------------------------------------------------------------------------------------------------------
 
 

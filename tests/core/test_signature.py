@@ -433,6 +433,30 @@ def test_strings_that_do_not_fit_are_refused_with_tritons_text(data: Data, expec
     assert refusal(BYTES, form(spec("INPUT0", 2, datatype="BYTES")), [data]) == expected
 
 
+TWO_TEXTS = (
+    'input { name: "A" data_type: TYPE_STRING dims: [2] } input { name: "B" data_type: TYPE_STRING dims: [2] } '
+    'output { name: "OUT" data_type: TYPE_FP32 dims: [1] }'
+)
+TORN = packed(b"a") + struct.pack("<I", 10) + b"ab"
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ({"A": TORN, "B": TORN}, "incomplete string data for inference input 'A'"),
+        ({"B": TORN, "A": TORN}, "incomplete string data for inference input 'B'"),
+        ({"A": TORN, "B": packed(b"a")}, ANON + "expected 2 string elements for inference input 'B'"),
+        ({"B": packed(b"a"), "A": TORN}, ANON + "expected 2 string elements for inference input 'B'"),
+        ({"B": bytes(3), "A": TORN}, ANON + "incomplete string length indicator for inference input 'B'"),
+    ],
+)
+def test_a_torn_string_is_the_last_fault_to_be_found_and_then_the_first_one_is(
+    sources: dict[str, bytes], expected: str
+) -> None:
+    asked = form(*(spec(name, 2, datatype="BYTES") for name in sources))
+    assert refusal(TWO_TEXTS, asked, list(sources.values())).startswith(expected)
+
+
 @given(st.lists(st.binary(max_size=9), max_size=6))
 def test_packed_strings_come_back(elements: list[bytes]) -> None:
     wanted = form(spec("INPUT0", len(elements), datatype="BYTES"))

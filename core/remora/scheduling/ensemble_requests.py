@@ -20,7 +20,7 @@ from remora.errors import CancelledError, InvalidArgumentError, RemoraError, Una
 from remora.messages import Array, Data, InferForm, InputSpec, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.ensembles import EnsemblePlan, EnsembleRun, Progress, Start, Step
-from remora.signature import Signature
+from remora.signature import Signature, UnreadableError
 
 _NO_STEPS: frozenset[int] = frozenset()
 _PATIENCE_S = 1.0
@@ -46,6 +46,9 @@ class StepModel(Protocol):
 
     def labels_of(self, output: str) -> Sequence[str]:
         """See ``ServedModel.labels_of``."""
+
+    def unreadable(self, error: UnreadableError) -> RemoraError:
+        """See ``ServedModel.unreadable``."""
 
     def submit(
         self,
@@ -231,9 +234,9 @@ class EnsembleRequest:
         return None
 
     def _fail(self, error: RemoraError) -> RemoraError:
-        """Note the end with an error; Triton names the ensemble in front of it, its own errors included."""
+        """Note the end with an error."""
         self._over = True
-        error = error_of(error.code, f"in ensemble '{self._owner.name}', {error.message}", from_model=True)
+        error = in_ensemble(self._owner.name, error)
         self._outbox.append(Streamed(error, True) if self._run.streamed else error)
         if self._moved is not None:
             self._moved.notify_all()
@@ -378,6 +381,11 @@ class EnsembleRequest:
                 lambda: self._over or all(self._run.open(reader) < plan.max_inflight for reader in readers),
                 _PATIENCE_S,
             )
+
+
+def in_ensemble(name: str, error: RemoraError) -> RemoraError:
+    """An error as an ensemble's: Triton names the ensemble in front of it, of the ensemble's own errors too."""
+    return error_of(error.code, f"in ensemble '{name}', {error.message}", from_model=True)
 
 
 def fit_batch(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:

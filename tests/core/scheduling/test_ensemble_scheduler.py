@@ -37,7 +37,7 @@ from remora.messages import (
 from remora.scheduling import ensemble_requests
 from remora.scheduling.ensemble_requests import fit_batch
 from remora.scheduling.ensemble_scheduler import EnsembleScheduler
-from remora.signature import Signature
+from remora.signature import Signature, UnreadableError
 
 PATIENCE_S = 30.0
 ONE = 'input { name: "I" data_type: TYPE_INT32 dims: -1 } output { name: "O" data_type: TYPE_INT32 dims: -1 }'
@@ -97,6 +97,12 @@ class FakeStep:
         ticket = Ticket(request, reply, mailbox, context)
         self.tickets.append(ticket)
         return ticket
+
+    def labels_of(self, output: str) -> Sequence[str]:
+        return ()
+
+    def unreadable(self, error: UnreadableError) -> RemoraError:
+        return error
 
     def give_back(self) -> None:
         self.taken += 1
