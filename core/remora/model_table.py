@@ -58,6 +58,13 @@ class ModelState(NamedTuple):
         return sorted(number for number, row in self.versions.items() if row.model is not None)
 
     @property
+    def is_unloaded(self) -> bool:
+        """Whether it served once, and is to serve no more."""
+        return bool(self.versions) and all(
+            row.state == UNLOADING or row.reason == UNLOADED for row in self.versions.values()
+        )
+
+    @property
     def is_fine(self) -> bool:
         """Whether nothing that should serve cannot (spec V01); what loads for the first time does no harm."""
         return bool(self.versions) and all(
@@ -104,20 +111,21 @@ class ModelTable:
 
     def look_up(self, name: str, version: int = -1) -> ServedModel:
         """As `resolve`, but ``missing`` is not asked."""
-        state = self._states.get(name)
-        if state is None and self._namespacing:
-            state = self._only_namesake(name)
+        key = self._only_namesake(name) if self._namespacing and name not in self._states else name
+        state = self._states.get(key)
         if state is None:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+            raise NotFoundError(f"Request for unknown model: '{key}' is not found")
+        if key != name and state.is_unloaded:  # Triton has forgotten which namespace it had
+            raise NotFoundError(f"Identifier of model '{name}' is not found in global map")
         if version < 0:
             if state.newest is None:
-                raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+                raise NotFoundError(f"Request for unknown model: '{key}' has no available versions")
             return state.newest
         row = state.versions.get(version)
         if row is None:
-            raise NotFoundError(f"Request for unknown model: '{name}' version {version} is not found")
+            raise NotFoundError(f"Request for unknown model: '{key}' version {version} is not found")
         if row.model is None:
-            raise UnavailableError(f"Request for unknown model: '{name}' version {version} is not at ready state")
+            raise UnavailableError(f"Request for unknown model: '{key}' version {version} is not at ready state")
         return row.model
 
     def called(self, name: str) -> ModelState | None:
@@ -125,21 +133,21 @@ class ModelTable:
         state = self._states.get(name)
         if state is None and self._namespacing:
             with suppress(InvalidArgumentError):
-                state = self._only_namesake(name)
+                state = self._states.get(self._only_namesake(name))
         return state
 
-    def _only_namesake(self, name: str) -> ModelState:
-        """The model of this name, whatever its namespace (spec M15). Raises InvalidArgumentError."""
-        states = [self._states[key] for key in self.keys_of(name)]
-        in_use = [state for state in states if not all(row.reason == UNLOADED for row in state.versions.values())]
+    def _only_namesake(self, name: str) -> str:
+        """The key of the model of this name, whatever its namespace (spec M15). Raises InvalidArgumentError."""
+        keys = self.keys_of(name)
+        in_use = [key for key in keys if not self._states.get(key, UNKNOWN).is_unloaded]
         if len(in_use) > 1:
             raise InvalidArgumentError(
                 f"There are {len(in_use)} identifiers of model '{name}' in global map, model namespace must be "
                 "provided to resolve ambiguity."
             )
-        if not states:
+        if not keys:
             raise InvalidArgumentError(f"Request for unknown model: '{name}' is not found")
-        return (in_use or states)[0]
+        return (in_use or keys)[0]
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
         """As `resolve`, and keeps the model from being closed until it is given back."""

@@ -638,6 +638,30 @@ def test_with_namespaces_models_of_one_name_stand_beside_each_other(bench: Bench
     assert lifecycle.table.called("m") is lifecycle.table.called("nope") is None
 
 
+def test_with_namespaces_errors_name_the_model_by_its_namespace_as_long_as_it_is_to_serve(bench: Bench) -> None:
+    for name in ("m", "bad"):
+        write_model(bench.repository, name)
+    bench.break_version("bad", "1")
+    lifecycle = bench.lifecycle("explicit", model_namespacing=True, load_model=("m", "bad"))
+    lifecycle.start()
+    model = f"Request for unknown model: '{bench.repository}"
+    for name, version, told in (
+        ("m", 7, f"{model}::m' version 7 is not found"),
+        ("bad", 7, f"{model}::bad' version 7 is not found"),
+        ("bad", 1, f"{model}::bad' version 1 is not at ready state"),
+        ("bad", -1, f"{model}::bad' has no available versions"),
+    ):
+        with pytest.raises(RemoraError, match=f"^{told}$"):
+            lifecycle.resolve(name, version)
+    lifecycle.unload("m")
+    for version in (-1, 1, 7):
+        with pytest.raises(NotFoundError, match="^Identifier of model 'm' is not found in global map$"):
+            lifecycle.resolve("m", version)
+    assert lifecycle.table.called("m") is not None
+    with pytest.raises(NotFoundError, match=f"^{model}::m' has no available versions$"):
+        lifecycle.resolve(f"{bench.repository}::m")
+
+
 def test_with_namespaces_a_name_is_loaded_and_unloaded_everywhere(bench: Bench) -> None:
     one, two = bench.repository / "one", bench.repository / "two"
     for place in (one, two):
