@@ -43,7 +43,7 @@ def check(model: ServedModel, folder: ModelFolder, before: ServedModel | None, c
         return
     if path.stat().st_size > FILE_LIMIT_BYTES:
         raise ConfigError(f"{FILENAME} has {path.stat().st_size} bytes; the limit is {FILE_LIMIT_BYTES}")
-    suite = read_suite(path.read_text(encoding="utf-8"))
+    suite = read_suite(path.read_bytes())
     if model.decoupled or model.config.HasField("sequence_batching"):
         raise ConfigError(f"{FILENAME} is for models that give each request one answer, whatever came before it")
     try:

@@ -45,7 +45,7 @@ class GoldenSuite(NamedTuple):
     max_slowdown: float = 0.0
 
 
-def read_suite(text: str) -> GoldenSuite:
+def read_suite(text: str | bytes) -> GoldenSuite:
     """The suite that a file holds. Raises ConfigError, with the place, for what cannot be used."""
     try:
         document = json.loads(text)

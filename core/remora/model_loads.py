@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
-from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
 from remora.golden_tests import FILENAME as GOLDEN_TESTS
 from remora.lifecycle_policy import Action, Standing, next_action
 from remora.loading import LoadPlan, ModelLoader
@@ -114,8 +114,8 @@ class ModelLoads:
                 plan = plan.fetched(action.open)
                 sizes = {number: plan.folder.file_bytes(number) for number in action.open}
                 settling = load.enter_context(self._gate.load(sum(sizes.values())))
-            except RemoraError as error:
-                raise self._load_failed(key, dict.fromkeys(action.open, error)) from error
+            except (RemoraError, OSError) as error:
+                raise self._load_failed(key, dict.fromkeys(action.open, _told(error))) from error
             loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
             if not failed:
                 failed = self._adjust(key, plan, action)
@@ -141,8 +141,8 @@ class ModelLoads:
             try:
                 model = self._open_version(plan, number, steps)
                 loaded[number] = self._tested(model, plan)
-            except RemoraError as error:
-                failed[number] = error
+            except Exception as error:  # whatever it is: a version must not stand there as being loaded for ever
+                failed[number] = _told(error)
                 continue
             model.load_ns = self._clock.monotonic_ns() - begin_ns
             model.file_bytes, model.loaded_ms = sizes[number], self._clock.wall_ms()
@@ -156,7 +156,7 @@ class ModelLoads:
 
         try:
             check(model, plan.folder, self._table.newest(plan.folder.name), self._clock)
-        except RemoraError:
+        except BaseException:
             model.close()
             raise
         return model
@@ -252,6 +252,10 @@ class ModelLoads:
         for thread in closing:
             thread.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
         return not any(thread.is_alive() for thread in closing)
+
+
+def _told(error: Exception) -> RemoraError:
+    return error if isinstance(error, RemoraError) else InternalError(f"{type(error).__name__}: {error}")
 
 
 def _sentence(error: RemoraError) -> str:

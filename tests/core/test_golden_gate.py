@@ -20,6 +20,9 @@ from remora.loading import ModelLoader
 from remora.options import EngineOptions
 
 
+PATIENCE_S = 30.0
+
+
 def tensor(name: str, data: list[Any], datatype: str = "INT32") -> dict[str, Any]:
     return {"name": name, "shape": [len(data), 1], "datatype": datatype, "data": data}
 
@@ -74,6 +77,7 @@ def test_a_diff_shows_a_few_values_and_counts_the_rest(values: list[int]) -> Non
     ("text", "why"),
     [
         ("{", "not JSON"),
+        (b"\xff{}", "not JSON"),
         ("[]", 'expected {"tests"'),
         ('{"tests": [], "slow": 1}', "unknown key 'slow'"),
         ('{"tests": [], "max_slowdown": -1}', "max_slowdown: expected a number from 0, got -1"),
@@ -85,7 +89,7 @@ def test_a_diff_shows_a_few_values_and_counts_the_rest(values: list[int]) -> Non
         (json.dumps({"tests": [{}] * 1001}), "1001 tests, at most 1000"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where(text: str, why: str) -> None:
+def test_a_file_that_cannot_be_used_says_where(text: str | bytes, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         read_suite(text)
 
@@ -138,6 +142,19 @@ def test_a_model_that_answers_otherwise_is_refused_with_a_diff_and_the_old_one_s
         lifecycle.load("m", {})
     assert lifecycle.resolve("m") is before
     assert backend.opened[1].closed == 1
+
+
+def test_golden_tests_that_are_no_text_refuse_the_model_and_close_it(
+    bench: tuple[Path, FakeBackend, FakeClock],
+) -> None:
+    repository, backend, clock = bench
+    (write_model(repository, "m") / "tests.json").write_bytes(b"\xff" + suite(([1], [2])).encode())
+    lifecycle = started(repository, clock)
+    with pytest.raises(InvalidArgumentError, match="not JSON"):
+        lifecycle.load("m", {})
+    assert [entry.state for entry in lifecycle.index(ready=False)] == ["UNAVAILABLE"]
+    assert lifecycle.stop(PATIENCE_S)
+    assert backend.opened[0].closed == 1
 
 
 def test_a_model_that_fails_a_case_is_refused(bench: tuple[Path, FakeBackend, FakeClock]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,13 @@ from remora.errors import (
     UnavailableError,
 )
 from remora.lifecycle import Lifecycle
-from remora.loading import ModelLoader
+from remora.loading import LoadPlan, ModelLoader
 from remora.messages import IndexEntry, InferForm, InputSpec, Response
-from remora.model import ServedModel
+from remora.model import ServedModel, Steps
 from remora.model_table import LoadingError
 from remora.options import EngineOptions
+from remora.repository import ModelFolder
+from remora.repository.local import LocalRepository
 
 ALL = DOUBLER + "version_policy { all { } }"
 PATIENCE_S = 30.0
@@ -613,6 +616,38 @@ def test_a_poll_that_fails_does_not_end_polling(bench: Bench) -> None:
     for _ in range(3):
         assert polled.acquire(timeout=PATIENCE_S)
     assert lifecycle.stop(PATIENCE_S)
+
+
+class DiskAway(ModelLoader):
+    """Plans, and then finds that the disk is away."""
+
+    def open(self, plan: LoadPlan, number: int, steps: Steps | None = None) -> ServedModel:
+        raise OSError("the disk is away")
+
+
+class FilesAway(ModelLoader):
+    """Plans with a repository that cannot be read any more."""
+
+    def plan(self, folder: ModelFolder, *rest: Any, **more: Any) -> LoadPlan:
+        class Away(LocalRepository):
+            def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
+                raise OSError("the disk is away")
+
+        return super().plan(folder, *rest, **more)._replace(repository=Away(folder.path.parent))
+
+
+@pytest.mark.parametrize("loader", [DiskAway, FilesAway])
+def test_a_load_that_breaks_off_for_whatever_reason_leaves_the_model_unavailable_and_not_loading(
+    bench: Bench, loader: type[ModelLoader]
+) -> None:
+    write_model(bench.repository, "m")
+    options = EngineOptions(model_repository=(bench.repository,), model_control_mode="poll", repository_poll_secs=0)
+    lifecycle = Lifecycle(options, loader(options, FakeClock()), FakeClock())
+    for failures in (lifecycle.start(), lifecycle.poll()):
+        assert "the disk is away" in failures["m"].message
+        assert lifecycle.index(ready=False) == [
+            IndexEntry("m", "1", "UNAVAILABLE", "Internal: OSError: the disk is away")
+        ]
 
 
 # -- namespaces -------------------------------------------------------------------------------------------------------
