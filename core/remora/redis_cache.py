@@ -79,8 +79,8 @@ class RedisCache:
         settings: where it is.
         now: nanoseconds of the engine's monotonic clock.
 
-    Raises ConfigError when Redis refuses the credentials or is not installed here; one that cannot be reached is only
-    warned of, so that a server starts while its cache is down.
+    Raises ConfigError when Redis refuses the credentials or is not installed here, or when a file for TLS cannot be
+    used; one that cannot be reached is only warned of, so that a server starts while its cache is down.
     """
 
     remote = True
@@ -232,6 +232,20 @@ class RedisCache:
 
 
 def _tls_of(settings: RedisSettings) -> dict[str, str | None]:
+    """What a connection over TLS is made with. Raises ConfigError, or each connection would fail for it."""
+    import ssl  # few caches need it
+
+    if settings.key and not settings.cert:
+        raise ConfigError("--cache-config=redis,key needs the certificate to it: give --cache-config=redis,cert=FILE")
+    trial = ssl.create_default_context()
+    try:
+        if settings.cacert:
+            trial.load_verify_locations(settings.cacert)
+        if settings.cert:
+            trial.load_cert_chain(settings.cert, settings.key or None, password="")  # nobody is there to be asked
+    except OSError as error:
+        names = ", ".join(name for name in ("cert", "key", "cacert") if getattr(settings, name))
+        raise ConfigError(f"--cache-config=redis: the PEM files of {names} cannot be used: {error}") from error
     return {
         "ssl_certfile": settings.cert or None,
         "ssl_keyfile": settings.key or None,

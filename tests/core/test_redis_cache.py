@@ -1,4 +1,4 @@
-"""The cache in Redis: a real server, one that goes away, one that never answers, one that wants a password."""
+"""The cache in Redis: a real server, over TLS too, one that goes away, one that never answers, one with a password."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ KEY = b"k" * 32
 class Redis:
     """A real server on a port of its own; `kill` and `start` play a restart."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, tls: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
-        self._command = [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *arguments]
+        port = ["--port", "0", "--tls-port"] if tls else ["--port"]
+        self._command = [SERVER, *port, str(self.port), "--bind", "127.0.0.1", "--save", "", *arguments]
         self._folder = folder
         self.start()
 
@@ -143,6 +144,57 @@ def test_wrong_credentials_stop_the_start_with_the_reason(tmp_path: Path, passwo
         cache.close()
     finally:
         locked.kill()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> dict[str, str]:
+    """A certificate that vouches for itself and its key, for both sides, as settings."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl")
+    files = {"cert": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem"), "cacert": str(tmp_path / "cert.pem")}
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", files["key"], "-out", files["cert"]]
+    subprocess.run([*make.split(), *names], check=True, capture_output=True)
+    return files
+
+
+@needs_server
+@pytest.mark.parametrize("mutual", [False, True])
+def test_answers_are_kept_over_tls_where_each_side_trusts_the_other(
+    tmp_path: Path, tls: dict[str, str], mutual: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = ["--tls-cert-file", tls["cert"], "--tls-key-file", tls["key"], "--tls-ca-cert-file", tls["cacert"]]
+    guarded = Redis(tmp_path, *own, "--tls-auth-clients", "yes" if mutual else "no", tls=True)
+    known = tls if mutual else {"cacert": tls["cacert"]}
+    unknown = {"cacert": tls["cacert"]} if mutual else {"cert": tls["cert"], "key": tls["key"]}
+    try:
+        cache = RedisCache(guarded.settings(**known, socket_timeout=30_000), FakeClock().monotonic_ns)
+        assert not caplog.records
+        kept(cache)
+        assert cache.lookup(KEY) is not None
+        cache.close()
+        for stranger in (unknown, {}):
+            caplog.clear()
+            cache = RedisCache(guarded.settings(**stranger), FakeClock().monotonic_ns)
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert cache.lookup(KEY) is None
+            cache.close()
+    finally:
+        guarded.kill()
+
+
+def test_files_for_tls_that_cannot_be_used_stop_the_start(tmp_path: Path, tls: dict[str, str]) -> None:
+    no_pem = tmp_path / "no.pem"
+    no_pem.write_text("no certificate")
+    for files, why in (
+        ({"cacert": str(tmp_path / "nowhere.pem")}, "cacert cannot be used: .*No such file"),
+        ({"cacert": str(no_pem)}, "cacert cannot be used"),
+        ({"cert": tls["cert"]}, "cert cannot be used"),
+        ({"cert": tls["cert"], "key": str(no_pem)}, "cert, key cannot be used"),
+        ({"key": tls["key"]}, "redis,key needs the certificate to it"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            RedisCache(RedisSettings("127.0.0.1", 1, **files), FakeClock().monotonic_ns)
 
 
 @needs_server
