@@ -218,8 +218,7 @@ class Link:
             RemoraError: the whole execution failed, took longer than ``timeout_s`` (0: no limit), or the worker died.
         """
         number = next(self._numbers) & 0xFFFFFFFF
-        indices = range(len(execution.requests)) if decoupled else ()
-        streams = [self._stream_of(number, execution, index) for index in indices]
+        streams = [self._stream_of(number, execution, at) for at in range(len(execution.requests) if decoupled else 0)]
         running = self._running[number] = _Running(execution, streams, timeout_s=timeout_s)
         running.has_its_turn()
         done = False
@@ -259,17 +258,19 @@ class Link:
             return False
         number = next(self._numbers) & 0xFFFFFFFF
         running = self._running[number] = _Running(execution, [], done, timeout_s)
-        if list(self._running)[:1] == [number]:  # asked afterwards: who ends the one before finds this one there
+        behind = list(self._running)[:1] != [number]  # asked afterwards: who ends the one before finds this one there
+        if not behind:
             running.has_its_turn()
-        try:
+        sent = False
+        with suppress(PeerLostError, NoRoomError):
             sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
-        except (PeerLostError, NoRoomError):
-            sent = False
         if not sent or self.ended.is_set():
             return self._running.pop(number, None) is None  # its end may have been told already
         if self.dozing:
             self.dozing = False
             channel.rouse()
+        for request in execution.requests if behind else ():  # the worker may get to it before the next look
+            request.when_cancelled(lambda: self._tell_cancelled(number))
         return True
 
     def _watched_by(self, watcher: Watcher) -> MemoryChannel | None:
@@ -297,7 +298,7 @@ class Link:
         while running.answer is None:
             message = self.channel.next(LOOK_S)
             if message is None:
-                self._tell_cancelled(number, running)
+                self._tell_cancelled(number)
                 if self._overdue(running):
                     raise PeerLostError
             else:
@@ -390,11 +391,14 @@ class Link:
         """Look after the executions that no thread waits for: cancelled requests, time that is over."""
         for number, running in list(self._running.items()):
             if running.streams or running.done is not None:
-                self._tell_cancelled(number, running)
+                self._tell_cancelled(number)
             if running.done is not None and self._overdue(running):
                 return
 
-    def _tell_cancelled(self, number: int, running: _Running) -> None:
+    def _tell_cancelled(self, number: int) -> None:
+        running = self._running.get(number)
+        if running is None:
+            return
         for index, request in enumerate(running.execution.requests):
             if request.cancelled and index not in running.told:
                 self.tell(Kind.CANCEL, number, [Draft(flags=index << 8)])
@@ -422,8 +426,7 @@ class Link:
 
     def _fail(self, error: RemoraError) -> None:
         for number in list(self._asked):
-            future = self._asked.pop(number, None)
-            if future is not None:
+            if (future := self._asked.pop(number, None)) is not None:
                 future.set_exception(error)
 
     def died(self) -> InternalError:

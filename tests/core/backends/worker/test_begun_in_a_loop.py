@@ -340,6 +340,25 @@ def test_what_is_cancelled_before_its_turn_does_not_run(loop: Loop) -> None:
     go(main())
 
 
+def test_a_cancel_is_told_at_once_for_the_worker_may_get_to_the_request_at_any_moment(
+    loop: Loop, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        waits = request("count"), request("count")
+        first, second = loop.begin(request("until told")), loop.begin(*waits)
+        await until_it_runs(caplog)
+        waits[0].cancel()
+        (folder / "go").touch()
+        _, (gone, ran) = await both(first, second)
+        assert isinstance(gone, CancelledError)
+        assert values(ran) == [0, 2, 4]
+        assert values((await loop.run(request("how many")))[0]) == [1]
+
+    go(main())
+
+
 def test_lines_of_a_batch_are_not_taken_for_those_of_the_batch_behind_it(
     loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
