@@ -19,7 +19,6 @@ from remora.lifecycle import Lifecycle
 from remora.loading import ModelLoader
 from remora.options import EngineOptions
 
-
 PATIENCE_S = 30.0
 
 

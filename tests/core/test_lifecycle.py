@@ -690,7 +690,7 @@ def test_with_namespaces_errors_name_the_model_by_its_namespace_as_long_as_it_is
             lifecycle.resolve(name, version)
     lifecycle.unload("m")
     for version in (-1, 1, 7):
-        with pytest.raises(NotFoundError, match="^Identifier of model 'm' is not found in global map$"):
+        with pytest.raises(NotFoundError, match=r"^Identifier of model 'm' is not found in global map$"):
             lifecycle.resolve("m", version)
     assert lifecycle.table.called("m") is not None
     with pytest.raises(NotFoundError, match=f"^{model}::m' has no available versions$"):
