@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import free_ports
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora import loading
 from remora.cache_encoding import MAX_BYTES
@@ -29,6 +30,7 @@ redis = pytest.importorskip("redis", reason="needs redis: pip install 'remora[re
 SERVER = shutil.which("redis-server") or ""
 needs_server = pytest.mark.skipif(not SERVER, reason="needs a real Redis: apt-get install redis-server")
 PASSWORD = "s3cret"
+PATIENCE_MS = 30_000
 KEY = b"k" * 32
 
 
@@ -36,8 +38,7 @@ class Redis:
     """A real server on a port of its own; `kill` and `start` play a restart."""
 
     def __init__(self, folder: Path, *arguments: str, tls: bool = False) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        (self.port,) = free_ports(1)
         port = ["--port", "0", "--tls-port"] if tls else ["--port"]
         self._command = [SERVER, *port, str(self.port), "--bind", "127.0.0.1", "--save", "", *arguments]
         self._folder = folder
@@ -55,7 +56,9 @@ class Redis:
         self._process.wait()
 
     def settings(self, **more: object) -> RedisSettings:
-        return RedisSettings("127.0.0.1", self.port, **more)  # type: ignore[arg-type]
+        """With time enough for a busy machine: a server that is gone is noticed at once all the same."""
+        times = dict.fromkeys(("connect_timeout", "socket_timeout", "wait_timeout"), PATIENCE_MS)
+        return RedisSettings("127.0.0.1", self.port, **{**times, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -214,8 +217,7 @@ def test_what_a_stranger_wrote_is_a_miss(server: Redis) -> None:
 
 
 def test_a_server_that_is_not_there_is_warned_of_and_every_lookup_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)
     with caplog.at_level(logging.WARNING):
         cache = RedisCache(RedisSettings("127.0.0.1", port, password=PASSWORD), FakeClock().monotonic_ns)
     assert f"redis at 127.0.0.1:{port} does not answer" in caplog.text
