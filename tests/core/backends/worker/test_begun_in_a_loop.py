@@ -6,17 +6,20 @@ import asyncio
 import gc
 import os
 import signal
-import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from fakes import FakeClock
+from held import Held
 from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
+from remora.backends.worker import link
 from remora.backends.worker.model import LOOP_BYTES, WorkerInstance
 from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, Request, Response
@@ -47,12 +50,11 @@ class TritonPythonModel:
                     raise pb_utils.TritonModelException("no, thanks")
                 case "forever":
                     threading.Event().wait()
-                case "until told":
+                case "until told" | "until told again":
                     print("it runs", flush=True)
-                    while not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+                    word = request.request_id().replace("until told", "go")
+                    while not os.path.exists(os.path.join(os.path.dirname(__file__), word)):
                         threading.Event().wait(0.002)
-                case "a while":
-                    threading.Event().wait(0.1)
                 case "until cancelled":
                     print("it runs", flush=True)
                     while not request.is_cancelled():
@@ -300,19 +302,37 @@ def test_a_batch_that_had_its_turn_is_not_told_that_it_never_began(loop: Loop) -
     go(main())
 
 
-def test_the_time_of_a_batch_behind_another_begins_when_that_has_ended(folder: Path) -> None:
-    loop = Loop(folder, execute_timeout="0.15")
+def test_the_time_of_a_batch_behind_another_begins_when_that_has_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=lambda: clock.now_ns / 1e9))
+    loop = Loop(folder, execute_timeout="100")
+
+    async def ends_overdue(future: asyncio.Future[Any] | None) -> None:
+        assert future is not None
+        clock.advance(101 * 10**9)
+        assert "did not answer within 100 s" in str(await asyncio.wait_for(future, PATIENCE_S))
 
     async def main() -> None:
         await loop.run(request())
-        (one,), (two,) = await both(loop.begin(request("a while")), loop.begin(request("a while")))
-        assert (values(one), values(two)) == ([0, 2, 4], [0, 2, 4])
-        over, never = await both(loop.begin(request("forever")), loop.begin(request()))
-        assert "did not answer within 0.15 s" in str(over)
-        assert isinstance(never, NotBegunError)
+        first, second = loop.begin(request("until told")), loop.begin(request("until told again"))
+        assert first is not None
+        clock.advance(70 * 10**9)
+        (folder / "go").touch()
+        await asyncio.wait_for(first, PATIENCE_S)
+        clock.advance(70 * 10**9)
+        loop.instance.keeper.link().look()
+        (folder / "go again").touch()
+        assert [values(each) for (each,) in await both(first, second)] == [[0, 2, 4], [0, 2, 4]]
+        over, never = loop.begin(request("forever")), loop.begin(request())
+        await ends_overdue(over)
+        assert isinstance((await both(over, never))[1], NotBegunError)
         await asyncio.to_thread(loop.instance.keeper.link)
-        _, over = await both(loop.begin(request("a while")), loop.begin(request("forever")))
-        assert "did not answer within 0.15 s" in str(over)
+        answered, over = loop.begin(request()), loop.begin(request("forever"))
+        assert answered is not None
+        await asyncio.wait_for(answered, PATIENCE_S)
+        await ends_overdue(over)
 
     go(main())
     loop.close()
@@ -406,7 +426,7 @@ def test_closing_after_loops_have_come_and_gone_leaves_no_descriptors_and_no_thr
         gc.collect()
 
     cycle()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    before = Held.now()
     for _ in range(3):
         cycle()
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert before.grown() == ([], 0)

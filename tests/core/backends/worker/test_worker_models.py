@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from held import Held
 from remora import custom_metrics
 from remora.backends import Execution, Placement, Source
 from remora.backends.python import PythonBackend
 from remora.backends.worker import keeper
+from remora.backends.worker.logs import LINES_PER_SECOND
 from remora.backends.worker.model import WorkerInstance, WorkerModel
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError
 from remora.messages import InferForm, Outcome, Request, Response, Streamed
@@ -487,7 +490,11 @@ def test_a_stream_of_a_dead_worker_ends_with_an_error(models: Models) -> None:
         "    def execute(self, requests):\n"
         "        self.sender = requests[0].get_response_sender()\n"
         "        self.sender.send(answer())\n"
-        "        threading.Timer(0.05, os._exit, (3,)).start()\n",
+        "        threading.Thread(target=die, args=(self.sender,)).start()\n"
+        "def die(sender):\n"
+        "    while not sender.is_cancelled():\n"
+        "        time.sleep(0.002)\n"
+        "    os._exit(3)\n",
         CONFIG + "model_transaction_policy { decoupled: true }",
     )
     answers: list[Streamed] = []
@@ -498,7 +505,9 @@ def test_a_stream_of_a_dead_worker_ends_with_an_error(models: Models) -> None:
         if streamed.final:
             ended.set()
 
-    instance.execute(Execution([request()], send))
+    asked = request()
+    instance.execute(Execution([asked], send))
+    asked.cancel()
     assert ended.wait(20)
     assert values(answers[0].outcome) == [7]
     assert "exit code 3" in str(answers[-1].outcome)
@@ -544,13 +553,19 @@ def test_a_fork_that_comes_back_from_the_model_answers_nothing(models: Models) -
     assert values(run(instance)[0]) == [7]
 
 
+def most_lines(seconds: float) -> float:
+    """What may be logged in that time, which may touch two seconds more than it has; and what is said of the rest."""
+    return LINES_PER_SECOND * (seconds + 2) * 1.1
+
+
 def test_a_flood_on_stdout_neither_blocks_nor_fills_the_log(models: Models, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     instance = models.start(once("for _ in range(300):\n    print('x' * 100_000)\n    print('y\\n' * 1000)"))
+    begin = time.monotonic()
     assert values(run(instance, request("now"))[0]) == [7]
     assert values(run(instance)[0]) == [7]
     instance.close()
-    assert len(caplog.records) < 10_000
+    assert len(caplog.records) < most_lines(time.monotonic() - begin)
 
 
 def test_a_flood_of_log_lines_neither_blocks_nor_fills_the_log(
@@ -558,8 +573,9 @@ def test_a_flood_of_log_lines_neither_blocks_nor_fills_the_log(
 ) -> None:
     caplog.set_level(logging.INFO)
     instance = models.start(once("for i in range(20_000): logging.warning('line %d', i)"))
+    begin = time.monotonic()
     assert values(run(instance, request("now"))[0]) == [7]
-    assert len(caplog.records) < 10_000
+    assert len(caplog.records) < most_lines(time.monotonic() - begin)
 
 
 def test_memory_ends_at_the_limit(models: Models) -> None:
@@ -633,11 +649,11 @@ def test_fifty_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_pat
     for _ in range(5):
         cycle()
     gc.collect()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    before = Held.now()
     resident = resident_bytes()
     pids = [cycle() for _ in range(50)]
     gc.collect()
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert before.grown() == ([], 0)
     assert all(gone(pid) for pid in pids)
     assert resident_bytes() - resident < 5 << 20
 
