@@ -50,7 +50,8 @@ def run(data):
     if kind == "query":
         return value
     if kind == "wait":
-        time.sleep(2)
+        while not os.path.exists(value["until"]):
+            time.sleep(0.005)
     return [factor * number for number in value["data"]]
 """
 
@@ -385,7 +386,8 @@ def test_a_script_that_ends_itself_is_answered_for_and_the_server_lives(tmp_path
 def test_a_script_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     with hosted("azureml", {**environment(tmp_path, PLAIN), "SCORING_TIMEOUT_MS": "50"}) as port:
         wait_until_healthy(port)
-        got = ask(port, "POST", "/score", {"kind": "wait", "data": []})
+        got = ask(port, "POST", "/score", {"kind": "wait", "until": str(tmp_path / "enough"), "data": []})
+        (tmp_path / "enough").touch()
         assert (got.status, got.json) == (500, {"message": "Scoring timeout after 50 ms"})
         assert got.headers["x-ms-run-function-failed"] == "True"
 
