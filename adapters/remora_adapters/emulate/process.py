@@ -141,14 +141,16 @@ def _resident_pages(pid: int) -> int:
 
 
 def _sockets(pid: int) -> set[str]:
-    found = set()
+    folder = Path("/proc") / str(pid) / "fd"
     try:
-        for link in (Path("/proc") / str(pid) / "fd").iterdir():
-            match = _SOCKET.fullmatch(os.readlink(link))
-            if match:
+        names = os.listdir(folder)
+    except OSError:  # it has just ended
+        return set()
+    found = set()
+    for name in names:
+        with contextlib.suppress(OSError):  # it has just closed this one: the others count
+            if match := _SOCKET.fullmatch(os.readlink(folder / name)):
                 found.add(match[1])
-    except OSError:  # it has just ended, or closed what was being looked at
-        pass
     return found
 
 

@@ -1,0 +1,56 @@
+"""How the emulators find a server's ports: also one that closes a file, or opens its ports, while it is looked at."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import START_TIMEOUT_S
+from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate.process import Process
+from remora_adapters.emulate.stage import Stage
+
+LISTENS = "import signal, socket; kept = socket.create_server(('127.0.0.1', 0)); signal.pause()"
+LATE = """
+import http.server, os, socket
+with socket.create_server(("127.0.0.1", 0)) as other:
+    other.accept()[0].close()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+    http.server.HTTPServer(("0.0.0.0", int(os.environ["SAGEMAKER_BIND_TO_PORT"])), Handler).serve_forever()
+"""
+
+
+def test_a_file_that_is_closed_while_it_is_looked_at_hides_no_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process([sys.executable, "-c", LISTENS], os.environ, tmp_path / "log.txt")
+    try:
+        while not (ports := process.listening()):
+            assert process.running, process.last_words()
+        closed, readlink = iter([True]), os.readlink
+
+        def look(path: Path) -> str:
+            if next(closed, False):
+                raise FileNotFoundError(path)
+            return readlink(path)
+
+        monkeypatch.setattr(os, "readlink", look)
+        assert process.listening() == ports
+    finally:
+        process.kill()
+
+
+def test_a_server_that_opens_another_port_first_is_asked_on_its_own_once_that_is_open() -> None:
+    settings = Settings(command=(sys.executable, "-c", LATE), startup_s=START_TIMEOUT_S)
+    with Stage(find_platform("sagemaker"), settings) as stage:
+        stage.wait_until_ready()
+        assert stage.ready
+        assert stage.address.port == stage.launch.port
