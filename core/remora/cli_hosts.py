@@ -99,6 +99,13 @@ def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
         "--startup-timeout", type=float, default=0.0, metavar="S", help="time to get ready; the platform's if not given"
     )
     parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="wait so many times as long as the platform, on a machine with other things to do (default %(default)s)",
+    )
+    parser.add_argument(
         "--api",
         type=int,
         default=0,

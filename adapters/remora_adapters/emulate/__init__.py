@@ -82,7 +82,8 @@ class Settings:
     """What the user says: ``command`` starts the server, or ``url`` is one that runs already.
 
     ``body`` is an inference request that the server must answer well, of type ``content_type``; ``model`` is the folder
-    that the platform would have put in its place. ``given`` holds what a single platform takes besides, by name.
+    that the platform would have put in its place. What the platform waits for may take ``patience`` times as long, for
+    a machine that has other things to do. ``given`` holds what a single platform takes besides, by name.
     """
 
     command: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class Settings:
     content_type: str = "application/json"
     environ: Mapping[str, str] = field(default_factory=dict)
     startup_s: float = 0.0
+    patience: float = 1.0
     given: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -61,19 +61,27 @@ def api_of(stage: Stage) -> RuntimeApi:
 
 
 def invoke(stage: Stage, event: bytes, timeout_s: float = TIMEOUT_S) -> Reply:
-    """The function's reply to an event. Raises Failed when it ends instead, or lets its time run out."""
-    api = api_of(stage)
+    """The function's reply to an event. Raises Failed when it ends instead, or lets its time run out.
+
+    It is told the platform's time, however patient we are.
+    """
+    api, spare_s = api_of(stage), _spare_s(stage, timeout_s)
     invocation = api.hand_over(event, timeout_s)
     try:
         while not invocation.done.wait(_LOOK_S):
-            if not stage.process.running:
+            if not stage.process.running and not invocation.done.is_set():
                 raise Failed(f"the process ended instead of answering: {stage.process.last_words()}")
-            if time.time() > invocation.deadline:
+            if time.time() > invocation.deadline + spare_s:
                 raise Failed(f"no reply within the {timeout_s:g} s of the invocation")
     finally:
         api.drop(invocation)
     assert invocation.reply is not None
     return invocation.reply
+
+
+def _spare_s(stage: Stage, timeout_s: float) -> float:
+    """How much later than at its deadline the reply to an event may come."""
+    return stage.limit_s(timeout_s) - timeout_s
 
 
 def must_answer(reply: Reply, what: str) -> Reply:
@@ -111,7 +119,7 @@ def asks_in_time(stage: Stage) -> None:
         return
     if not stage.process.running:
         raise Skipped("it ended: see starts")
-    raise Failed(f"it did not ask for an event within {stage.settings.startup_s or INIT_S:g} s")
+    raise Failed(f"it did not ask for an event within {stage.settings.startup_s or stage.limit_s(INIT_S):g} s")
 
 
 def reports_a_failed_init(stage: Stage) -> None:
@@ -206,7 +214,7 @@ def keeps_deadlines(stage: Stage) -> None:
     if path is None:
         raise Skipped(f"needs an event that takes longer than {SHORT_S:g} s: --with slow-body=FILE")
     reply = invoke(stage, Path(path).read_bytes(), SHORT_S)
-    if reply.late_s > 0:
+    if reply.late_s > _spare_s(stage, SHORT_S):
         raise Failed(f"the reply came {reply.late_s:.2f} s after the invocation's end")
 
 
@@ -214,7 +222,7 @@ def survives_freezes(stage: Stage) -> None:
     """All its processes stand still while it waits for an event, as between two invocations."""
     must_answer(invoke(stage, stage.body), "an event before the freeze")
     process = stage.process
-    if not api_of(stage).idle.wait(TIMEOUT_S):
+    if not api_of(stage).idle.wait(stage.limit_s(TIMEOUT_S)):
         raise Failed(f"it did not ask for another event within {TIMEOUT_S:g} s of its answer")
     process.freeze()
     try:
@@ -239,8 +247,8 @@ def answers_what_it_was_given(stage: Stage) -> None:
 def ends_at_sigterm(stage: Stage) -> None:
     """Functions with extensions get SIGTERM; its status does not matter."""
     stage.process.terminate()
-    if stage.process.wait(stage.platform.grace_s).killed:
-        raise Failed(f"it was still there {stage.platform.grace_s:g} s after SIGTERM")
+    if stage.process.wait(stage.grace_s).killed:
+        raise Failed(f"it was still there {stage.grace_s:g} s after SIGTERM")
 
 
 PLATFORM = Platform(

@@ -46,7 +46,7 @@ def lives_while_it_loads(stage: Stage) -> None:
     live = stage.settings.given.get("liveness-route", "/livez")
     if live == stage.platform.probe.path:
         raise Failed(f"liveness and readiness are the same route, {live}")
-    any_container.must_answer(stage.ask("GET", live, timeout_s=stage.platform.probe.timeout_s), f"GET {live}")
+    any_container.must_answer(stage.ask("GET", live, timeout_s=stage.probe_s), f"GET {live}")
 
 
 def keeps_request_ids(stage: Stage) -> None:

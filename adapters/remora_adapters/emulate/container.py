@@ -39,7 +39,7 @@ def becomes_ready(stage: Stage) -> None:
 
 def probes_in_time(stage: Stage) -> None:
     """No probe took longer than the platform waits for one."""
-    limit_s = stage.platform.probe.timeout_s
+    limit_s = stage.probe_s
     slow = [
         seen
         for seen in stage.boot
@@ -76,7 +76,7 @@ def answers(call: Call, within_s: float) -> Run:
     def run(stage: Stage) -> None:
         for count in ("first", "second"):
             answer = must_answer(call(stage), f"the {count} request")
-            if answer.total_s > within_s * _SLOWEST:
+            if answer.total_s > stage.limit_s(within_s) * _SLOWEST:
                 raise Failed(f"the {count} request took {answer.total_s:.1f} s: {within_s:g} s are the limit")
 
     return run
@@ -110,9 +110,9 @@ def admits(call: Call, concurrency: int, requests: int) -> Run:
         with ThreadPoolExecutor(max(concurrency, 1) + 4) as pool:
             calls = [pool.submit(one, index) for index in range(requests)]
             probe = stage.platform.probe
-            probes = [stage.ask("GET", probe.path, timeout_s=probe.timeout_s)]
+            probes = [stage.ask("GET", probe.path, timeout_s=stage.probe_s)]
             while not all(each.done() for each in calls):
-                probes.append(stage.ask("GET", probe.path, timeout_s=probe.timeout_s))
+                probes.append(stage.ask("GET", probe.path, timeout_s=stage.probe_s))
         lost = [each.result() for each in calls if not 200 <= each.result().status < 300]
         if lost:
             raise Failed(f"{len(lost)} of {requests} requests, {concurrency} at a time, failed: {lost[0].shown}")
@@ -143,10 +143,10 @@ def serves_on(call: Call, seconds: float) -> Run:
             answer = call(stage)
             if not 200 <= answer.status < 300:
                 at_s = time.monotonic() - begin
-                process.wait(stage.platform.grace_s)
+                process.wait(stage.grace_s)
                 raise Failed(f"{at_s:.1f} s after SIGTERM, after {count} good answers: {answer.shown}")
             count += 1
-        process.wait(stage.platform.grace_s)
+        process.wait(stage.grace_s)
 
     return run
 
@@ -156,9 +156,9 @@ def ends_in_time(stage: Stage) -> None:
     ending = stage.process.ending
     if ending is None:
         stage.process.terminate()
-        ending = stage.process.wait(stage.platform.grace_s)
+        ending = stage.process.wait(stage.grace_s)
     if ending.killed:
-        raise Failed(f"it was still there {stage.platform.grace_s:g} s after SIGTERM")
+        raise Failed(f"it was still there {stage.grace_s:g} s after SIGTERM")
     if ending.status != 0:
         raise Failed(f"it ended with status {ending.status}: {stage.process.last_words()}")
 

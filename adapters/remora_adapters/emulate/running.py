@@ -127,6 +127,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         content_type=options.content_type,
         environ=_pairs("--env", options.env),
         startup_s=options.startup_timeout,
+        patience=options.patience,
         given=_pairs("--with", options.given),
     )
 

@@ -206,16 +206,16 @@ def refuses_bad_requests(stage: Stage) -> None:
         answer = stage.ask("POST", "/models", body, _JSON)
         if not 400 <= answer.status < 500:
             raise Failed(f"POST /models with {body!r} got {answer.shown}")
-    must_answer(stage.ask("GET", "/ping", timeout_s=PING_S), "GET /ping after requests that make no sense")
+    must_answer(stage.ask("GET", "/ping", timeout_s=stage.probe_s), "GET /ping after requests that make no sense")
 
 
 def pings_while_loading(stage: Stage) -> None:
     _unload(stage, _FIRST)
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(_load, stage, _FIRST)
-        pings = [stage.ask("GET", "/ping", timeout_s=PING_S)]
+        pings = [stage.ask("GET", "/ping", timeout_s=stage.probe_s)]
         while not load.done():
-            pings.append(stage.ask("GET", "/ping", timeout_s=PING_S))
+            pings.append(stage.ask("GET", "/ping", timeout_s=stage.probe_s))
     if load.result().status != 200:
         raise Skipped("the model could not be loaded: see load and unload")
     bad = [ping for ping in pings if ping.status != 200]

@@ -92,17 +92,31 @@ class Stage:
             raise Skipped("needs an inference request: --body FILE")
         return self.settings.body
 
+    def limit_s(self, seconds: float) -> float:
+        """How long may take here what the platform gives so many seconds."""
+        return seconds * self.settings.patience
+
+    @property
+    def probe_s(self) -> float:
+        """How long the answer to a probe may take."""
+        return self.limit_s(self.platform.probe.timeout_s)
+
+    @property
+    def grace_s(self) -> float:
+        """How long its end may take after SIGTERM."""
+        return self.limit_s(self.platform.grace_s)
+
     def wait_until_ready(self) -> None:
         """Probe as the platform does until the server is ready, its time is over, or its process ends."""
         probe = self.platform.probe
-        within_s = self.settings.startup_s or probe.within_s
+        within_s = self.settings.startup_s or self.limit_s(probe.within_s)
         begin = time.monotonic()
         while (at_s := time.monotonic() - begin) < within_s:
             if self._process is not None:
                 if not self._process.running:
                     return
                 self._find_port()
-            answer = self.ask("GET", probe.path, timeout_s=probe.timeout_s)
+            answer = self.ask("GET", probe.path, timeout_s=self.probe_s)
             self.boot.append(Seen(at_s, answer))
             if answer.status == probe.status:
                 self.ready = True
@@ -114,8 +128,8 @@ class Stage:
         if self.callee is not None:  # which is what is probed
             return
         ports = [row.port for row in self.process.listening()]
-        if ports and self.launch.port not in ports:
-            self.address = Address("127.0.0.1", ports[0])
+        if ports:  # it may open others first
+            self.address = Address("127.0.0.1", self.launch.port if self.launch.port in ports else ports[0])
 
     def model_changed(self) -> bool:
         """Whether anything under the model's folder was written since the start."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,6 +35,29 @@ PREDICT = {
     "vertex": os.environ.get("AIP_PREDICT_ROUTE", ""),
 }[PLATFORM]
 state = {"requests": 0, "busy": 0, "probes": 0}
+changed = threading.Condition()
+lingers_s = (0.02 * 1.5**count for count in range(1_000))
+QUIET_S = 3.0
+
+
+def tell(name: str, step: int = 1) -> int:
+    """Count something; returns the new count."""
+    with changed:
+        state[name] += step
+        changed.notify_all()
+        return state[name]
+
+
+def meets(seen: Callable[[], bool]) -> bool:
+    """Whether something comes while a request is under way: waits for it, until it came once, and longer every time.
+
+    Nobody says whether anything will come, and on a slow machine it comes late.
+    """
+    with changed:
+        met = changed.wait_for(seen, 0 if "met" in state else min(next(lingers_s), 10.0))
+        if met:
+            state["met"] = 1
+        return met
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -65,9 +88,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, {"error": "no such path"})
 
     def probed(self) -> None:
-        state["probes"] += 1
-        if FAULT == "slow-probe" and state["probes"] == 1:
-            time.sleep(2.3)
+        if tell("probes") == 1 and FAULT == "slow-probe":
+            self.rfile.read(1)  # until nobody waits any more
+            self.close_connection = True
+            return None
         if FAULT == "never-ready" or (FAULT == "probe-while-busy" and state["busy"]):
             return self.answer(503)
         if FAULT == "failing-probe" and "kube-probe" in self.headers.get("User-Agent", ""):
@@ -88,11 +112,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        state["busy"] += 1
+        tell("busy")
         try:
             self.posted(body)
         finally:
-            state["busy"] -= 1
+            tell("busy", -1)
 
     def posted(self, body: bytes) -> None:
         if self.path.startswith("/v2/repository/models/"):
@@ -103,15 +127,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200 if FAULT == "redirects" else 403, {"error": "no"})
         if FAULT != "long-ids" and len(self.headers.get("x-request-id", "")) > 100:
             return self.answer(431, {"error": "too long"})
-        if FAULT == "strict":
-            time.sleep(0.05)
-            if state["busy"] > 2:
-                return self.answer(429, {"error": "busy"})
+        if FAULT == "strict" and meets(lambda: state["busy"] > 2):
+            return self.answer(429, {"error": "busy"})
         return self.predicted(body)
 
     def predicted(self, body: bytes) -> None:
-        state["requests"] += 1
-        if FAULT == "first-request" and state["requests"] == 1:
+        if tell("requests") == 1 and FAULT == "first-request":
             return self.answer(503, {"error": "not yet"})
         if FAULT == "never-answers":
             return self.answer(500, {"error": "no"})
@@ -120,7 +141,8 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError):
             return self.answer(400, b"bad" if FAULT == "plain-error" else {"error": "no instances"})
         if FAULT == "probe-while-busy":
-            time.sleep(0.05)
+            probes = state["probes"]
+            meets(lambda: state["probes"] > probes)
         if FAULT == "writes":
             model = os.environ.get("AZUREML_MODEL_DIR") or os.environ.get("REMORA_MODEL_REPOSITORY")
             Path(model or os.environ["AIP_STORAGE_URI"], "cache").write_text("x")
@@ -155,7 +177,9 @@ def main() -> None:
     if FAULT == "stays":
         signal.sigwait({signal.SIGTERM})
     if PLATFORM == "knative" and FAULT != "stops-at-once":
-        time.sleep(4.5)
+        with changed:
+            while changed.wait(QUIET_S):  # somebody still asks
+                pass
     os._exit(3 if FAULT == "bad-status" else 0)
 
 

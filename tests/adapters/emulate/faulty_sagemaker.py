@@ -14,13 +14,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 FAULT = os.environ.get("FAULT", "")
 counting = threading.Lock()
+stopping = threading.Event()
 state = {"pings": 0, "invocations": 0, "connections": 0}
 CROWD = 8
 
@@ -46,7 +46,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/ping":
             state["pings"] += 1
             if FAULT == "slow-ping" and state["pings"] == 1:
-                time.sleep(2.2)
+                self.rfile.read(1)  # until nobody waits any more
+                self.close_connection = True
+                return None
             if FAULT == "never-ready" or (FAULT == "ping-while-busy" and state["connections"] > CROWD):
                 return self.answer(503)
             return self.answer(200, b"pong" if FAULT == "ping-body" else b"")
@@ -83,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
             (Path(os.environ["SAGEMAKER_BASE_DIR"]) / "model" / "scratch").write_text("mine")
         if FAULT == "gzip":
             return self.answer(200, gzip.compress(doubled), Content_Encoding="gzip")
-        time.sleep(0.5 if asked.get("slow") else 0.02)
+        if asked.get("slow"):
+            stopping.wait()
         self.answer(200, doubled)
         return None
 
@@ -105,7 +108,6 @@ class Handler(BaseHTTPRequestHandler):
         for piece in pieces:
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             self.wfile.flush()
-            time.sleep(0.05)
         self.wfile.write(b"0\r\n\r\n")
 
 
@@ -139,6 +141,7 @@ def main() -> int:
     def stop(number: int, frame: object) -> None:
         if FAULT == "drops":
             os._exit(0)
+        stopping.set()
         if FAULT != "stays":
             threading.Thread(target=server.shutdown).start()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import free_ports
+from conftest import START_TIMEOUT_S, free_ports
 from hosting import write_scale
 from remora.cli import main
 from remora_adapters.emulate import Settings
@@ -52,7 +52,8 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, expect
         body=b"[1]",
         # The second keeps the allocator from holding on to a model of the miniature for the next one.
         environ={"FAULT": fault, "MALLOC_MMAP_THRESHOLD_": "65536"},
-        startup_s=1.0 if fault == "needs-model" else 20.0,
+        startup_s=1.0 if fault == "needs-model" else START_TIMEOUT_S,
+        patience=15.0,
         given={"oom-model": str(tmp_path / "large")},
     )
     verdicts = play(PLATFORM, settings)
@@ -66,7 +67,7 @@ def test_every_check_of_the_multi_model_api_has_a_fault_planted_for_it() -> None
 
 
 def test_without_a_folder_or_a_body_the_checks_that_need_one_are_skipped_with_the_reason() -> None:
-    settings = Settings(command=(sys.executable, str(SERVER)), startup_s=20.0)
+    settings = Settings(command=(sys.executable, str(SERVER)), startup_s=START_TIMEOUT_S)
     rows = {row.id: row for row in play(PLATFORM, settings, ["load", "unknown", "memory"])}
     assert (rows["load"].outcome, rows["unknown"].outcome) == (SKIPPED, "passed")
     assert "--model DIR" in rows["load"].found
