@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hpack import Decoder, HPACKError
-
 from remora.protocols.http2_frames import (
     ACK,
-    COMPRESSION_ERROR,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -54,9 +51,9 @@ from remora.protocols.http2_frames import (
     without_padding,
 )
 from remora.protocols.http2_sender import MOST_WINDOW, WINDOW, Flow, Sender
+from remora.protocols.http2_unpacking import Unpacker
 
-_MEMO_ENTRIES = 256
-_MEMO_BYTES = 512
+_THERE, _LEAVING = b"is there", b"leaving "
 _TINY_BYTES = 64
 """Nobody has a reason to continue a header block with less, but at its end."""
 
@@ -81,7 +78,7 @@ class Limits:
 
 
 class Handler(Protocol):
-    """What hears of the streams. May send from within. Must not raise."""
+    """What hears of the streams. May send from within. Must not raise, but where it says so."""
 
     def opened(self, stream: int, fields: Fields, ended: bool) -> None:
         """A request has begun; ``ended`` when it has no body."""
@@ -97,6 +94,9 @@ class Handler(Protocol):
 
     def done(self, stream: int) -> None:
         """It was answered whole, or given up by us."""
+
+    def pinged(self) -> None:
+        """The client asks whether we are there. May raise Http2Error when it does so too often."""
 
 
 class _Stream:
@@ -115,8 +115,7 @@ class Http2:
     def __init__(self, handler: Handler, limits: type[Limits] = Limits) -> None:
         self._handler = handler
         self._limits = limits
-        self._decoder = Decoder(max_header_list_size=limits.header_bytes)
-        self._memo: dict[bytes, Fields] = {}
+        self._unpacker = Unpacker(limits.header_bytes)
         self._rest = b""
         self._greeted = False
         self._streams: dict[int, _Stream] = {}
@@ -126,7 +125,7 @@ class Http2:
         self._block_of = (0, False)  # its stream, and whether that ends with it
         self._credit = limits.connection_window
         self._whims = 0
-        self._leaving = False
+        self._leaving = self._left = False
         self.ahead = False
         """Whether more has come behind the frame that is being handled."""
         self._sender = Sender(handler.sent, self._finished)
@@ -143,6 +142,20 @@ class Http2:
     def open(self) -> int:
         """How many streams are not done."""
         return len(self._streams)
+
+    def is_open(self, stream: int) -> bool:
+        """Whether a stream is not done."""
+        return stream in self._streams
+
+    @property
+    def left(self) -> bool:
+        """Whether the client knows that it can open no more streams."""
+        return self._left
+
+    def spoke(self) -> bool:
+        """Whether data, headers or windows were sent since it was asked last."""
+        spoke, self._sender.spoke = self._sender.spoke, False
+        return spoke
 
     def take(self) -> bytes:
         """What is to be sent now."""
@@ -194,7 +207,7 @@ class Http2:
             return
         found.taken += size
         if found.taken * 2 >= self._limits.stream_window:
-            self._sender.out.append(window_update(stream, found.taken))
+            self._sender.window(stream, found.taken)
             found.credit += found.taken
             found.taken = 0
 
@@ -213,7 +226,7 @@ class Http2:
         if self._credit < 0:
             raise Http2Error(FLOW_CONTROL_ERROR, "more data than the connection's window holds")
         if self._credit * 2 <= self._limits.connection_window:  # each stream has its own window besides
-            self._sender.out.append(window_update(0, self._limits.connection_window - self._credit))
+            self._sender.window(0, self._limits.connection_window - self._credit)
             self._credit = self._limits.connection_window
         if flags & PADDED:
             payload = without_padding(payload)
@@ -264,9 +277,7 @@ class Http2:
             self._fields(stream, block, self._block_of[1])
 
     def _fields(self, stream: int, block: bytes, ended: bool) -> None:
-        fields = self._memo.get(block)
-        if fields is None:
-            fields = self._decode(block)
+        fields = self._unpacker.fields(block)
         found = self._streams.get(stream)
         if found is not None:  # trailers
             if not ended or found.ended:
@@ -277,28 +288,12 @@ class Http2:
         if stream <= self._last:
             raise Http2Error(STREAM_CLOSED, "headers on a stream that is closed")
         self._last = stream
-        if len(self._streams) >= self._limits.streams or self._leaving:
+        if len(self._streams) >= self._limits.streams or self._left:
             self._whim()
             self._sender.out.append(reset(stream, REFUSED_STREAM))
             return
         self._streams[stream] = _Stream(self._sender.flow(), self._limits.stream_window, ended=ended)
         self._handler.opened(stream, fields, ended)
-
-    def _decode(self, block: bytes) -> Fields:
-        """Unpack a header block. What changes nothing in the table it refers to, means the same when it comes again."""
-        entries = self._decoder.header_table.dynamic_entries
-        before = (len(entries), id(entries[0]) if entries else 0, self._decoder.header_table_size)
-        try:
-            fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
-        except HPACKError as error:
-            raise Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {error}") from error
-        if (len(entries), id(entries[0]) if entries else 0, self._decoder.header_table_size) != before:
-            self._memo.clear()
-        elif len(block) <= _MEMO_BYTES:
-            if len(self._memo) >= _MEMO_ENTRIES:
-                self._memo.clear()
-            self._memo[block] = fields
-        return fields
 
     def _on_reset(self, stream: int, _flags: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -331,6 +326,9 @@ class Http2:
         if not flags & ACK:
             self._whim()
             self._sender.out.append(frame(PING, ACK, 0, payload))
+            self._handler.pinged()
+        elif payload == _LEAVING and self._leaving:
+            self.part()
 
     def _on_goaway(self, _stream: int, _flags: int, _payload: bytes) -> None:
         """The client opens no more streams; those there are go on."""
@@ -390,10 +388,25 @@ class Http2:
         self._sender.forget(stream)
         return self._streams.pop(stream, None) is not None
 
+    def ping(self) -> None:
+        """Ask the client whether it is there: whatever comes then is the answer."""
+        self._sender.out.append(frame(PING, 0, 0, _THERE))
+
     def leave(self) -> None:
-        """Tell the client to open no more streams. Those that are open go on."""
-        if not self._leaving:
-            self._leaving = True
+        """Ask the client to open no more streams. Those that it opens before it has heard so are served: then it
+        answers a ping, and `part` is called (RFC 9113 6.8)."""
+        if self._leaving or self._left:
+            return
+        self._leaving = True
+        if self._greeted:
+            self._sender.out += goaway(MOST_WINDOW, NO_ERROR, b""), frame(PING, 0, 0, _LEAVING)
+        else:
+            self.part()
+
+    def part(self) -> None:
+        """Take no more streams. Those that are open go on."""
+        if not self._left:
+            self._left = True
             self._sender.out.append(goaway(self._last, NO_ERROR, b""))
 
     def goodbye(self, error: Http2Error) -> bytes:

@@ -21,6 +21,7 @@ from remora.protocols.http2_frames import (
     Http2Error,
     frame,
     header_frames,
+    window_update,
 )
 
 WINDOW = 65_535
@@ -63,6 +64,13 @@ class Sender:
         self.frame_bytes = FRAME_BYTES
         """The longest frame that the client takes."""
         self.out: list[bytes | memoryview] = []
+        self.spoke = False
+        """Whether data, headers or windows have been sent. Whoever looks sets it back."""
+
+    def window(self, stream: int, size: int) -> None:
+        """Let the client send more."""
+        self.spoke = True
+        self.out.append(window_update(stream, size))
 
     def flow(self) -> Flow:
         """Of a new stream."""
@@ -112,6 +120,7 @@ class Sender:
             if trailers:
                 self.headers(stream, flow, trailers, end=True)
             return
+        self.spoke = True
         self._window -= size  # the usual case, kept short
         flow.window -= size
         self.out += (
@@ -128,6 +137,7 @@ class Sender:
         if flow.paused is not None:
             flow.paused.append(_Piece(memoryview(frames), end, framed=True))
             return
+        self.spoke = True
         self.out.append(frames)
         if end:
             self._finished(stream)
@@ -177,6 +187,7 @@ class Sender:
             self._sent(stream, left)
 
     def _frames(self, stream: int, view: memoryview, *, ends: bool) -> None:
+        self.spoke = True
         at, end = 0, view.nbytes
         while True:
             size = min(end - at, self.frame_bytes)

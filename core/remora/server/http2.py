@@ -1,31 +1,44 @@
 """One HTTP/2 connection on the event loop; the law: its streams are gRPC's calls or HTTP's requests, side by side.
 
-`remora.protocols.http2` keeps the connection's state; here its bytes are read and written, and its streams are given to
-whoever answers them. What a client does not read waits, and when that is much, the client is not read either.
+`remora.protocols.http2` keeps the connection's state and `http2_upkeep` says how long it lives; here its bytes are
+read and written, and its streams are given to whoever answers them. What a client does not read waits, and when that is
+much, the client is not read either.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
+from math import inf
 from typing import Protocol, cast
 
-from remora.messages import Buffer
 from remora.protocols.grpc_wire import CONTENT_TYPE
-from remora.protocols.http1 import BadRequest, Head, too_large
 from remora.protocols.http2 import Http2
-from remora.protocols.http2_frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Fields, Http2Error, pack
-from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
-from remora.server.exchange import STREAM_BACKLOG, Cancellable
-from remora.server.http import Service
+from remora.protocols.http2_frames import (
+    CANCEL,
+    ENHANCE_YOUR_CALM,
+    INTERNAL_ERROR,
+    NO_ERROR,
+    Fields,
+    Http2Error,
+    pack,
+)
+from remora.protocols.http2_upkeep import Terms, Upkeep
+from remora.protocols.http_answer import INTERNAL
 
 _log = logging.getLogger("remora.http")
+
+ALPN = "h2"
 
 _SCRATCH_BYTES = 262_144
 _UNSENT_BYTES = 1 << 20
 """How much may wait in a connection that the client does not read before nothing of it is read."""
-_ENDS_IN_HTTP_2 = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"))
+_GOODBYE_S = 1.0
+"""How long a client may take to hear that its connection ends. One that is gone, or does not read, never does."""
+_SPREAD = 0.1
+"""By how much the ages of connections may differ, as gRPC has it."""
 
 
 class Stream(Protocol):
@@ -80,8 +93,9 @@ class Link:
         self._connection.flush_soon()
 
 
-OpenCall = Callable[[Link, Fields], Stream | None]
-"""Takes a gRPC call; None when it is answered already."""
+OpenStream = Callable[[Link, Fields], Stream | None]
+"""Takes a call or a request; None when it is answered already."""
+_TERMS = Terms()
 
 
 class Http2Listener:
@@ -89,16 +103,18 @@ class Http2Listener:
 
     Args:
         open_call: answers gRPC.
-        service: answers HTTP; None where only gRPC is served.
-        max_body_bytes: the longest body of HTTP.
+        open_request: answers HTTP; None where only gRPC is served.
+        terms: see there.
     """
 
-    def __init__(self, open_call: OpenCall, service: Service | None = None, max_body_bytes: int = 0) -> None:
+    def __init__(self, open_call: OpenStream, open_request: OpenStream | None = None, terms: Terms = _TERMS) -> None:
         self.open_call = open_call
-        self.service = service
-        self.max_body_bytes = max_body_bytes
+        self.open_request = open_request
+        self.terms = terms
         self.closing = False
         """Whether clients are to go elsewhere: they are told so with the next answer."""
+        self.ending = False
+        """Whether they are told so at once."""
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.connections: set[Http2Connection] = set()
 
@@ -122,7 +138,7 @@ class Http2Listener:
 
     def close_idle(self) -> int:
         """From now on answer what is under way and close; how many connections are still busy."""
-        self.closing = True
+        self.closing = self.ending = True
         for connection in list(self.connections):
             connection.flush()
         return len(self.connections)
@@ -142,9 +158,14 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._streams: dict[int, Stream] = {}
         self._coming: dict[int, float] = {}  # requests that were not whole when last looked at, and since when
+        self._upkeep = cast(Upkeep, None)
+        self._look_again: asyncio.TimerHandle | None = None
+        self._parting: asyncio.TimerHandle | None = None
+        self._ending: asyncio.TimerHandle | None = None
         self._receiving = False
         self._flushing = False
         self._unread = False
+        self._answered = False
         self._gone = False
         self.machine = Http2(self)
 
@@ -153,12 +174,22 @@ class Http2Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None and secured.selected_alpn_protocol() != ALPN:
+            self._gone = True  # as gRPC's own servers do: who speaks TLS has to say that HTTP/2 is meant
+            self._transport.abort()
+            return
+        spread = random.uniform(1 - _SPREAD, 1 + _SPREAD)
+        self._upkeep = Upkeep(self._listener.terms, self._loop.time(), spread)
         self._listener.connections.add(self)
-        self.flush()
+        self._look()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone = True
         self._listener.connections.discard(self)
+        for timer in (self._look_again, self._parting, self._ending):
+            if timer is not None:
+                timer.cancel()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.lost()
@@ -183,18 +214,18 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def take_in(self, data: bytes) -> None:
         """Handle what was received."""
+        if self._gone:
+            return
+        self._upkeep.heard = self._loop.time()
         self._receiving = True
         try:
             self.machine.receive(data)
         except Http2Error as error:
-            _log.debug("HTTP/2: %s", error)
-            self._transport.write(self.machine.goodbye(error))
-            self._transport.close()
+            self._end(error)
             return
         except Exception:
             _log.exception("an HTTP/2 connection failed in a way nobody foresaw")
-            self._transport.write(self.machine.goodbye(Http2Error(INTERNAL_ERROR, INTERNAL)))
-            self._transport.close()
+            self._end(Http2Error(INTERNAL_ERROR, INTERNAL))
             return
         finally:
             self._receiving = False
@@ -213,14 +244,61 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._flushing = False
         if self._gone or self._transport.is_closing():
             return
-        if self._listener.closing:
-            self.machine.leave()
+        if self._listener.ending or (self._listener.closing and self._answered):
+            self._leave()
         if self.machine.has_output:
             self._transport.write(self.machine.take())
             if self._unread and self._transport.get_write_buffer_size() > _UNSENT_BYTES:
                 self._transport.pause_reading()
-        if self._listener.closing and not self.machine.open:
-            self._transport.close()
+        if self.machine.left and not self.machine.open:
+            self._close()
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Do what `Upkeep` says that is due."""
+        if self._gone or self._transport.is_closing():
+            return
+        if self.machine.spoke():
+            self._upkeep.spoke()
+        due = self._upkeep.due(self._loop.time(), self.machine.open)
+        if due.ends:
+            self._end(Http2Error(NO_ERROR, due.ends))
+            return
+        if due.pings:
+            self.machine.ping()
+        if due.leaves:
+            self._leave()
+        if due.wake < inf:
+            self._look_again = self._loop.call_at(due.wake, self._look)
+        self.flush()
+
+    def pinged(self) -> None:
+        if self.machine.spoke():
+            self._upkeep.spoke()
+        if self._upkeep.is_too_much(self._loop.time(), self.machine.open):
+            raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")  # clients know the word, and ping less often
+
+    def _leave(self) -> None:
+        """Have the client go elsewhere; once it knows and nothing is under way, the connection is closed."""
+        if self._parting is None:
+            self._parting = self._loop.call_later(_GOODBYE_S, self._part)
+            self.machine.leave()
+
+    def _part(self) -> None:
+        self.machine.part()
+        self.flush()
+
+    def _end(self, error: Http2Error) -> None:
+        """The connection cannot go on."""
+        _log.debug("HTTP/2: %s", error)
+        self._transport.write(self.machine.goodbye(error))
+        self._close()
+
+    def _close(self) -> None:
+        self._transport.close()
+        if self._ending is None and not self._gone:
+            self._ending = self._loop.call_later(_GOODBYE_S, self._transport.abort)
 
     # -- the machine's side -----------------------------------------------------------------------------------------
 
@@ -230,11 +308,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         kind = next((value for name, value in fields if name == b"content-type"), b"")
         if kind.startswith(CONTENT_TYPE):
             found = self._listener.open_call(link, fields)
-        elif self._listener.service is not None:
-            found = _Request(link, fields, self._listener.service, self._listener.max_body_bytes)
+        elif self._listener.open_request is not None:
+            found = self._listener.open_request(link, fields)
         else:
             link.headers(pack(((b":status", b"415"),)), end=True)
-        if found is None:
+        if found is None or not self.machine.is_open(stream):
             return
         self._streams[stream] = found
         if ended:
@@ -251,6 +329,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             found.lost()
 
     def done(self, stream: int) -> None:
+        self._answered = True
         self._streams.pop(stream, None)
 
     def sent(self, stream: int, size: int) -> None:
@@ -279,134 +358,3 @@ class Http2Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close without further ado."""
         self._transport.abort()
-
-
-class _Request:
-    """A stream as an exchange of HTTP."""
-
-    __slots__ = (
-        "_begun",
-        "_body",
-        "_head",
-        "_limit",
-        "_link",
-        "_open",
-        "_service",
-        "_size",
-        "_ticket",
-        "_unsent",
-        "_whole",
-    )
-
-    def __init__(self, link: Link, fields: Fields, service: Service, limit: int) -> None:
-        self._link = link
-        self._service = service
-        self._limit = limit
-        self._body: list[bytes] = []
-        self._size = 0
-        self._ticket: Cancellable | None = None
-        self._open = True
-        self._begun = False
-        self._unsent = 0
-        self._whole = False  # it has come, and somebody answers it
-        self._head = _head_of(fields)
-
-    def received(self, data: bytes, ended: bool) -> None:
-        if not self._open:
-            return
-        self._size += len(data)
-        if self._head is None:
-            self._open = False
-            self._link.reset(PROTOCOL_ERROR)
-            return
-        if data:
-            self._link.took(len(data))
-        if self._size > self._limit:  # many clients hear of it only once they have sent all
-            self._body = []
-            if ended or self._size > 2 * self._limit:
-                self._refuse(too_large(self._size, self._limit))
-            return
-        if data:
-            self._body.append(data)
-        if not ended:
-            return
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body, self._whole = [], True
-        try:
-            ticket = self._service.handle(self._head, body, self)
-        except Exception:
-            _log.exception("%s %s", self._head.method, self._head.path)
-            if self._begun:
-                self._link.reset(INTERNAL_ERROR)
-            else:
-                self.respond(failure(500, INTERNAL, plain=True))
-            return
-        if self._open:
-            self._ticket = ticket
-
-    def _refuse(self, error: BadRequest) -> None:
-        self.respond(failure(error.status, error.text, plain=True))
-
-    def lost(self) -> None:
-        self._open = False
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            ticket.cancel()
-
-    def sent(self, size: int) -> None:
-        self._unsent -= size
-
-    def stalls(self) -> bool:
-        return self._open and not self._whole
-
-    def respond(self, answer: HttpAnswer) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self._ticket = None
-        data = b"".join(answer.body)
-        block = _block(answer.status, answer.headers, (b"content-length", b"%d" % len(data)))
-        if not data or (self._head is not None and self._head.method == "HEAD"):
-            self._link.headers(block, end=True)
-        else:
-            self._link.respond(block, data)
-
-    def begin(self, status: int, headers: Headers) -> None:
-        if self._open:
-            self._begun = True
-            self._link.headers(_block(status, headers))
-
-    def send(self, piece: Buffer) -> None:
-        if not self._open or not self._begun or not len(piece):
-            return
-        data = bytes(piece)
-        if self._unsent > STREAM_BACKLOG:
-            _log.warning("a client left %d bytes of its stream unread: its request is cancelled", STREAM_BACKLOG)
-            self._link.reset(CANCEL)
-            self.lost()
-            return
-        self._unsent += self._link.data(data)
-
-    def finish(self) -> None:
-        if self._open and self._begun:
-            self._open = False
-            self._ticket = None
-            self._link.data(b"", end=True)
-
-
-def _head_of(fields: Fields) -> Head | None:
-    """A request's head as HTTP/1.1 has it; None for fields that are no request."""
-    pseudo = {name: value for name, value in fields if name[:1] == b":"}
-    try:
-        method, target = pseudo[b":method"].decode("ascii"), pseudo[b":path"].decode("ascii")
-    except (KeyError, UnicodeDecodeError):
-        return None
-    if not target.startswith("/") or any(name in _ENDS_IN_HTTP_2 for name, _ in fields):
-        return None
-    kept = tuple(pair for pair in fields if pair[0][:1] != b":" and pair[0] != b"content-length")
-    return Head(method, target, ((b"host", pseudo.get(b":authority", b"")), *kept))
-
-
-def _block(status: int, headers: Headers, *more: tuple[bytes, bytes]) -> bytes:
-    named = tuple((name.lower(), value) for name, value in headers if name.lower() not in _ENDS_IN_HTTP_2)
-    return pack(((b":status", b"%d" % status), *named, *more))

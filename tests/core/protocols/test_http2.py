@@ -47,6 +47,7 @@ class Streams:
         self.gone: list[int] = []
         self.finished: list[int] = []
         self.late: dict[int, int] = {}
+        self.pings = 0
 
     def opened(self, stream: int, fields: Fields, ended: bool) -> None:
         self.fields[stream] = fields
@@ -67,6 +68,9 @@ class Streams:
 
     def done(self, stream: int) -> None:
         self.finished.append(stream)
+
+    def pinged(self) -> None:
+        self.pings += 1
 
 
 class Pair:
@@ -211,13 +215,46 @@ def test_a_server_that_leaves_ends_what_it_has_begun_and_takes_no_more() -> None
     pair.client.send_headers(1, ASKED, end_stream=True)
     pair.turn()
     pair.server.leave()
-    pair.server.receive(frame(HEADERS, ALL_HEADERS | ENDS, 3, BLOCK))
+    asked = pair.server.take()
+    assert frame(GOAWAY, 0, 0, b"\x7f\xff\xff\xff" + bytes(4)) in asked
+    pair.server.receive(frame(HEADERS, ALL_HEADERS | ENDS, 3, BLOCK))  # sent before that was heard
+    pair.server.receive(frame(PING, 1, 0, b"another!"))
+    assert not pair.server.left
+    pair.server.receive(frame(PING, 1, 0, asked[-8:]) + frame(HEADERS, ALL_HEADERS | ENDS, 5, BLOCK))
+    assert pair.server.left
+    pair.server.leave()
+    pair.server.part()
     pair.server.respond(1, HEAD, b"x", TRAILERS)
     said = pair.server.take()
-    assert frame(GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4)) in said
-    assert frame(RST, 0, 3, (7).to_bytes(4, "big")) in said
+    assert said.count(frame(GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4))) == 1
+    assert frame(RST, 0, 5, (7).to_bytes(4, "big")) in said
     assert frame(DATA, 0, 1, b"x") in said
-    assert list(pair.streams.fields) == [1]
+    assert list(pair.streams.fields) == [1, 3]
+
+
+def test_a_client_that_said_nothing_yet_is_not_waited_for_when_the_server_leaves() -> None:
+    server = Http2(Streams())
+    server.leave()
+    assert server.left
+
+
+def test_pings_are_answered_and_told_of_and_what_is_sent_meanwhile_too() -> None:
+    server, streams = greeted()
+    server.spoke()
+    server.receive(frame(PING, 0, 0, b"12345678") + frame(PING, 1, 0, b"leaving "))
+    assert (server.take(), streams.pings, server.spoke(), server.left) == (
+        frame(PING, 1, 0, b"12345678"),
+        1,
+        False,
+        False,
+    )
+    server.receive(OPEN)
+    server.ping()
+    assert not server.spoke()
+    server.send_headers(1, HEAD)
+    assert (server.spoke(), server.spoke()) == (True, False)
+    server.send_data(1, b"x")
+    assert (server.spoke(), server.spoke()) == (True, False)
 
 
 # -- clients that mean no good -----------------------------------------------------------------------------------------

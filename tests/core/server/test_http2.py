@@ -1,34 +1,59 @@
-"""One HTTP/2 connection on the event loop: what is given up, and what is not."""
+"""One HTTP/2 connection on the event loop: what is given up and what is not, how long it lives, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install 'remora[grpc]'")
 
+from fakes import FakeTransport
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
-from remora.protocols.http2_frames import CANCEL, PREFACE, frame, pack
+from remora.protocols.http2_frames import (
+    CANCEL,
+    DATA,
+    ENHANCE_YOUR_CALM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    PROTOCOL_ERROR,
+    RST_STREAM,
+    Fields,
+    frame,
+    pack,
+)
+from remora.protocols.http2_upkeep import Terms
+from remora.protocols.http_answer import HttpAnswer
+from remora.server import http2
 from remora.server.exchange import Exchange
-from remora.server.http2 import Http2Listener
+from remora.server.http2 import Http2Connection, Http2Listener, Link, Stream
+from remora.server.http2_requests import Requests
 
+PATIENCE_S = 60.0
 OPEN = pack(((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/v2/x")))
+CALL = pack(((b":method", b"POST"), (b":path", b"/s/m"), (b"content-type", b"application/grpc")))
+ASKED_TO_LEAVE = frame(GOAWAY, 0, 0, b"\x7f\xff\xff\xff" + bytes(4))
 
 
-class Written:
-    """A transport that keeps what is written."""
+class Client(FakeTransport):
+    """A transport that tells when it is closed or aborted."""
 
     def __init__(self) -> None:
-        self.data = b""
+        super().__init__()
+        self.closed, self.cut = asyncio.Event(), asyncio.Event()
 
-    def write(self, data: bytes) -> None:
-        self.data += data
+    def close(self) -> None:
+        super().close()
+        self.closed.set()
 
-    def is_closing(self) -> bool:
-        return False
+    def abort(self) -> None:
+        super().abort()
+        self.cut.set()
 
 
 class Later:
@@ -36,24 +61,172 @@ class Later:
 
     def __init__(self) -> None:
         self.asked: list[Head] = []
+        self.exchanges: list[Exchange] = []
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
         self.asked.append(head)
+        self.exchanges.append(exchange)
+
+
+class Call:
+    """A call that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.gone = 0
+
+    def received(self, data: bytes, ended: bool) -> None: ...
+
+    def lost(self) -> None:
+        self.gone += 1
+
+    def sent(self, size: int) -> None: ...
+
+    def stalls(self) -> bool:
+        return False
+
+
+def refuse(link: Link, fields: Fields) -> Stream | None:
+    raise AssertionError("no call was to come")
+
+
+def connected(listener: Http2Listener, received: bytes = b"") -> tuple[Http2Connection, Client]:
+    connection, client = listener.connection(), Client()
+    connection.connection_made(client)
+    connection.take_in(PREFACE + received)
+    return connection, client
+
+
+def listening(open_call: Callable[[Link, Fields], Stream | None] = refuse, **terms: Any) -> tuple[Http2Listener, Later]:
+    service = Later()
+    return Http2Listener(open_call, Requests(service, 1000).open, Terms(**terms)), service
+
+
+def played(play: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(play, PATIENCE_S))
+
+
+def opened(*streams: int) -> bytes:
+    return b"".join(frame(HEADERS, 5, stream, OPEN) for stream in streams)
 
 
 def test_a_request_that_does_not_come_is_given_up_and_one_that_is_answered_late_is_not() -> None:
     async def play() -> None:
-        service, written = Later(), Written()
-        listener = Http2Listener(lambda link, fields: None, service, 1000)
-        connection = listener.connection()
-        transport: Any = written
-        connection.connection_made(transport)
-        whole, begun, silent = frame(0, 1, 1, b"x"), frame(0, 0, 3, b"x"), b""
-        connection.take_in(PREFACE + b"".join(frame(1, 4, n, OPEN) for n in (1, 3, 5)) + whole + begun + silent)
+        listener, service = listening()
+        whole, begun, silent = frame(DATA, 1, 1, b"x"), frame(DATA, 0, 3, b"x"), b""
+        headers = b"".join(frame(HEADERS, 4, stream, OPEN) for stream in (1, 3, 5))
+        _, client = connected(listener, headers + whole + begun + silent)
         assert len(service.asked) == 1
         for now in (0.0, 100.0, 200.0):
             listener.drop_stalled(now, 120.0)
-        resets = [n for n in (1, 3, 5) if frame(3, 0, n, CANCEL.to_bytes(4, "big")) in written.data]
+        resets = [n for n in (1, 3, 5) if frame(RST_STREAM, 0, n, CANCEL.to_bytes(4, "big")) in client.written]
         assert resets == [3, 5]
 
-    asyncio.run(play())
+    played(play())
+
+
+def test_a_call_that_is_refused_while_it_is_opened_is_not_kept() -> None:
+    async def play() -> None:
+        call = Call()
+
+        def answer_at_once(link: Link, fields: Fields) -> Stream:
+            link.headers(OPEN, end=True)
+            return call
+
+        connection, _ = connected(listening(answer_at_once)[0], frame(HEADERS, 4, 1, CALL))
+        connection.connection_lost(None)
+        assert call.gone == 0
+
+    played(play())
+
+
+def test_a_client_that_breaks_the_rules_and_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "_GOODBYE_S", 0.0)
+
+    async def play() -> None:
+        call = Call()
+        connection, client = connected(listening(lambda *_: call)[0], frame(HEADERS, 4, 1, CALL) + frame(5, 0, 1, b""))
+        assert client.closing
+        assert PROTOCOL_ERROR.to_bytes(4, "big") in client.written
+        await client.cut.wait()
+        connection.connection_lost(None)
+        assert call.gone == 1
+
+    played(play())
+
+
+def test_a_client_that_answers_no_ping_is_sent_away() -> None:
+    async def play() -> None:
+        listener, _ = listening(silence_s=0.01, answer_s=0.01)
+        _, client = connected(listener, opened(1))
+        await client.closed.wait()
+        assert frame(PING, 0, 0, b"is there") in client.written
+        assert client.written.endswith(b"a ping stays unanswered")
+
+    played(play())
+
+
+def test_a_client_that_pings_too_often_is_told_to_calm_down() -> None:
+    async def play() -> None:
+        connection, client = connected(listening(strikes=1)[0], opened(1))
+        ping = frame(PING, 0, 0, b"12345678")
+        connection.take_in(ping + ping)
+        assert not client.closing
+        connection.take_in(ping)
+        assert client.closing
+        assert client.written.endswith(ENHANCE_YOUR_CALM.to_bytes(4, "big") + b"too_many_pings")
+
+    played(play())
+
+
+def test_an_old_connection_ends_once_its_client_knows_and_its_calls_are_answered() -> None:
+    async def play() -> None:
+        listener, service = listening(age_s=0.01)
+        connection, client = connected(listener, opened(1))
+        while ASKED_TO_LEAVE not in client.written:
+            await asyncio.sleep(0)
+        connection.take_in(opened(3) + frame(PING, 1, 0, b"leaving ") + opened(5))
+        assert frame(GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4)) in client.written
+        service.exchanges[0].respond(HttpAnswer(200, (), [b"x"]))
+        assert not client.closing
+        service.exchanges[1].respond(HttpAnswer(200, (), [b"x"]))
+        await client.closed.wait()
+        assert len(service.exchanges) == 2
+
+    played(play())
+
+
+def test_an_old_connection_whose_calls_last_ends_after_its_grace() -> None:
+    async def play() -> None:
+        _, client = connected(listening(age_s=0.01, grace_s=0.01)[0], opened(1))
+        await client.closed.wait()
+        assert client.written.endswith(b"it is too old")
+
+    played(play())
+
+
+def test_a_client_that_does_not_say_that_it_knows_of_the_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "_GOODBYE_S", 0.0)
+
+    async def play() -> None:
+        listener, _ = listening()
+        _, client = connected(listener)
+        assert listener.close_idle() == 1
+        await client.closed.wait()
+        assert ASKED_TO_LEAVE in client.written
+
+    played(play())
+
+
+def test_clients_that_come_while_a_server_wants_to_go_are_answered_and_told_to_leave_then() -> None:
+    async def play() -> None:
+        listener, service = listening()
+        listener.closing = True
+        connection, client = connected(listener, opened(1))
+        assert b"\x7f\xff\xff\xff" not in client.written
+        service.exchanges[0].respond(HttpAnswer(200, (), [b"x"]))
+        while ASKED_TO_LEAVE not in client.written:
+            await asyncio.sleep(0)
+        connection.take_in(frame(PING, 1, 0, b"leaving "))
+        assert client.closing
+
+    played(play())
