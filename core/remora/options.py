@@ -346,8 +346,8 @@ class ServerOptions:
         default=False,
     )
     grpc_transport: str = option(
-        "What carries gRPC: grpcio, or remora's own HTTP/2, which is several times quicker for small messages, answers "
-        "requests of plain HTTP/2 on the HTTP port too, and has neither TLS nor the settings for pings and ages.",
+        "What carries gRPC: grpcio, or remora's own HTTP/2, which is several times quicker for small messages and "
+        "answers requests of plain HTTP/2 on the HTTP port too.",
         default="grpcio",
         choices=("grpcio", "own"),
     )
@@ -370,6 +370,12 @@ class ServerOptions:
     grpc_server_cert: str = option("The gRPC server's certificate chain, a PEM file.", default="", metavar="FILE")
     grpc_server_key: str = option("The gRPC server's private key, a PEM file.", default="", metavar="FILE")
     grpc_root_cert: str = option("The authorities that vouch for gRPC clients, a PEM file.", default="", metavar="FILE")
+    grpc_infer_response_compression_level: str = option(
+        "How much gRPC's answers to inference are compressed, for clients that accept it: low is gzip as in Triton, "
+        "medium and high are deflate where a client accepts both.",
+        default="none",
+        choices=("none", "low", "medium", "high"),
+    )
     grpc_keepalive_time: int = option("Silence after which a gRPC client is pinged.", default=7_200_000, metavar="MS")
     grpc_keepalive_timeout: int = option("How long a ping may stay unanswered.", default=20_000, metavar="MS")
     grpc_keepalive_permit_without_calls: bool = option("Ping gRPC connections that carry no call too.", default=False)
@@ -434,7 +440,6 @@ IGNORED_FLAGS: dict[str, str] = {
     "vertex-ai-default-model": "--host-platform=vertex takes the model from the platform",
     "cache-directory": "caches are Python packages",
     "repoagent-directory": "there are no repository agents",
-    "grpc-infer-response-compression-level": "responses are not compressed on gRPC yet",
     "allow-cpu-metrics": "they are always on",
     "log-file": "the log goes to standard error",
 }

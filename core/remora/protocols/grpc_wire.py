@@ -23,8 +23,10 @@ _PLAIN = re.compile(rb"[ -$&-~]*")
 _ENCODINGS = b"identity,deflate,gzip"
 _WBITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 _HEAD: Fields = ((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS))
-HEAD = pack(_HEAD)
-"""The header block of an answer."""
+HEADS = {each: pack((*_HEAD, *(((b"grpc-encoding", each),) if each else ()))) for each in (b"", *_WBITS)}
+"""The header block of an answer, by what its messages are compressed with."""
+MOST_BYTES = (1 << 31) - 1
+"""The longest message that clients are sent."""
 GOOD = pack(((b"grpc-status", b"0"),))
 """The trailers of a good one."""
 
@@ -40,19 +42,20 @@ class StatusError(RemoraError):
 class Opening(NamedTuple):
     """What a call's header block says.
 
-    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` is None without a deadline, and
-    ``encoding`` what messages are compressed with whose flag says so.
+    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` is None without a deadline,
+    ``encoding`` is what messages are compressed with whose flag says so, and ``accepts`` what answers may be.
     """
 
     path: str
     metadata: tuple[tuple[str, str | bytes], ...]
     timeout_s: float | None
     encoding: bytes
+    accepts: bytes = b""
 
 
 def read_opening(fields: Fields) -> Opening:
     """The call that a header block opens. Raises StatusError for a deadline that is none."""
-    path, timeout_s, encoding = b"", None, b"identity"
+    path, timeout_s, encoding, accepts = b"", None, b"identity", b""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if name[:1] == b":":
@@ -64,14 +67,16 @@ def read_opening(fields: Fields) -> Opening:
             timeout_s = int(found[1]) * _SECONDS[found[2]]
         elif name == b"grpc-encoding":
             encoding = value
+        elif name == b"grpc-accept-encoding":
+            accepts = value
         elif name.endswith(b"-bin"):
             metadata += [(name.decode("latin-1"), _unbase64(each)) for each in value.split(b",")]
         elif name not in _OWN:
             metadata.append((name.decode("latin-1"), value.decode("latin-1")))
-    return Opening(path.decode("latin-1"), tuple(metadata), timeout_s, encoding)
+    return Opening(path.decode("latin-1"), tuple(metadata), timeout_s, encoding, accepts)
 
 
-_OWN = frozenset((b"grpc-accept-encoding", b"content-type", b"te"))
+_OWN = frozenset((b"content-type", b"te"))
 
 
 def _unbase64(text: bytes) -> bytes:
@@ -79,6 +84,10 @@ def _unbase64(text: bytes) -> bytes:
         return base64.b64decode(text + b"=" * (-len(text) % 4))
     except binascii.Error:
         return b""
+
+
+class Packed(bytes):
+    """A message that is compressed: `Messages.plain` is to be asked."""
 
 
 class Messages:
@@ -103,7 +112,7 @@ class Messages:
         return self._have > 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now. Raises StatusError for one that is too long or cannot be inflated."""
+        """The messages that are whole now, some perhaps `Packed`. Raises StatusError for one that is too long."""
         if not self._have and len(data) >= _PREFIX:  # the usual case: one message in one piece
             size = int.from_bytes(data[1:_PREFIX], "big")
             if size + _PREFIX == len(data) and not data[0] and size <= self._limit:
@@ -124,10 +133,13 @@ class Messages:
             whole = b"".join(self._parts)
             flag, message, rest = whole[0], whole[_PREFIX : _PREFIX + size], whole[_PREFIX + size :]
             self._parts, self._have = ([rest] if rest else []), len(rest)
-            found.append(self._inflated(message) if flag else message)
+            found.append(Packed(message) if flag else message)
         return found
 
-    def _inflated(self, message: bytes) -> bytes:
+    def plain(self, message: bytes) -> bytes:
+        """A message of `feed` as it was meant; in any thread, for it may last. Raises StatusError when it cannot be."""
+        if not isinstance(message, Packed):
+            return message
         wbits = _WBITS.get(self._encoding)
         if wbits is None:
             shown = self._encoding[:40].decode("latin-1")
@@ -144,9 +156,26 @@ class Messages:
         return plain
 
 
-def framed(message: bytes) -> bytes:
-    """A message as it stands in a body."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
+def coding_of(level: str, accepts: bytes) -> bytes:
+    """What answers to a client are compressed with, as gRPC chooses it; b"" for nothing."""
+    accepted = [each.strip() for each in accepts.split(b",")]
+    usable = [each for each in _WBITS if each in accepted]
+    if not usable or level == "none":
+        return b""
+    return usable[{"low": 0, "medium": len(usable) // 2, "high": -1}[level]]
+
+
+def framed(message: bytes, coding: bytes = b"") -> bytes:
+    """A message as it stands in a body, compressed where that helps. Raises StatusError when it is too long."""
+    flag = b"\0"
+    if len(message) > MOST_BYTES:
+        raise StatusError(RESOURCE_EXHAUSTED, f"Sent message larger than max ({len(message)} vs. {MOST_BYTES})")
+    if coding:
+        stream = zlib.compressobj(wbits=_WBITS[coding])
+        packed = stream.compress(message) + stream.flush()
+        if len(packed) < len(message):
+            flag, message = b"\1", packed
+    return flag + len(message).to_bytes(4, "big") + message
 
 
 def trailers(status: int, text: str, *, alone: bool) -> bytes:

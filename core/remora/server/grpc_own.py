@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
+from remora.errors import UnavailableError
+from remora.options import ServerOptions
+from remora.protocols.http2_upkeep import Terms
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_grpc import MAX_MESSAGE_BYTES, SERVICE
 from remora.regions import Regions
 from remora.server.doors import Inside
 from remora.server.early_port import BACKLOG
-from remora.server.grpc_http2 import GrpcFront, StreamBehaviour
+from remora.server.grpc_http2 import GrpcFront
+from remora.server.grpc_http2_calls import StreamBehaviour
+from remora.server.grpc_tls import TlsFiles, context_of
 from remora.server.http import Handover, Service
-from remora.server.http2 import Http2Listener
+from remora.server.http2 import ALPN, Http2Listener
+from remora.server.http2_requests import Requests
 from remora.server.rpcs import HEALTH_SERVICE, Context, Rpcs
 
 _STREAMS = 256
@@ -35,17 +44,32 @@ class OwnGrpc:
         """Of all ports, whose connections are the server's to close."""
 
     async def listen(self) -> int:
-        """Open gRPC's own port; returns it. Raises OSError."""
+        """Open gRPC's own port; returns it.
+
+        Raises UnavailableError when the address cannot be bound, ConfigError when TLS files cannot be used.
+        """
         options = self._inside.options
-        address = options.grpc_address or options.http_address
-        listener = self._listener(None, MAX_MESSAGE_BYTES)
-        server = await asyncio.get_running_loop().create_server(
-            listener.connection,
-            address,
-            options.grpc_port,
-            backlog=BACKLOG,
-            reuse_port=options.reuse_grpc_port or None,
-        )
+        address, port = options.grpc_address or options.http_address, options.grpc_port
+        context = None
+        if options.grpc_use_ssl or options.grpc_use_ssl_mutual:
+            root = options.grpc_root_cert if options.grpc_use_ssl_mutual else None
+            context = context_of(TlsFiles(options.grpc_server_key, options.grpc_server_cert, root), ALPN)
+        listener = self._listener(None, options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES)
+        loop, reuse = asyncio.get_running_loop(), options.reuse_grpc_port
+        try:
+            bound = _everywhere(port, reuse) if address in _EVERYWHERE else None
+            if bound is not None:
+                server = await loop.create_server(listener.connection, sock=bound, backlog=BACKLOG, ssl=context)
+            else:
+                server = await loop.create_server(
+                    listener.connection, address, port, backlog=BACKLOG, reuse_port=reuse or None, ssl=context
+                )
+        except OSError as error:
+            target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            raise UnavailableError(
+                f"gRPC cannot listen on {target}: {error.strerror or error}; is another server there? "
+                "Choose another --grpc-port"
+            ) from error
         self._sockets.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -63,9 +87,11 @@ class OwnGrpc:
             workers=inside.options.grpc_infer_thread_count,
             streams=_STREAMS,
             reflection=reflection((SERVICE, HEALTH_SERVICE)),
+            compression=inside.options.grpc_infer_response_compression_level,
         )
         self._fronts.append(front)
-        listener = Http2Listener(front.open, service, inside.options.http_max_input_size)
+        requests = Requests(service, inside.options.http_max_input_size).open if service is not None else None
+        listener = Http2Listener(front.open, requests, terms_of(inside.options))
         self.listeners.append(listener)
         return listener
 
@@ -79,6 +105,37 @@ class OwnGrpc:
         """Let go of the threads."""
         for front in self._fronts:
             front.close()
+
+
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def _everywhere(port: int, reuse: bool) -> socket.socket | None:
+    """A socket on all interfaces for both families, as grpcio has it; None where a machine has but one."""
+    if not socket.has_dualstack_ipv6():
+        return None
+    try:
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=BACKLOG, reuse_port=reuse, dualstack_ipv6=True
+        )
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return None
+        raise
+
+
+def terms_of(options: ServerOptions) -> Terms:
+    """What connections keep to, from milliseconds."""
+    return Terms(
+        silence_s=options.grpc_keepalive_time / 1e3,
+        answer_s=options.grpc_keepalive_timeout / 1e3,
+        without_calls=options.grpc_keepalive_permit_without_calls,
+        pings=options.grpc_http2_max_pings_without_data,
+        ping_interval_s=options.grpc_http2_min_recv_ping_interval_without_data / 1e3,
+        strikes=options.grpc_http2_max_ping_strikes,
+        age_s=options.grpc_max_connection_age / 1e3 or inf,
+        grace_s=options.grpc_max_connection_age_grace / 1e3 or inf,
+    )
 
 
 def reflection(services: Sequence[str]) -> Callable[[str], StreamBehaviour | None]:

@@ -1,23 +1,23 @@
 """The V2 gRPC front end on grpcio; the law: it carries bytes between grpcio and `rpcs` and decides nothing.
 
 Calls that may last have a large pool of threads, those that only ask a small one of their own, and a stream has two
-threads to itself, see `grpc_stream`. This is the reference transport and the one for TLS; nothing in the engine but
-this and its `grpcio_*` imports grpc.
+threads to itself, see `grpc_stream`. This is the reference transport; nothing in the engine but this and its
+`grpcio_*` imports grpc.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
-from remora.errors import ConfigError, UnavailableError
+from remora.errors import UnavailableError
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_grpc import MAX_MESSAGE_BYTES, SERVICE
 from remora.regions import DISABLED, Regions
+from remora.server.grpc_tls import read
 from remora.server.grpcio_calls import Calls
 from remora.server.grpcio_reflection import Reflection
 from remora.server.rpcs import HEALTH_SERVICE, Context, Engine, Rpcs
@@ -53,6 +53,7 @@ class GrpcOptions:
         http2_max_ping_strikes: strikes before the connection is closed; 0 for any number.
         max_connection_age_ms: age at which clients are asked to connect anew; 0 for never.
         max_connection_age_grace_ms: time for their running calls then; 0 for any.
+        compression: how much answers are compressed: none, low, medium or high (spec R18).
     """
 
     address: str = "127.0.0.1"
@@ -78,6 +79,7 @@ class GrpcOptions:
     http2_max_ping_strikes: int = 2
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
+    compression: str = "none"
 
 
 _GOODBYE_S = 1.0
@@ -164,6 +166,7 @@ def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
         "grpc.http2.max_pings_without_data": options.http2_max_pings_without_data,
         "grpc.http2.min_ping_interval_without_data_ms": options.http2_min_recv_ping_interval_ms,
         "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
+        "grpc.default_compression_level": ("none", "low", "medium", "high").index(options.compression),
     }
     if options.max_connection_age_ms:
         chosen["grpc.max_connection_age_ms"] = options.max_connection_age_ms
@@ -173,12 +176,6 @@ def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
 
 
 def _credentials(options: GrpcOptions) -> Any:
-    def read(option: str, path: str) -> bytes:
-        try:
-            return Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--grpc-{option}: '{path}' cannot be read ({error.strerror}); TLS needs it") from error
-
     pair = (read("server-key", options.server_key), read("server-cert", options.server_cert))
     if not options.use_ssl_mutual:
         return grpc.ssl_server_credentials([pair])

@@ -175,7 +175,10 @@ class Server:
             http2 = self._takes_http2(front) if options.grpc_on_http_port else None
             http = await self._listen(front, options.http_address, options.http_port, "HTTP", http2)
         doors = [await self._listen(door.front(inside), door.address, door.port, door.what) for door in self.doors]
-        grpc = await self._listen_for_own_grpc(self._own) if self._own is not None and options.allow_grpc else 0
+        grpc = 0
+        if self._own is not None and options.allow_grpc:
+            grpc = await self._own.listen()
+            self._grpc_is_there()
         self._listeners += self._own.listeners if self._own is not None else ()
         if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
             mailbox.alone = self._listeners[0].is_alone
@@ -183,14 +186,6 @@ class Server:
             address = options.metrics_address or options.http_address
             metrics = await self._listen(MetricsService(inside.rest), address, options.metrics_port, "metrics")
         self.ports = Ports(http, grpc, metrics, tuple(doors))
-
-    async def _listen_for_own_grpc(self, own: OwnGrpc) -> int:
-        try:
-            port = await own.listen()
-        except OSError as error:
-            raise StartError(f"cannot listen for gRPC: {error.strerror or error}") from error
-        self._grpc_is_there()
-        return port
 
     def _takes_http2(self, service: Service) -> Handover:
         """What takes the HTTP port's connections of HTTP/2."""
@@ -210,8 +205,6 @@ class Server:
             raise StartError("--grpc-on-http-port: that port has no TLS, which --grpc-use-ssl asks for; leave one out")
         if options.grpc_on_http_port and sys.platform != "linux" and options.grpc_transport == "grpcio":
             raise StartError("--grpc-on-http-port needs Linux: give gRPC a port of its own, or --grpc-transport=own")
-        if options.grpc_transport == "own" and (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
-            raise StartError("--grpc-transport=own has no TLS, which --grpc-use-ssl asks for; leave one out")
         used: dict[int, str] = {}
         for on, port, what in (
             (options.allow_http, options.http_port, "HTTP"),
@@ -276,6 +269,7 @@ class Server:
             http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
             max_connection_age_ms=options.grpc_max_connection_age,
             max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
+            compression=options.grpc_infer_response_compression_level,
         )
         server = GrpcServer(self.engine, grpc_options, self._regions)
         port = server.start()

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.protocols.grpc_wire import (
+    HEADS,
     INTERNAL,
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
     Messages,
     StatusError,
+    coding_of,
     framed,
     read_opening,
     trailers,
@@ -32,9 +34,14 @@ def test_messages_are_the_same_however_their_bytes_are_cut(messages: list[bytes]
     assert not reader.partial
 
 
+def read(body: bytes, limit: int = 100, encoding: bytes = b"gzip") -> list[bytes]:
+    messages = Messages(limit, encoding)
+    return [messages.plain(each) for each in messages.feed(body)]
+
+
 def refused(body: bytes, limit: int = 100, encoding: bytes = b"gzip") -> int:
     with pytest.raises(StatusError) as caught:
-        Messages(limit, encoding).feed(body)
+        read(body, limit, encoding)
     return caught.value.status
 
 
@@ -51,7 +58,7 @@ def test_packed_messages_are_inflated_within_the_limit() -> None:
     for encoding, wbits in ((b"gzip", 31), (b"deflate", 15)):
         stream = zlib.compressobj(wbits=wbits)
         packed = stream.compress(b"x" * 90) + stream.flush()
-        assert Messages(100, encoding).feed(flagged(packed)) == [b"x" * 90]
+        assert read(flagged(packed), encoding=encoding) == [b"x" * 90]
         assert refused(flagged(packed), limit=89, encoding=encoding) == RESOURCE_EXHAUSTED
         assert refused(flagged(packed[:-3]), encoding=encoding) == INTERNAL
     assert refused(flagged(b"junk")) == INTERNAL
@@ -59,6 +66,39 @@ def test_packed_messages_are_inflated_within_the_limit() -> None:
     bomb = zlib.compressobj(wbits=31)
     packed = bomb.compress(bytes(50_000_000)) + bomb.flush()
     assert refused(flagged(packed), limit=60_000) == RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("coding", [b"", b"gzip", b"deflate"])
+@pytest.mark.parametrize("message", [b"", b"x", b"x" * 90, bytes(range(90))])
+def test_answers_are_packed_only_where_that_makes_them_shorter(message: bytes, coding: bytes) -> None:
+    body = framed(message, coding)
+    assert read(body, encoding=coding) == [message]
+    assert body[0] == (coding != b"" and message == b"x" * 90)
+    assert len(body) <= len(message) + 5
+
+
+def test_an_answer_longer_than_grpc_has_is_refused() -> None:
+    with pytest.raises(StatusError, match=r"Sent message larger than max \(2147483648 vs\. 2147483647\)") as caught:
+        framed(bytes(1 << 31))
+    assert caught.value.status == RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("accepts", "low", "medium", "high"),
+    [
+        (b"identity, deflate, gzip", b"gzip", b"deflate", b"deflate"),
+        (b"gzip", b"gzip", b"gzip", b"gzip"),
+        (b"deflate,identity", b"deflate", b"deflate", b"deflate"),
+        (b"identity,snappy", b"", b"", b""),
+        (b"", b"", b"", b""),
+    ],
+)
+def test_the_coding_of_answers_is_grpcs_choice_among_those_that_a_client_accepts(
+    accepts: bytes, low: bytes, medium: bytes, high: bytes
+) -> None:
+    chosen = [coding_of(level, accepts) for level in ("none", "low", "medium", "high")]
+    assert chosen == [b"", low, medium, high]
+    assert all(each in HEADS for each in chosen)
 
 
 @pytest.mark.parametrize(
