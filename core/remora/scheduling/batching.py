@@ -117,7 +117,7 @@ class BatchQueue:
     def crowded(self, instances: int) -> bool:
         """May `ahead` have a batch? Cheap, and wrong only in being too hopeful."""
         size = self._policy.max_batch_size if self._policy.dynamic else 1
-        return len(self._waiting) >= size * instances and isinstance(self._waiting, Line)
+        return size > 1 and len(self._waiting) >= size * instances and isinstance(self._waiting, Line)
 
     def ahead(self, now_ns: int, instances: int) -> Plan:
         """A batch to be sent to an instance that still runs another: one that no later request could join or overtake,

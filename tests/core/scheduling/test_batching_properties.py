@@ -306,7 +306,8 @@ def test_what_goes_ahead_is_what_would_run_next_and_can_be_put_back(
     one_level = not policy.dynamic or (len(policy.queues) == 1 and not policy.queues[0].default_timeout_ns)
     complete = usual.reason == FULL and len(usual.tickets) > 1
     timeless = not any(ticket.deadline_ns for ticket in usual.tickets)
-    enough = waiting >= instances * (policy.max_batch_size if policy.dynamic else 1)
+    size = policy.max_batch_size if policy.dynamic else 1
+    enough = size > 1 and waiting >= instances * size
     assert bool(plan.tickets) == (one_level and complete and timeless and enough)
     if plan.tickets:
         assert (plan.tickets, plan.rows, plan.reason) == (usual.tickets, usual.rows, usual.reason)

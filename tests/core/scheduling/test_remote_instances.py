@@ -242,7 +242,12 @@ def test_no_more_than_one_batch_goes_ahead() -> None:
 
 def test_a_request_alone_stays_where_its_client_can_take_it_back() -> None:
     for policy in (BatchPolicy(max_batch_size=4), BatchPolicy(max_batch_size=1, dynamic=True)):
-        assert begun_and_waiting(2, policy=policy).sizes() == [1]
+        bench = begun_and_waiting(2, policy=policy)
+        assert bench.sizes() == [1]
+        bench.instances[0].end()
+        assert bench.sizes() == [1]
+        bench.submit()
+        assert bench.mailbox.turn() == 0, "the loop does not come for what cannot go ahead"
 
 
 def test_nothing_goes_ahead_that_another_instance_could_run_sooner() -> None:
