@@ -282,6 +282,8 @@ class Lifecycle:
                 continue
             group = (key, *self._ensembles.company(key))
             models = [model for each in group for model in self.table.serving(each).values()]
+            if not models:  # it has gone since
+                continue
             size = sum(self._loads.cost.estimate(model.file_bytes) for model in models)
             used_ms = max(max(model.loaded_ms, model.statistics.last_inference_ms) for model in models)
             busy = any(model.in_flight for model in models)
@@ -304,7 +306,10 @@ class Lifecycle:
 
     def _is_changed(self, key: str) -> bool:
         served = self._loads.plan_of(key)
-        return served is None or self._offers.only(key).fingerprint() != served.files
+        try:
+            return served is None or self._offers.only(key).fingerprint() != served.files
+        except (RemoraError, OSError):
+            return True  # the others go on, and its load will say why
 
     # -- loading ----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
-from remora.loading import LoadPlan, ModelLoader, PollError
+from remora.errors import InternalError, InvalidArgumentError, NotFoundError
+from remora.loading import LoadPlan, ModelLoader
 from remora.options import EngineOptions
 from remora.repository import CacheSettings, Repository, open_repository
 from remora.repository.offers import Offers, name_of
@@ -40,7 +40,7 @@ class Planner:
             repository = self._source(key, parameters)
             folder = repository.fetch(name_of(key), ())
             return self._loader.plan(folder, parameters, repository, repository.fingerprint(folder.name))
-        except (PollError, RemoraError, OSError) as error:
+        except Exception as error:
             raise self.unpolled(key, error) from error
 
     def _source(self, key: str, parameters: Mapping[str, str | bytes]) -> Repository:

@@ -29,7 +29,7 @@ from remora.messages import IndexEntry, InferForm, InputSpec, Response
 from remora.model import ServedModel, Steps
 from remora.model_table import LoadingError
 from remora.options import EngineOptions
-from remora.repository import ModelFolder
+from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import LocalRepository
 
 ALL = DOUBLER + "version_policy { all { } }"
@@ -634,6 +634,60 @@ class FilesAway(ModelLoader):
                 raise OSError("the disk is away")
 
         return super().plan(folder, *rest, **more)._replace(repository=Away(folder.path.parent))
+
+
+def test_a_model_that_goes_while_the_memory_is_counted_takes_none_of_it(bench: Bench) -> None:
+    for name in ("going", "other"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started(load_model=("going",), model_memory_budget=1 << 30)
+    newest = lifecycle.table.newest
+
+    def newest_then_gone(key: str) -> ServedModel | None:
+        found = newest(key)
+        if key == "going" and found is not None:
+            lifecycle.unload("going")
+        return found
+
+    lifecycle.table.newest = newest_then_gone  # type: ignore[method-assign]
+    lifecycle.load("other", {})
+    assert versions(lifecycle, "other") == [1]
+
+
+class Oddity(ModelLoader):
+    """Trips over one of the models."""
+
+    def plan(self, folder: ModelFolder, *rest: Any, **more: Any) -> LoadPlan:
+        if folder.name == "odd":
+            raise ValueError("nobody has thought of this")
+        return super().plan(folder, *rest, **more)
+
+
+def test_a_model_that_cannot_be_planned_for_whatever_reason_keeps_no_other_from_serving(bench: Bench) -> None:
+    for name in ("odd", "plain"):
+        write_model(bench.repository, name)
+    options = EngineOptions(model_repository=(bench.repository,), model_control_mode="none")
+    lifecycle = Lifecycle(options, Oddity(options, FakeClock()), FakeClock())
+    assert lifecycle.start()["odd"].message == "failed to load 'odd', failed to poll from model repository"
+    assert [model.name for model in lifecycle.ready_models()] == ["plain"]
+
+
+def test_a_poll_that_cannot_look_at_one_model_goes_on_with_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("away", "plain"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started("poll", repository_poll_secs=0)
+    look = LocalRepository.fingerprint
+
+    def fingerprint(repository: LocalRepository, name: str) -> Fingerprint:
+        if name == "away":
+            raise PermissionError("the disk is away")
+        return look(repository, name)
+
+    monkeypatch.setattr(LocalRepository, "fingerprint", fingerprint)
+    write_model(bench.repository, "plain", versions=("2",))
+    assert [*lifecycle.poll()] == ["away"]
+    assert (versions(lifecycle, "plain"), versions(lifecycle, "away")) == ([2], [1]), "what serves goes on"
 
 
 @pytest.mark.parametrize("loader", [DiskAway, FilesAway])
