@@ -24,6 +24,7 @@ from hosting import Got, ask, hosted, running, v2_request, write_scale
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, offer
+from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document, schemas_of
 
 REFERENCE = Path(os.environ.get("REMORA_AZUREML_VENV", ROOT / ".venv-azureml"))
 """An environment with azureml-inference-server-http: `make test-azureml`."""
@@ -107,6 +108,9 @@ def run(data, factor=3, request_headers={}):
     return {"sum": float(data.sum()) * factor, "agent": request_headers.get("X-Given", "")}
 """
 
+DOCUMENTS = [
+    ("GET", f"/swagger.json{query}", b"", {}) for query in ("", "?version=3", "?a=1&version=3.1", "?version=2.0")
+]
 JSON = {"Content-Type": "application/json"}
 FORM = (
     b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\nhello\r\n'
@@ -168,6 +172,7 @@ CASES: dict[str, Deployed] = {
             ("HEAD", "/", b"", {}),
             ("HEAD", "/score", b"", {}),
             ("GET", "/nowhere", b"", {}),
+            *DOCUMENTS,
             ("GET", "/swagger.json?version=9", b"", {}),
             ("POST", "/score", b'{"data": []}', {**JSON, "x-request-id": "r" * 100}),
             ("POST", "/score", b'{"data": []}', {**JSON, "x-request-id": "r" * 101}),
@@ -207,15 +212,20 @@ CASES: dict[str, Deployed] = {
             ("POST", "/score", b"{", JSON),
             ("POST", "/score", b"{}", {"Content-Type": "text/plain"}),
             ("GET", "/score?data=%5B%5B1,2%5D%5D", b"", {}),
+            *DOCUMENTS,
         ],
+        {"SERVICE_NAME": "digits", "SERVICE_VERSION": "7", "SERVICE_PATH_PREFIX": "/api/v1/"},
     ),
     "pages of one origin": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "https://a.example"}),
     "pages of two": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "https://b.example, https://a.example"}),
     "pages of all": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "*"}),
     "config file": Deployed(
         PLAIN,
-        [("POST", "/score", b'{"kind": "wait", "data": []}', JSON)],
-        files={"config.json": '{"SCORING_TIMEOUT_MS": 50, "SERVICE_NAME": "digits", "of others": [1]}'},
+        [("POST", "/score", b'{"kind": "wait", "data": []}', JSON), *DOCUMENTS],
+        files={
+            "swagger3.json": '{"openapi": "mine"}',
+            "config.json": '{"SCORING_TIMEOUT_MS": 50, "SERVICE_NAME": "digits", "of others": [1]}',
+        },
     ),
 }
 
@@ -279,7 +289,14 @@ def comparable(got: Got, sent: dict[str, str]) -> tuple[object, ...]:
         headers["x-ms-request-id"] = str(bool(headers["x-ms-request-id"]))
     present = [name in got.headers for name in ("x-request-id", "x-ms-run-fn-exec-ms")]
     body = json.loads(got.body) if got.body and headers["content-type"] == "application/json" else got.body
-    return got.status, headers, present, body
+    return got.status, headers, present, without_prose(body)
+
+
+def without_prose(value: Any) -> Any:
+    """A document without what it says for people."""
+    if isinstance(value, dict):
+        return {key: without_prose(inner) for key, inner in value.items() if key != "description"}
+    return [without_prose(inner) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.skipif(
@@ -533,6 +550,49 @@ def test_score_with_several_models_says_what_to_do(tmp_path: Path) -> None:
         assert "REMORA_DEFAULT_MODEL" in got.json["message"]
     with hosted("azureml", {**environ, "REMORA_DEFAULT_MODEL": "b"}) as port:
         assert ask(port, "POST", "/score", v2_request([[1, 2, 3, 4]])).json["model_name"] == "b"
+
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+
+class SchemaUtil:
+    """What inference_schema knows of a script whose decorators only the newer documents can say."""
+
+    def get_supported_versions(self, run: object) -> list[str]:
+        return ["3.0", "3.1"]
+
+    def get_input_schema(self, run: object) -> dict[str, Any]:
+        return {"type": "object", "example": {"data": [1.0]}}
+
+    def get_output_schema(self, run: object) -> dict[str, Any]:
+        return {"type": "number"}
+
+
+def test_documents_say_what_the_script_takes_and_what_the_deployment_is_called(tmp_path: Path) -> None:
+    schemas = schemas_of(print, SchemaUtil())
+    named = Named("digits", "7", "/api/")
+    for version, number in (("3", "3.0.3"), ("3.0", "3.0.3"), ("3.1", "3.1.0")):
+        document = json.loads(find_document(version, tmp_path, named, schemas))
+        assert (document["openapi"], document["info"]["title"], document["info"]["version"]) == (number, "digits", "7")
+        assert set(document["paths"]) == {"/api/", "/api/score", "/api/swagger.json"}
+        assert document["components"]["schemas"]["ServiceInput"]["example"] == {"data": [1.0]}
+        assert document["components"]["schemas"]["ServiceOutput"] == {"type": "number"}
+    old = json.loads(find_document("2", tmp_path, Named(), ANYTHING))
+    assert (old["swagger"], old["info"]["title"], set(old["paths"])) == (
+        "2.0",
+        "ML service",
+        {"/", "/score", "/swagger.json"},
+    )
+
+
+def test_a_document_that_cannot_be_is_refused_with_those_that_can(tmp_path: Path) -> None:
+    schemas = schemas_of(print, SchemaUtil())
+    with pytest.raises(NoDocumentError, match=r"not supported for the scoring script.*: \[3, 3\.1\]"):
+        find_document("2", tmp_path, Named(), schemas)
+    (tmp_path / "swagger2.json").write_text("{}")
+    assert find_document("2.0", tmp_path, Named(), schemas) == b"{}"
+    with pytest.raises(NoDocumentError, match=r"\[9\] is not valid.*: \[2, 3, 3\.1\]"):
+        find_document("9", tmp_path, Named(), schemas)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

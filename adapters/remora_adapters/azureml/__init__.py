@@ -36,6 +36,7 @@ _LEVELS: dict[str, dict[str, Any]] = {
     "ERROR": {"log_info": False, "log_warning": False},
     "CRITICAL": {"log_info": False, "log_warning": False, "log_error": False},
 }
+_NAMES = ("SERVICE_NAME", "SERVICE_VERSION", "SERVICE_PATH_PREFIX")
 _DEPTH = 3
 """A registered folder brings its own name, and perhaps another, between the mount and the models."""
 
@@ -47,6 +48,7 @@ def host(environ: Mapping[str, str]) -> Host:
     or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
     ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
 
+    ``SERVICE_NAME``, ``SERVICE_VERSION`` and ``SERVICE_PATH_PREFIX`` are told in the documents at ``/swagger.json``.
     ``AML_CORS_ORIGINS`` are those whose pages may read answers, with commas between, or ``*``.
 
     ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING, ERROR or CRITICAL. What no variable says, a file of them may:
@@ -64,10 +66,13 @@ def host(environ: Mapping[str, str]) -> Host:
     @cache
     def front(inside: Inside) -> Service:  # one for both ports: there is one script, which starts once
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
+        from remora_adapters.azureml.swagger import Named
 
         script = entry_script() if has_script else None
         default = environ.get("REMORA_DEFAULT_MODEL", "")
-        return ScoringService(inside, ScoringSettings(script, timeout_ms, default, root, version, origins))
+        named = Named(*(environ.get(name, usual) for name, usual in zip(_NAMES, Named(), strict=True)))
+        settings = ScoringSettings(script, timeout_ms, default, root, version, origins, named)
+        return ScoringService(inside, settings)
 
     def entry_script() -> EntryScript:
         from remora_adapters.azureml.entry_script import EntryScript

@@ -22,6 +22,7 @@ from typing import Any
 from remora_adapters.azureml import raw_http
 from remora_adapters.azureml.answers import FAILED, Answer, message_answer
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
+from remora_adapters.azureml.swagger import ANYTHING, schemas_of
 
 _log = logging.getLogger("remora.azureml")
 
@@ -75,6 +76,8 @@ class EntryScript:
         self._run: Callable[..., Any] | None = None
         self._read: Callable[[AMLRequest], dict[str, Any]] = lambda request: {}
         self._wants_headers = False
+        self.schemas = ANYTHING
+        """What the script says that it takes and gives."""
         self.trouble = "the scoring script is being loaded"
         """Why it cannot score now; empty once it can."""
 
@@ -111,7 +114,10 @@ class EntryScript:
         # Some of Azure's tools wrap a script in a driver; its init does more, its run only passes on.
         driven = getattr(module, "driver_module", None)
         run = driven.run if isinstance(driven, ModuleType) and hasattr(driven, "run") else module.run
-        self._read, self._wants_headers = _reader_of(run)
+        schema_util = _decorated(run)
+        self._read, self._wants_headers = _reader_of(run, decorated=schema_util is not None)
+        if schema_util is not None:
+            self.schemas = schemas_of(run, schema_util)
         self._run = run
         module.init()
 
@@ -149,7 +155,13 @@ class EntryScript:
         return Answer(answer.status, [*answer.headers, (EXEC_MS, f"{took_ms:.3f}")], answer.body)
 
 
-def _reader_of(run: Callable[..., Any]) -> tuple[Callable[[AMLRequest], dict[str, Any]], bool]:
+def _decorated(run: Callable[..., Any]) -> ModuleType | None:
+    """What knows the schemas of ``run``; None when it was not decorated with any."""
+    schema_util = sys.modules.get("inference_schema.schema_util")
+    return schema_util if schema_util is not None and schema_util.is_schema_decorated(run) else None
+
+
+def _reader_of(run: Callable[..., Any], *, decorated: bool) -> tuple[Callable[[AMLRequest], dict[str, Any]], bool]:
     """What makes arguments of a request, and whether ``run`` wants the headers too. Raises ScriptError."""
     parameters = list(inspect.signature(run).parameters.values())
     usual = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -159,8 +171,6 @@ def _reader_of(run: Callable[..., Any]) -> tuple[Callable[[AMLRequest], dict[str
     inputs = [parameter for parameter in parameters if parameter.name != "request_headers"]
     if not inputs:
         raise ScriptError("run() needs to accept an argument for input data.")
-    schema = sys.modules.get("inference_schema.schema_util")
-    decorated = bool(schema is not None and schema.is_schema_decorated(run))
     if raw_http.is_raw(run) and decorated:
         raise ScriptError("run() cannot be decorated with both @rawhttp and @input_schema")
     name = inputs[0].name

@@ -7,13 +7,12 @@ both are those of azureml-inference-server-http (spec clouds 2.2).
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
@@ -22,8 +21,9 @@ from remora.server.doors import Inside
 from remora.server.exchange import Cancellable, Exchange
 from remora.server.http import fixed_part
 from remora.server.probes import PATHS as PROBES
-from remora_adapters.azureml.answers import Answer, empty_answer, message_answer
+from remora_adapters.azureml.answers import FAILED, Answer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
+from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document
 
 if TYPE_CHECKING:
     from remora_adapters.azureml.entry_script import EntryScript
@@ -45,8 +45,7 @@ _NO_MODEL = (
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
 _LOOKED_AT = ("GET", "HEAD", "OPTIONS")
 _METHODS = {"/": _LOOKED_AT, "/score": (*_LOOKED_AT, "POST"), "/swagger.json": _LOOKED_AT}
-_SWAGGER = {"2": "swagger.json", "2.0": "swagger.json", "3": "swagger3.json", "3.0": "swagger3.json"}
-_NO_ORIGINS = Origins("")
+_NO_ORIGINS, _UNNAMED = Origins(""), Named()
 
 
 class ScoringSettings(NamedTuple):
@@ -60,6 +59,7 @@ class ScoringSettings(NamedTuple):
         root: ``AML_APP_ROOT``, where a swagger.json may lie.
         server_version: ``HTTP_X_MS_SERVER_VERSION``, told to clients.
         origins: ``AML_CORS_ORIGINS``, whose pages may read the answers.
+        named: what the deployment is called in its documents.
     """
 
     script: EntryScript | None = None
@@ -68,6 +68,7 @@ class ScoringSettings(NamedTuple):
     root: Path = Path("/var/azureml-app")
     server_version: str = ""
     origins: Origins = _NO_ORIGINS
+    named: Named = _UNNAMED
 
 
 class ScoringService:
@@ -218,27 +219,13 @@ class ScoringService:
         return _Known(_pairs(version), new, new_id, after, refusal, infers=infers)
 
     def _swagger(self, query: str) -> Answer:
-        version = query.removeprefix("version=") if query.startswith("version=") else "2"
-        file = _SWAGGER.get(version)
-        if file is None and version != "3.1":
-            return message_answer(
-                404, f"Swagger version [{version[:20]}] is not valid. Supported versions: [2, 3, 3.1]."
-            )
-        path = self._settings.root / (file or "swagger3.1.json")
-        if path.is_file():
-            return Answer(200, [("Content-Type", "application/json")], path.read_bytes())
-        return Answer(200, [("Content-Type", "application/json")], json.dumps(_described(version)).encode())
-
-
-def _described(version: str) -> dict[str, object]:
-    """A document for scripts that bring none: a score of anything."""
-    score = {"summary": "Score the model", "responses": {"200": {"description": "what run() returned"}}}
-    health = {"summary": "Say whether scoring works", "responses": {"200": {"description": "it does"}}}
-    info = {"title": "ML service", "version": "1.0"}
-    paths = {"/": {"get": health}, "/score": {"post": score}}
-    if version.startswith("2"):
-        return {"swagger": "2.0", "info": info, "paths": paths}
-    return {"openapi": "3.1.0" if version == "3.1" else "3.0.3", "info": info, "paths": paths}
+        script, named = self._settings.script, self._settings.named
+        version = dict(parse_qsl(query)).get("version", "2")
+        try:
+            document = find_document(version, self._settings.root, named, script.schemas if script else ANYTHING)
+        except NoDocumentError as error:
+            return message_answer(404, str(error))
+        return Answer(200, [("Content-Type", "application/json"), (FAILED, "False")], document)
 
 
 class _Known:
