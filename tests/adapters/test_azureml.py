@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT, START_TIMEOUT_S, end, free_ports
 from hosting import Got, ask, hosted, running, v2_request, write_scale
+from remora import __version__
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, offer
@@ -214,7 +215,12 @@ CASES: dict[str, Deployed] = {
             ("GET", "/score?data=%5B%5B1,2%5D%5D", b"", {}),
             *DOCUMENTS,
         ],
-        {"SERVICE_NAME": "digits", "SERVICE_VERSION": "7", "SERVICE_PATH_PREFIX": "/api/v1/"},
+        {
+            "SERVICE_NAME": "digits",
+            "SERVICE_VERSION": "7",
+            "SERVICE_PATH_PREFIX": "/api/v1/",
+            "SERVER_VERSION_LOG_RESPONSE_ENABLED": "false",
+        },
     ),
     "pages of one origin": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "https://a.example"}),
     "pages of two": Deployed(PLAIN, FROM_PAGES, {"AML_CORS_ORIGINS": "https://b.example, https://a.example"}),
@@ -287,7 +293,7 @@ def comparable(got: Got, sent: dict[str, str]) -> tuple[object, ...]:
     headers = {name: got.headers.get(name, "") for name in TELLING}
     if not {"x-request-id", "x-ms-request-id", "x-ms-client-request-id"} & {name.lower() for name in sent}:
         headers["x-ms-request-id"] = str(bool(headers["x-ms-request-id"]))
-    present = [name in got.headers for name in ("x-request-id", "x-ms-run-fn-exec-ms")]
+    present = [name in got.headers for name in ("x-request-id", "x-ms-run-fn-exec-ms", "x-ms-server-version")]
     body = json.loads(got.body) if got.body and headers["content-type"] == "application/json" else got.body
     return got.status, headers, present, without_prose(body)
 
@@ -486,6 +492,24 @@ def test_pages_of_the_origins_that_were_named_may_read_answers_and_ask_first(tmp
         assert first.headers["access-control-allow-methods"] == "GET, POST"
         assert first.headers["access-control-allow-headers"] == "content-type, x-b"
         assert first.headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, f"remora/{__version__}"),
+        ({"HTTP_X_MS_SERVER_VERSION": "mine 2"}, "mine 2"),
+        ({"SERVER_VERSION_LOG_RESPONSE_ENABLED": "False"}, None),
+    ],
+)
+def test_answers_say_which_server_it_was_unless_told_not_to(
+    tmp_path: Path, variables: dict[str, str], told: str | None
+) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "models"), **variables}) as port:
+        for _ in range(2):
+            got = ask(port, "POST", "/score", v2_request([[1.0, 2.0, 3.0, 4.0]]))
+            assert (got.status, got.headers.get("x-ms-server-version")) == (200, told)
 
 
 def test_one_run_at_a_time_unless_more_workers_are_asked_for(tmp_path: Path) -> None:

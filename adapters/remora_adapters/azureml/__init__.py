@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remora._version import __version__
 from remora.options import EngineOptions, ServerOptions
 from remora.server.doors import Door, Host
 from remora_adapters.azureml.cors import Origins
@@ -164,7 +165,8 @@ def _log(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _version(environ: Mapping[str, str]) -> str:
     """What is told to clients in a header of each answer. Raises ValueError for what no header can hold."""
-    text = environ.get("HTTP_X_MS_SERVER_VERSION", "")
+    tells = environ.get("SERVER_VERSION_LOG_RESPONSE_ENABLED", "true").lower() == "true"
+    text = environ.get("HTTP_X_MS_SERVER_VERSION") or (f"remora/{__version__}" if tells else "")
     if not (text.isascii() and text.isprintable()):
         raise ValueError("HTTP_X_MS_SERVER_VERSION: expected printable ASCII")
     return text

@@ -57,7 +57,7 @@ class ScoringSettings(NamedTuple):
             stopped.
         model: ``REMORA_DEFAULT_MODEL``, which ``/score`` asks without a script; the only one when empty.
         root: ``AML_APP_ROOT``, where a swagger.json may lie.
-        server_version: ``HTTP_X_MS_SERVER_VERSION``, told to clients.
+        server_version: ``HTTP_X_MS_SERVER_VERSION``, or our own; told to clients.
         origins: ``AML_CORS_ORIGINS``, whose pages may read the answers.
         named: what the deployment is called in its documents.
     """
