@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -492,6 +493,47 @@ def test_pages_of_the_origins_that_were_named_may_read_answers_and_ask_first(tmp
         assert first.headers["access-control-allow-methods"] == "GET, POST"
         assert first.headers["access-control-allow-headers"] == "content-type, x-b"
         assert first.headers["vary"] == "Origin"
+
+
+COUNTING = """
+import json
+
+def init():
+    global runs
+    runs = []
+
+def run(data):
+    runs.append(data)
+    if data == "held":
+        open({started!r}, "w").close()
+        with open({gate!r}) as gate: gate.read()
+    return runs
+"""
+
+
+@pytest.mark.parametrize("left", ["by its own will", "since it took too long"])
+def test_what_waited_for_its_turn_is_not_run_once_its_client_has_gone(tmp_path: Path, left: str) -> None:
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    os.mkfifo(gate)
+    os.mkfifo(started)
+    variables = environment(tmp_path, COUNTING.format(gate=str(gate), started=str(started)))
+    limit = {} if left == "by its own will" else {"SCORING_TIMEOUT_MS": "300"}
+    with hosted("azureml", variables | limit) as port:
+        wait_until_healthy(port)
+        held = threading.Thread(target=ask, args=(port, "POST", "/score", b"held"))
+        held.start()
+        started.read_text()  # its turn has begun
+        if left == "by its own will":
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nleft")
+                assert ask(port, "GET", "/").status == 200  # what came before has been read
+            for _ in range(2):
+                assert ask(port, "GET", "/").status == 200  # and its end noticed
+        else:
+            assert "timeout" in ask(port, "POST", "/score", b"left").json["message"]
+        gate.write_text("go")
+        held.join()
+        assert ask(port, "POST", "/score", b"stays").json == ["held", "stays"]
 
 
 @pytest.mark.parametrize(

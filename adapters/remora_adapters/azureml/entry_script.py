@@ -30,6 +30,7 @@ EXEC_MS = "x-ms-run-fn-exec-ms"
 """The header with the time that ``run`` took, in milliseconds."""
 _FAILURE = "An unexpected error occurred in scoring script. Check the logs for more info."
 _INTERNAL = "An unexpected internal error occurred. Check the logs for more info."
+_UNWANTED = "The client left before it was this request's turn."
 
 
 class ScriptError(Exception):
@@ -121,8 +122,11 @@ class EntryScript:
         self._run = run
         module.init()
 
-    def score(self, request: AMLRequest) -> Answer:
-        """The answer to a request. Blocks until it is this request's turn; never raises."""
+    def score(self, request: AMLRequest, wanted: Callable[[], bool] = lambda: True) -> Answer:
+        """The answer to a request. Blocks until it is this request's turn; never raises.
+
+        ``wanted`` says then whether anybody still waits for it: what nobody does is not run.
+        """
         if self._run is None or self.trouble:
             return message_answer(503, self.trouble)
         try:
@@ -132,7 +136,7 @@ class EntryScript:
         if self._wants_headers:
             arguments["request_headers"] = dict(request.headers.items())
         with self._turns:
-            return self._scored(self._run, arguments)
+            return self._scored(self._run, arguments) if wanted() else message_answer(400, _UNWANTED)
 
     def _scored(self, run: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
         begin = self._clock_s()

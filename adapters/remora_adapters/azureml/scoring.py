@@ -128,9 +128,8 @@ class ScoringService:
         elif self._settings.script is not None:
             locked = self._inside.rest.locked("infer", head)
             if locked is None:
-                self._run(self._settings.script, head, body, labelled)
-            else:
-                labelled.respond(locked)
+                return self._run(self._settings.script, head, body, labelled)
+            labelled.respond(locked)
         else:
             labelled.respond(_http(message_answer(405, "Method not allowed")))
         return None
@@ -150,7 +149,7 @@ class ScoringService:
 
     # -- scoring ----------------------------------------------------------------------------------------------------
 
-    def _run(self, script: EntryScript, head: Head, body: Buffer, exchange: Exchange) -> None:
+    def _run(self, script: EntryScript, head: Head, body: Buffer, exchange: Exchange) -> Cancellable:
         from remora_adapters.azureml.raw_http import AMLRequest  # came with the script
 
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
@@ -160,12 +159,13 @@ class ScoringService:
         once.ended = timer.cancel
 
         def score() -> HttpAnswer:
-            answer = script.score(request)
+            answer = script.score(request, lambda: once.wanted)
             if answer.status == 405 and request.method == "OPTIONS":
                 answer = empty_answer()
             return _http(answer)
 
         self._inside.later(score, once)
+        return once
 
     def _give_up(self, exchange: _Once) -> None:
         text = f"Scoring timeout after {self._settings.timeout_ms} ms"
@@ -329,20 +329,26 @@ class _Labelled:
 
 
 class _Once:
-    """An exchange that takes the first of two answers: the script's, or that its time is over."""
+    """An exchange that takes the first of two answers: the script's, or that its time is over.
 
-    __slots__ = ("_exchange", "_open", "ended", "finish", "send")
+    ``wanted`` says whether anybody waits for the script's; other threads may look at it.
+    """
+
+    __slots__ = ("_exchange", "_open", "ended", "finish", "send", "wanted")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._open = True
-        self.ended: Callable[[], None] = lambda: None
+        self._open = self.wanted = True
+        self.ended: Callable[[], object] = lambda: None
         self.send = exchange.send
         self.finish = exchange.finish
 
+    def cancel(self) -> None:
+        self.wanted = False
+
     def respond(self, answer: HttpAnswer) -> None:
         if self._open:
-            self._open = False
+            self._open = self.wanted = False
             self.ended()
             self._exchange.respond(answer)
 
