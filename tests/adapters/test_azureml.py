@@ -732,6 +732,16 @@ def test_the_log_has_azures_level(level: str, shown: tuple[int, bool, bool, bool
     assert (server.log_verbose, server.log_info, server.log_warning, server.log_error) == shown
 
 
+def test_a_variable_that_does_nothing_here_is_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"AML_APP_INSIGHTS_ENABLED": "true", "AML_MODEL_DC_STORAGE_ENABLED": "False"}
+    with hosted("azureml", environment(tmp_path, PLAIN) | said) as port:
+        wait_until_healthy(port)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.split()[0] for line in warned] == ["AML_APP_INSIGHTS_ENABLED"]
+
+
 def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:
     write_scale(tmp_path / "m" / "1" / "scale")
     variables = {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1"), "SEPERATE_HEALTH_ENDPOINT": "true"}

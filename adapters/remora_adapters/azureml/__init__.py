@@ -9,6 +9,7 @@ once, and would have a deployment restarted that is slow to load.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from remora.server.http import Service
     from remora_adapters.azureml.entry_script import EntryScript
 
+_log = logging.getLogger("remora.azureml")
+
 _PORT, _HEALTH_PORT, _HIGHEST_PORT = 5001, 5000, 65_535
 _APP_ROOT = "/var/azureml-app"
 _EXIT_S = 25
@@ -37,6 +40,8 @@ _LEVELS: dict[str, dict[str, Any]] = {
     "ERROR": {"log_info": False, "log_warning": False},
     "CRITICAL": {"log_info": False, "log_warning": False, "log_error": False},
 }
+_UNHEEDED = ("AML_APP_INSIGHTS_ENABLED", "AML_MODEL_DC_STORAGE_ENABLED", "AZUREML_DEBUG_PORT")
+"""Whoever sets these should know that nothing comes of it."""
 _NAMES = ("SERVICE_NAME", "SERVICE_VERSION", "SERVICE_PATH_PREFIX")
 _DEPTH = 3
 """A registered folder brings its own name, and perhaps another, between the mount and the models."""
@@ -69,6 +74,9 @@ def host(environ: Mapping[str, str]) -> Host:
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
         from remora_adapters.azureml.swagger import Named
 
+        for name in _UNHEEDED:
+            if environ.get(name, "").lower() not in ("", "false"):
+                _log.warning("%s is set: what Azure's server does by it, this one does not", name)
         script = entry_script() if has_script else None
         default = environ.get("REMORA_DEFAULT_MODEL", "")
         named = Named(*(environ.get(name, usual) for name, usual in zip(_NAMES, Named(), strict=True)))
@@ -105,7 +113,7 @@ def host(environ: Mapping[str, str]) -> Host:
         )
     port = _number(environ, "SERVER_PORT", _PORT, _HIGHEST_PORT)
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
-    return Host(engine, replace(server, **_log(environ)), front, doors)
+    return Host(engine, replace(server, **_severities(environ)), front, doors)
 
 
 def _filed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -155,7 +163,7 @@ def _number(environ: Mapping[str, str], name: str, default: int, most: int = (1 
     return int(text)
 
 
-def _log(environ: Mapping[str, str]) -> dict[str, Any]:
+def _severities(environ: Mapping[str, str]) -> dict[str, Any]:
     """The options that ``AZUREML_LOG_LEVEL`` stands for. Raises ValueError."""
     level = environ.get("AZUREML_LOG_LEVEL") or "INFO"
     if level.upper() not in _LEVELS:
