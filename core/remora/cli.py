@@ -16,12 +16,12 @@ from dataclasses import MISSING, Field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from remora._version import __version__
+from remora.options import BOOLEANS
 
 if TYPE_CHECKING:
     from remora.server.doors import Host
     from remora.server.early_port import EarlyPort
 
-_BOOL_WORDS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _ALIASES = {
     "model_repository": ("--model-store",),
     "model_name": ("--model_name",),  # as KServe's own runtimes take both
@@ -266,15 +266,14 @@ def _help(kind: type[Any], name: str) -> str:
 def _level(text: str) -> int:
     """How much is logged: a number, or a boolean for 1 and 0."""
     try:
-        return int(_BOOL_WORDS.get(text.lower(), text))
+        return int(BOOLEANS.get(text.lower(), text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
 def _boolean(text: str) -> bool:
-    """Triton's spelling of booleans (spec V05)."""
     try:
-        return _BOOL_WORDS[text.lower()]
+        return BOOLEANS[text.lower()]
     except KeyError:
         raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}") from None
 

@@ -13,6 +13,8 @@ from typing import Any
 
 CONTROL_MODES = ("none", "poll", "explicit", "ondemand")
 RATE_LIMITS = ("off", "execution_count")
+BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+"""Triton's spelling of booleans (spec V05), in lower case."""
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -288,7 +290,8 @@ class MetricsSettings:
     def of(cls, entries: tuple[str, ...]) -> MetricsSettings:
         """Settings from KEY=VALUE entries; keys nobody knows are left alone, as Triton does.
 
-        Raises ValueError for an entry without "=", and for quantiles that are no numbers between 0 and 1.
+        Raises ValueError for an entry without "=", a switch that is neither on nor off, and quantiles that are no
+        numbers between 0 and 1.
         """
         for entry in entries:
             if "=" not in entry:
@@ -303,10 +306,17 @@ class MetricsSettings:
                 quantiles = (math.nan,)
             if not all(0 <= value <= 1 for value in quantiles):
                 raise ValueError(f"--metrics-config=summary_quantiles={text}: quantiles are numbers between 0 and 1")
+
+        def is_on(name: str, unsaid: str) -> bool:
+            word = given.get(name, unsaid)
+            if word.lower() not in BOOLEANS:
+                raise ValueError(f"--metrics-config={name}={word}: expected true or false")
+            return BOOLEANS[word.lower()]
+
         return cls(
-            given.get("counter_latencies", "true").lower() in ("true", "1"),
-            given.get("summary_latencies", "false").lower() in ("true", "1"),
-            given.get("histogram_latencies", "false").lower() in ("true", "1"),
+            is_on("counter_latencies", "true"),
+            is_on("summary_latencies", "false"),
+            is_on("histogram_latencies", "false"),
             quantiles,
         )
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,15 @@ def test_an_entry_of_the_metrics_settings_without_a_value_is_refused() -> None:
         MetricsSettings.of(("histogram_latencies",))
 
 
+@pytest.mark.parametrize("name", ["counter_latencies", "summary_latencies", "histogram_latencies"])
+def test_a_switch_of_the_metrics_settings_is_on_or_off_and_any_other_word_is_refused(name: str) -> None:
+    for word, on in (("true", True), ("On", True), ("1", True), ("False", False), ("off", False), ("0", False)):
+        assert getattr(MetricsSettings.of((f"{name}={word}",)), name) is on, word
+    for word in ("yes", "", "true "):
+        with pytest.raises(ValueError, match=f"--metrics-config={name}={word}: expected true or false"):
+            MetricsSettings.of((f"{name}={word}",))
+
+
 def test_the_machine_is_there_without_labels(engine: Engine) -> None:
     page = page_of(engine)
     assert 0 <= page["nv_cpu_utilization{}"] <= 1
@@ -194,11 +204,14 @@ def test_an_unloaded_models_series_are_gone(tmp_path: Path, monkeypatch: pytest.
 
 def test_duration_counters_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
-    write_model(tmp_path, "m")
-    with Engine(tmp_path, metrics_config=("counter_latencies=false",), clock=FakeClock()) as engine:
+    write_model(tmp_path, "m", config=DOUBLER + "response_cache { enable: true }")
+    settings: dict[str, Any] = {"cache_config": ("local,size=1048576",), "metrics_config": ("counter_latencies=false",)}
+    with Engine(tmp_path, clock=FakeClock(), **settings) as engine:
         text = engine.perform(Metrics())
     assert "_duration_us" not in text
+    assert "_duration_per_model" not in text
     assert "nv_inference_count" in text
+    assert "nv_cache_num_hits_per_model" in text
 
 
 def test_every_setting_that_the_flags_help_names_is_one() -> None:
