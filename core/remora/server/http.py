@@ -42,6 +42,8 @@ _JOIN_BYTES = 8_192
 _KEPT = (b"Connection", b"keep-alive")  # what clients of HTTP/1.0 that ask for it wait to be told (RFC 9112 C.2.2)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ALIGNMENT = 64
+_SILENCE_S = 2.0
+"""How long nothing may come of a request that is being sent when the server ends."""
 
 
 class Service(Protocol):
@@ -120,6 +122,8 @@ class Connection(asyncio.BufferedProtocol):
         self._streaming = False  # an answer that comes in pieces has begun,
         self._chunked = False  # this is how its pieces are framed,
         self._keep = False  # and whether the connection outlives it
+        self._come = -1  # how much of a request was there when a server that ends looked last,
+        self._came_at = 0.0  # and when it had become so much
         self.receiving_since = 0.0
 
     # -- the transport's side ---------------------------------------------------------------------------------------
@@ -394,9 +398,19 @@ class Connection(asyncio.BufferedProtocol):
         return self._busy
 
     def close_when_done(self) -> None:
-        """Close now when idle, else after the answer under way."""
-        if not self._busy and self._body is None and self._chunks is None and not self._rest:
+        """Close now when idle, else after the answer under way. To be called again and again: a request that is being
+        sent is waited for as long as it comes."""
+        if self._busy or (self._rest and not self.receiving_since):
+            return
+        if not self.receiving_since or self._is_silent(self._loop_time()):
             self._transport.close()
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether the request that is being sent has been of the same length for long."""
+        come = len(self._rest) + self._body_at + (len(self._chunks.body) if self._chunks is not None else 0)
+        if come != self._come:
+            self._come, self._came_at = come, now
+        return now - self._came_at > _SILENCE_S
 
     def abort(self) -> None:
         """Close without further ado."""

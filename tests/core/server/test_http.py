@@ -390,9 +390,53 @@ def test_a_request_that_is_being_sent_when_the_server_stops_is_still_answered(be
     assert bench.transport.closing
 
 
+CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 @pytest.mark.parametrize(
-    "part", [b"GET /a HT", post("/a", b"x" * 100)[:-1], b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1"]
+    "wire", [get("/a"), post("/a", b"x" * 100), CHUNKED + b"64\r\n" + b"x" * 100 + b"\r\n0\r\n\r\n"]
 )
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_request_holds_the_end_of_the_server_as_long_as_it_comes(
+    bench: Bench, wire: bytes, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(1000.0, 1.9)
+    monkeypatch.setattr(bench.connection, "_loop_time", lambda: now)
+    now = next(clock)
+    for at in range(0, len(wire) - 10, 10):
+        bench.receive(wire[at : at + 10])
+        now = next(clock)
+        assert bench.listener.close_idle() == 1
+        assert not bench.transport.closing
+    if ends:
+        bench.receive(wire[at + 10 :])
+        assert len(bench.bodies) == 1
+    else:
+        now = next(clock)
+        bench.listener.close_idle()
+        now = next(clock)
+        bench.listener.close_idle()
+        assert not bench.written
+    assert bench.transport.closing
+
+
+def test_a_client_that_reads_slowly_when_the_server_stops_still_gets_the_answers_to_all_it_sent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter((1000.0, 1100.0))
+    monkeypatch.setattr(bench.connection, "_loop_time", lambda: next(times))
+    bench.connection.pause_writing()
+    bench.receive(get("/a"))
+    for _ in range(2):
+        bench.listener.close_idle()
+        assert not bench.transport.closing
+    bench.connection.resume_writing()
+    bench.turn()
+    assert len(bench.bodies) == 1
+    assert bench.transport.closing
+
+
+@pytest.mark.parametrize("part", [b"GET /a HT", post("/a", b"x" * 100)[:-1], CHUNKED + b"1"])
 def test_a_client_that_never_ends_its_request_is_dropped_in_time(bench: Bench, part: bytes) -> None:
     bench.receive(part)
     now = bench.loop.time()
