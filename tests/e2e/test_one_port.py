@@ -253,6 +253,7 @@ def test_a_restriction_of_http_holds_for_grpc_on_its_port(
     ("flags", "why"),
     [
         (("--grpc-use-ssl=true",), "has no TLS"),
+        (("--allow-http=false",), "there is no such port"),
         (("--grpc-restricted-protocol=nonsense",), "grpc-restricted-protocol"),
     ],
 )

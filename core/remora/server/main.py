@@ -203,6 +203,8 @@ class Server:
         options = self.options
         if options.grpc_on_http_port and (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
             raise StartError("--grpc-on-http-port: that port has no TLS, which --grpc-use-ssl asks for; leave one out")
+        if options.grpc_on_http_port and not options.allow_http:
+            raise StartError("--grpc-on-http-port: with --allow-http=false there is no such port; leave one out")
         if options.grpc_on_http_port and sys.platform != "linux" and options.grpc_transport == "grpcio":
             raise StartError("--grpc-on-http-port needs Linux: give gRPC a port of its own, or --grpc-transport=own")
         used: dict[int, str] = {}
