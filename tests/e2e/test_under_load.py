@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from conftest import free_ports
 from live_server import BODY, PATIENCE_S, THREADS, ask, client, free_port, process, status_of, until, write_version
 
 SOAK = bool(os.environ.get("REMORA_SOAK"))
@@ -275,6 +276,29 @@ def test_a_load_that_a_client_asked_for_does_not_hold_up_the_end(
         with gate.open("w"):  # opens when the model reads: its load is under way
             server.send_signal(signal.SIGTERM)
             assert server.wait(PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["client-stays", "client-goes"])
+@pytest.mark.parametrize("transport", ["grpcio", "own"])
+def test_a_load_that_a_client_of_grpc_asked_for_does_not_hold_up_the_end_either(
+    gated: tuple[Path, Path], child_environment: dict[str, str], transport: str, stays: bool
+) -> None:
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'remora[grpc]'")
+    from remora.proto import inference_pb2 as pb
+
+    repository, gate = gated
+    port, grpc_port = free_ports(2)
+    flags = ("--model-control-mode=explicit", "--exit-timeout-secs=1", "--allow-grpc=true", f"--grpc-port={grpc_port}")
+    message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()
+    with process(repository, port, child_environment, *flags, f"--grpc-transport={transport}") as server:
+        until(port, "/readyz", server)
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad").future(message)
+            with gate.open("w"):  # opens when the model reads: its load is under way
+                if not stays:
+                    load.cancel()
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(PATIENCE_S) == 1
 
 
 STUCK = "import threading, os; self.execute = lambda requests: open({gate!r}).read()"

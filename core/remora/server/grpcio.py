@@ -133,15 +133,21 @@ class GrpcServer:
         """Refuse new inference from now on (spec R21) and report NOT_SERVING; what is under way goes on."""
         self._rpcs.drain()
 
-    def stop(self, grace_s: float) -> None:
-        """Stop listening, let calls under way end within ``grace_s`` seconds, cancel the others, and return then."""
+    def stop(self, grace_s: float) -> bool:
+        """Stop listening, let calls under way end within ``grace_s`` seconds, cancel the others, and return then.
+
+        False when there were others.
+        """
         self.drain()
+        done = True
         if self._server is not None:
             stopped = self._server.stop(grace_s)
-            if self._calls.wait(grace_s):
+            done = self._calls.wait(grace_s)
+            if done:
                 self._server.stop(min(grace_s, _GOODBYE_S))
             stopped.wait()
         self._calls.close()
+        return done
 
     def _services(self) -> Any:
         handlers: dict[str, dict[str, Any]] = {SERVICE: {}, HEALTH_SERVICE: {}}

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine
 from remora.errors import RemoraError
@@ -26,6 +26,7 @@ from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.early_port import BACKLOG, EarlyPort
 from remora.server.http import Connection, Handover, Listener, Service
+from remora.server.leaving import give_up, give_up_after, leave
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService
 from remora.server.splice import NoServerError, Splices
@@ -82,6 +83,8 @@ class Server:
         self.options = options
         self.doors = doors
         self.ports = Ports()
+        self.end = 0.0
+        """When the exit timeout is over, in the loop's time."""
         self._front = front
         self._early = early
         self._listeners: list[Listener | Http2Listener] = []
@@ -292,7 +295,7 @@ class Server:
         loop = asyncio.get_running_loop()
         if drain:
             await self._lame_duck()
-        end = loop.time() + self.engine.options.exit_timeout_secs
+        end = self.end = loop.time() + self.engine.options.exit_timeout_secs
         countdown = loop.create_task(self._count_down(end))
         while drain and self.engine.open_sequences and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
@@ -303,14 +306,15 @@ class Server:
             self._own.end()
         if self._grpc_opening is not None:
             await asyncio.wait((self._grpc_opening,))
+        done = True
         if self._grpc is not None:
-            await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
+            done = await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
         while (sum(listener.close_idle() for listener in self._listeners) or self._splices) and loop.time() < end:
             if self._splices is not None:
                 self._splices.end()  # gRPC has ended, and there is nothing to come
             await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
-        done = await loop.run_in_executor(None, self.engine.stop, left)
+        done = await loop.run_in_executor(None, self.engine.stop, left) and done
         countdown.cancel()
         for listener in self._listeners:
             connections: list[Connection | Http2Connection] = [*listener.connections]
@@ -370,13 +374,13 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     if not starting.done():
         _log.info("told to stop before the models were loaded")
         starting.cancel()
-        _leave(0 if await server.stop() else 1)
+        leave(0 if await server.stop() else 1)
     try:
         await starting
     except (StartError, RemoraError, ValueError) as error:
         _log.error("cannot start: %s", error)
         await server.stop()
-        _leave(1)
+        leave(1)
     age_s = process_age_s()
     engine.ledger.ready()
     freeze(settings)
@@ -384,17 +388,10 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     await loop.run_in_executor(None, give_back)
     await stopping
     if not await server.stop(drain=True):
-        _log.error("Exit timeout expired. Exiting immediately.")
-        _leave(1)
+        give_up()
+    give_up_after(max(server.end - loop.time(), 0.0))
     _log.info("All models are stopped, unloading models")
     return 0
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process at once: it would wait for threads that load a model or run one, and those cannot be told to."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
 
 
 def ready_table(server: Server, age_s: float) -> str:
