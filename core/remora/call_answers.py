@@ -14,7 +14,8 @@ from remora.errors import InvalidArgumentError
 from remora.lifecycle import Lifecycle
 from remora.live_settings import LiveSettings
 from remora.messages import ModelInfo, ModelStats, ServerInfo
-from remora.options import EngineOptions, MetricsSettings
+from remora.metrics_settings import MetricsSettings
+from remora.options import EngineOptions
 from remora.startup import Ledger, StartupReport
 from remora.system.clock import Clock
 

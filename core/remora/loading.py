@@ -27,8 +27,9 @@ from remora.config import (
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.lifecycle_policy import Revision, revision_of
 from remora.messages import Array
+from remora.metrics_settings import MetricsSettings
 from remora.model import ServedModel, Steps
-from remora.options import EngineOptions, MetricsSettings, cache_settings, cache_size, rate_limits
+from remora.options import EngineOptions, cache_settings, cache_size, rate_limits
 from remora.placing import PlacedModel, parse_gpu_limits, parse_host_policies
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder, Repository

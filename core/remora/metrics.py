@@ -13,8 +13,8 @@ from typing import NamedTuple
 from remora.cache import CacheStats, ResponseCache
 from remora.custom_metrics import snapshot as custom_families
 from remora.messages import Duration, ModelStats
+from remora.metrics_settings import MetricsSettings
 from remora.model import ServedModel
-from remora.options import MetricsSettings
 from remora.startup import StartupReport
 from remora.statistics import FAILURE_REASONS, FIRST_RESPONSES, LATENCY_BOUNDS_NS, CacheSample, Histogram
 from remora.system.clock import Clock

@@ -5,7 +5,6 @@ A field's name is its flag: ``http_port`` is ``--http-port``. Names and defaults
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ CONTROL_MODES = ("none", "poll", "explicit", "ondemand")
 RATE_LIMITS = ("off", "execution_count")
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 """Triton's spelling of booleans (spec V05), in lower case."""
-_QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 def option(
@@ -275,50 +273,6 @@ def cache_size(given: Mapping[str, str]) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"--cache-config=local,size={text}: expected a number of bytes")
     return int(text)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSettings:
-    """What ``--metrics-config`` says (spec P03, P06)."""
-
-    counter_latencies: bool = True
-    summary_latencies: bool = False
-    histogram_latencies: bool = False
-    quantiles: tuple[float, ...] = _QUANTILES
-
-    @classmethod
-    def of(cls, entries: tuple[str, ...]) -> MetricsSettings:
-        """Settings from KEY=VALUE entries; keys nobody knows are left alone, as Triton does.
-
-        Raises ValueError for an entry without "=", a switch that is neither on nor off, and quantiles that are no
-        numbers between 0 and 1.
-        """
-        for entry in entries:
-            if "=" not in entry:
-                raise ValueError(f"--metrics-config={entry}: give KEY=VALUE")
-        given = dict(entry.partition("=")[::2] for entry in entries)
-        quantiles = _QUANTILES
-        if "summary_quantiles" in given:
-            text = given["summary_quantiles"].strip("\"'")
-            try:
-                quantiles = tuple(float(pair.partition(":")[0]) for pair in text.split(","))
-            except ValueError:
-                quantiles = (math.nan,)
-            if not all(0 <= value <= 1 for value in quantiles):
-                raise ValueError(f"--metrics-config=summary_quantiles={text}: quantiles are numbers between 0 and 1")
-
-        def is_on(name: str, unsaid: str) -> bool:
-            word = given.get(name, unsaid)
-            if word.lower() not in BOOLEANS:
-                raise ValueError(f"--metrics-config={name}={word}: expected true or false")
-            return BOOLEANS[word.lower()]
-
-        return cls(
-            is_on("counter_latencies", "true"),
-            is_on("summary_latencies", "false"),
-            is_on("histogram_latencies", "false"),
-            quantiles,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from remora.backends.python.metrics import MetricFamily
 from remora.engine import Engine
 from remora.messages import Metrics
 from remora.metrics import MetricsExporter
-from remora.options import EngineOptions, MetricsSettings
+from remora.metrics_settings import MetricsSettings
+from remora.options import EngineOptions
 from remora.system.gpus import GpuReading
 
 SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')

@@ -22,7 +22,8 @@ from remora.engine import Engine
 from remora.errors import ConfigError
 from remora.messages import ModelStatistics, Response, Tensor
 from remora.metrics import MetricsExporter
-from remora.options import EngineOptions, MetricsSettings
+from remora.metrics_settings import MetricsSettings
+from remora.options import EngineOptions
 from remora.redis_cache import RedisCache, RedisSettings
 from remora.server.starting import with_secrets
 
