@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from remora.explaining import Explanation
     from remora.metrics import MetricsExporter
     from remora.model import ServedModel
+    from remora.tracing.tracer import Traces
 
 EXTENSIONS = (
     "classification",
@@ -51,10 +52,17 @@ class CallAnswers:
         clock: the engine's.
         ledger: where the time of the start went.
         cache: of responses; None without one.
+        traces: another engine's; None for its own.
     """
 
     def __init__(
-        self, options: EngineOptions, lifecycle: Lifecycle, clock: Clock, ledger: Ledger, cache: ResponseCache | None
+        self,
+        options: EngineOptions,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        ledger: Ledger,
+        cache: ResponseCache | None,
+        traces: Traces | None = None,
     ) -> None:
         self._options = options
         self._lifecycle = lifecycle
@@ -62,7 +70,7 @@ class CallAnswers:
         self._clock = clock
         self._ledger = ledger
         self._cache = cache
-        self._settings = LiveSettings(self._may_be_traced, options, clock)
+        self._settings = LiveSettings(self._may_be_traced, options, clock, traces)
         self.traces = self._settings.traces
         self._exporter: MetricsExporter | None = None
         self.beside: Callable[[], Iterable[ServedModel]] = tuple

@@ -44,6 +44,7 @@ from remora.system.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.explaining import Explanation
+    from remora.tracing.tracer import Traces
 
 
 class InferResult(Mapping[str, Array]):
@@ -85,6 +86,7 @@ class Engine:
         options: everything else; ``paths`` are added to its own.
         clock: another one in tests.
         ledger: keeps where the time of the start goes; one of the engine's own when not given.
+        traces: another engine's of this process, which ends them: one file takes one writer. Its own when not given.
         settings: single fields of EngineOptions, for those who do not want to build one.
 
     Thread-safe. `infer` blocks its caller; `infer_async` gives a Future, `infer_stream` an iterator; `submit` is what
@@ -97,6 +99,7 @@ class Engine:
         options: EngineOptions | None = None,
         clock: Clock | None = None,
         ledger: Ledger | None = None,
+        traces: Traces | None = None,
         **settings: Any,
     ) -> None:
         options = replace(options or EngineOptions(), **settings)
@@ -110,8 +113,9 @@ class Engine:
         self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._table = self._lifecycle.table
-        self._answers = CallAnswers(self.options, self._lifecycle, self._clock, self.ledger, self._cache)
+        self._answers = CallAnswers(self.options, self._lifecycle, self._clock, self.ledger, self._cache, traces)
         self.traces = self._answers.traces
+        self._ends_traces = traces is None
 
     def _model_calls(self) -> ModelCaller:
         from remora.model_calls import ModelCalls  # only for backends whose models call others
@@ -137,7 +141,8 @@ class Engine:
         done = self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
         if self._cache is not None:
             self._cache.close()
-        self.traces.close()
+        if self._ends_traces:
+            self.traces.close()
         return done
 
     def __enter__(self) -> Engine:

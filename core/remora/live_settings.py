@@ -21,18 +21,21 @@ class LiveSettings:
         knows: whether there is a model of that name.
         options: what holds as long as clients change nothing.
         clock: the engine's.
+        traces: another engine's, whose settings are then these as well; None for its own.
 
     Raises ValueError for options that cannot be read, InvalidArgumentError or UnsupportedError for what cannot be.
     """
 
-    def __init__(self, knows: Callable[[str], bool], options: EngineOptions, clock: Clock) -> None:
+    def __init__(
+        self, knows: Callable[[str], bool], options: EngineOptions, clock: Clock, traces: Traces | None = None
+    ) -> None:
         self._knows = knows
         self._lock = Lock()
         self._given = TraceSettings.of(options)
         self._changes: dict[str, Changes] = {}  # by model; the server's own are under ""
         if reason := invalid(self._given):
             raise InvalidArgumentError(f"--trace-config: {reason}")
-        self.traces = Traces(self._given, clock, surroundings.variables())
+        self.traces = traces or Traces(self._given, clock, surroundings.variables())
 
     def perform(self, call: LogSetting | TraceSetting) -> LogSettings | TraceSettings:
         """Make the change, if any, and return what holds then. Raises RemoraError and changes nothing."""

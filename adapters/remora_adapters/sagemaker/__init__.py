@@ -99,7 +99,7 @@ def _front(
         from remora_adapters.sagemaker.routes import binary_headers
 
         over = partial(inside.rest.over, malformed=MALFORMED, binary_headers=binary_headers)
-        hosted = HostedModels(rules.models_root, inside.engine.options, scratch / "models", over, find)
+        hosted = HostedModels(rules.models_root, inside.engine, scratch / "models", over, find)
         inside.engine.measure_beside(hosted.served)
         atexit.register(hosted.close)
         return SageMakerService(inside, rules, hosted, script=script)

@@ -20,7 +20,6 @@ from remora.engine import Engine
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
 from remora.messages import RepositoryIndex
 from remora.model import ServedModel
-from remora.options import EngineOptions
 from remora.server.rest import RestService
 from remora.system.tuning import give_back
 from remora_adapters.sagemaker.layout import Layout, find_models
@@ -52,7 +51,7 @@ class HostedModels:
 
     Args:
         root: every model's URL is a folder below it, ``<root>/<id>/model[/...]``.
-        options: for the engines, all but where their models are.
+        main: the server's own engine: theirs have its options, all but where their models are, and its traces.
         scratch: where generated files may be put.
         over: makes the service of an engine, which its answers call by the second argument.
         find: looks at a model's folder, with a place for generated files.
@@ -61,13 +60,16 @@ class HostedModels:
     def __init__(
         self,
         root: Path,
-        options: EngineOptions,
+        main: Engine,
         scratch: Path,
         over: Callable[[Engine, str], RestService],
         find: Callable[[Path, Path], Layout] = find_models,
     ) -> None:
         self._root = root
-        self._options = replace(options, paths=(), model_repository=(), load_model=(), model_control_mode="explicit")
+        self._options = replace(
+            main.options, paths=(), model_repository=(), load_model=(), model_control_mode="explicit"
+        )
+        self._traces = main.traces
         self._scratch = scratch
         self._over = over
         self._find = find
@@ -136,7 +138,7 @@ class HostedModels:
     def _load(self, row: Hosted, place: Path) -> None:
         # The name is the platform's and no path: what is generated for it lies under its digest.
         layout = self._find(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
-        engine = Engine(options=replace(self._options, **layout.places))
+        engine = Engine(options=replace(self._options, **layout.places), traces=self._traces)
         try:
             engine.start()
             inner = _entry(engine, layout)

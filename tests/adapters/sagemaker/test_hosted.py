@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hosting import Got, ask, running, write_scale
+from remora.engine import Engine
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions, ServerOptions
 from remora.server.doors import Host
@@ -136,6 +137,26 @@ def test_the_metrics_page_tells_models_of_equal_names_apart(tmp_path: Path) -> N
         ]
         assert ask(ports.http, "DELETE", "/models/one").status == 200
         assert [line for line in page() if "one" in line] == []
+
+
+def test_traces_of_all_models_go_to_the_one_file_whichever_is_loaded_or_unloaded_meanwhile(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_scale(tmp_path / "models" / name / "model" / f"scale_{name}")
+    flags = f"--trace-config=level=TIMESTAMPS --trace-config=rate=1 --trace-config=triton,file={tmp_path}/traces.json"
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"}
+    with opened(sagemaker.host({**environ, "SAGEMAKER_TRITON_ADDITIONAL_ARGS": flags})) as door:
+        endpoint = Endpoint(door.port)
+        endpoint.root = tmp_path / "models"
+        for name in ("one", "two", "one"):
+            assert endpoint.load(name).status == 200
+            assert endpoint.invoke(name).status == 200
+            assert endpoint.ask("DELETE", f"/models/{name}").status == 200
+    records = json.loads((tmp_path / "traces.json").read_text())
+    assert [record["model_name"] for record in records if "model_name" in record] == [
+        "scale_one",
+        "scale_two",
+        "scale_one",
+    ]
 
 
 def test_a_body_that_cannot_be_read_is_the_clients_fault_on_tritons_own_port_too(tmp_path: Path) -> None:
@@ -293,7 +314,7 @@ def test_a_model_that_loads_keeps_no_ping_waiting(endpoint: Endpoint) -> None:
 
 
 def table(root: Path) -> HostedModels:
-    return HostedModels(root, EngineOptions(), root / "scratch", lambda engine, name: None)  # type: ignore[arg-type]
+    return HostedModels(root, Engine(), root / "scratch", lambda engine, name: None)  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +383,7 @@ def test_a_refused_url_leaves_no_name_behind(tmp_path: Path) -> None:
 
 
 def test_a_load_that_fails_elsewhere_disturbs_nobody_who_looks_at_the_table(tmp_path: Path) -> None:
-    hosted = HostedModels(tmp_path, EngineOptions(), tmp_path / "scratch", lambda engine, name: None)  # type: ignore[arg-type,return-value]
+    hosted = table(tmp_path)
 
     class Url(str):
         """Has another thread forget a model while it is compared."""
