@@ -8,7 +8,8 @@ for each one in, which is what batch transform counts on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,8 @@ from remora_adapters.sagemaker.arrays import (
     array_of_npy,
     csv_of_arrays,
     npy_of_array,
-    rows_of_csv,
     same_rows,
+    tables_of_csv,
 )
 
 _WHOLE = ("text/plain", "application/x-image")
@@ -64,8 +65,7 @@ def translate(media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: 
     Raises ValueError for a body that cannot be read or does not fit the inputs.
     """
     if media == CSV:
-        cells = np.array(rows_of_csv(bytes(body)), object)  # as texts, each would get the room of the longest
-        return Translated(_chunks(_columns(cells, inputs, max_rows), max_rows), media)
+        return Translated(_chunks(_columns(tables_of_csv(bytes(body)), inputs, max_rows), max_rows), media)
     if media == LINES:
         return _lines(bytes(body), inputs, max_rows)
     (row,) = _only(inputs, media)
@@ -117,27 +117,38 @@ def _only(inputs: Sequence[TensorInfo], media: str) -> Sequence[TensorInfo]:
     return inputs
 
 
-def _columns(cells: Array, inputs: Sequence[TensorInfo], max_rows: int) -> dict[TensorInfo, Array]:
-    """Rows of cells as the model's inputs, which take the columns one after the other."""
-    rows, width = cells.shape
+def _columns(tables: Iterator[Array], inputs: Sequence[TensorInfo], max_rows: int) -> dict[TensorInfo, Array]:
+    """Tables of cells as the model's inputs, which take the columns one after the other."""
+    first = next(tables)
     shapes = [row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape for row in inputs]
+    sizes = _sizes(shapes, first.shape[1])
+    read: list[list[Array]] = [[] for _ in inputs]
+    for cells in chain((first,), tables):
+        at = 0
+        for row, size, values in zip(inputs, sizes, read, strict=True):
+            values.append(_parsed(cells[:, at : at + size], row))
+            at += size
+    found: dict[TensorInfo, Array] = {}
+    for row, shape, values in zip(inputs, shapes, read, strict=True):
+        column = values[0] if len(values) == 1 else np.concatenate(values)
+        values.clear()
+        alone = max_rows == 0 and row.shape[:1] != (-1,)
+        if alone and len(column) != 1:
+            raise ValueError(f"the model takes one row at a time, the body has {len(column)}")
+        found[row] = column.reshape(shape if alone else (len(column), *shape))
+    return found
+
+
+def _sizes(shapes: Sequence[Sequence[int]], width: int) -> list[int]:
+    """How many of a row's cells go to each input; the only one whose shape varies gets all."""
     sizes = [math.prod(shape) if -1 not in shape else -1 for shape in shapes]
     if -1 in sizes:
         if len(sizes) > 1 or list(shapes[0]).count(-1) > 1:
             raise ValueError("the model's inputs have shapes that vary: columns cannot be told apart")
-        sizes = [width]
+        return [width]
     if sum(sizes) != width:
         raise ValueError(f"a row has {width} cells and the model takes {sum(sizes)}")
-    whole = [max_rows == 0 and row.shape[:1] != (-1,) for row in inputs]
-    if any(whole) and rows != 1:
-        raise ValueError(f"the model takes one row at a time, the body has {rows}")
-    found: dict[TensorInfo, Array] = {}
-    at = 0
-    for row, shape, size, alone in zip(inputs, shapes, sizes, whole, strict=True):
-        values = _parsed(cells[:, at : at + size], row)
-        found[row] = values.reshape(shape if alone else (rows, *shape))
-        at += size
-    return found
+    return sizes
 
 
 def _parsed(cells: Array, row: TensorInfo) -> Array:

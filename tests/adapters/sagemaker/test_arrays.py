@@ -18,7 +18,7 @@ from remora_adapters.sagemaker.arrays import (
     array_of_npy,
     csv_of_arrays,
     npy_of_array,
-    rows_of_csv,
+    tables_of_csv,
 )
 
 SHAPES = npst.array_shapes(max_dims=3, max_side=4)
@@ -112,12 +112,29 @@ def test_outputs_of_different_lengths_have_no_rows() -> None:
 
 @pytest.mark.parametrize(
     ("body", "said"),
-    [(b"", "no rows"), (b"1,2\n3\n", "1 to 2 cells"), (b"\xff\n", "decode"), (b"a" * 200_000, "field larger")],
+    [
+        (b"", "no rows"),
+        (b"\n\n", "no rows"),
+        (b"1,2\n3\n", "1 to 2 cells"),
+        (b"1,2\n\n3,4\n", "0 to 2 cells"),
+        (b"1,2\n" * 40_000 + b"1,2,3\n", "2 to 3 cells"),
+        (b"\xff\n", "decode"),
+        (b"a" * 200_000, "field larger"),
+    ],
 )
 def test_csv_that_is_no_table_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        rows_of_csv(body)
+        list(tables_of_csv(body))
 
 
 def test_lines_may_end_as_windows_has_them_and_the_last_one_may_be_empty() -> None:
-    assert rows_of_csv(b"1,2\r\n3,4\r\n\r\n") == [["1", "2"], ["3", "4"]]
+    (table,) = tables_of_csv(b"1,2\r\n3,4\r\n\r\n")
+    assert table.tolist() == [["1", "2"], ["3", "4"]]
+
+
+def test_a_long_body_is_read_some_rows_at_a_time() -> None:
+    tables = tables_of_csv(b"".join(b'%d,"a\nb"\n' % row for row in range(50_000)))
+    first = next(tables)
+    assert 0 < len(first) < 50_000
+    rows = [*first.tolist(), *(row for table in tables for row in table.tolist())]
+    assert rows == [[str(row), "a\nb"] for row in range(50_000)]

@@ -199,6 +199,17 @@ def test_a_long_text_takes_its_own_room_and_not_every_neighbours(media: str, bod
     assert read(part) == {"x": [[1.0] * 1000 + [float("inf")]]}
 
 
+def test_numbers_of_a_long_body_take_a_few_times_their_room_and_not_that_of_texts() -> None:
+    body = b"1,2,3,4\n" * 250_000
+    tracemalloc.start()
+    try:
+        (part,) = translate("text/csv", body, [ROW], 1 << 20).parts
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(part.body)
+    finally:
+        tracemalloc.stop()
+    assert len(part.body) > 250_000 * 16
+
+
 def test_byte_strings_of_an_array_arrive_as_they_are() -> None:
     array = np.array([["\u00e9".encode()], [b"\xff"]])
     (part,) = translate("application/x-npy", npy_of_array(array), [WORDS], 8).parts
