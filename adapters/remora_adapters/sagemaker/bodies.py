@@ -8,8 +8,9 @@ for each one in, which is what batch transform counts on.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ from remora_adapters.sagemaker.arrays import (
 _WHOLE = ("text/plain", "application/x-image")
 _MAX_PARTS = 1 << 16
 """How many requests one body may make: each takes its time and its room, and a line of two bytes may make one."""
+_LINES_AT_ONCE = 4_096
+_LINE = re.compile(rb"[^\r\n]+")
 _NUMBERS = {bool, int, float}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -119,23 +122,34 @@ def _only(inputs: Sequence[TensorInfo], media: str) -> Sequence[TensorInfo]:
 
 def _columns(tables: Iterator[Array], inputs: Sequence[TensorInfo], max_rows: int) -> dict[TensorInfo, Array]:
     """Tables of cells as the model's inputs, which take the columns one after the other."""
-    first = next(tables)
-    shapes = [row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape for row in inputs]
-    sizes = _sizes(shapes, first.shape[1])
-    read: list[list[Array]] = [[] for _ in inputs]
-    for cells in chain((first,), tables):
+    shapes = [_shape_of_one(row, max_rows) for row in inputs]
+    sizes: list[int] = []
+    read: dict[TensorInfo, list[Array]] = {row: [] for row in inputs}
+    for cells in tables:
+        sizes = sizes or _sizes(shapes, cells.shape[1])
         at = 0
-        for row, size, values in zip(inputs, sizes, read, strict=True):
-            values.append(_parsed(cells[:, at : at + size], row))
+        for (row, pieces), shape, size in zip(read.items(), shapes, sizes, strict=True):
+            pieces.append(_parsed(cells[:, at : at + size], row).reshape(len(cells), *shape))
             at += size
+    return _whole(read, max_rows)
+
+
+def _shape_of_one(row: TensorInfo, max_rows: int) -> tuple[int, ...]:
+    """The shape that one record has in an input."""
+    return row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape
+
+
+def _whole(read: dict[TensorInfo, list[Array]], max_rows: int) -> dict[TensorInfo, Array]:
+    """The inputs of all records, which were read some at a time."""
     found: dict[TensorInfo, Array] = {}
-    for row, shape, values in zip(inputs, shapes, read, strict=True):
-        column = values[0] if len(values) == 1 else np.concatenate(values)
-        values.clear()
-        alone = max_rows == 0 and row.shape[:1] != (-1,)
-        if alone and len(column) != 1:
-            raise ValueError(f"the model takes one row at a time, the body has {len(column)}")
-        found[row] = column.reshape(shape if alone else (len(column), *shape))
+    for row, pieces in read.items():
+        array = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        pieces.clear()
+        if not max_rows and row.shape[:1] != (-1,):
+            if len(array) != 1:
+                raise ValueError(f"the model takes one row at a time, the body has {len(array)}")
+            array = array.reshape(array.shape[1:])  # and not array[0], which of texts without a shape is no array
+        found[row] = array
     return found
 
 
@@ -201,27 +215,46 @@ def _cast(array: Array, row: TensorInfo) -> Array:
 
 
 def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translated:
-    try:
-        records = [orjson.loads(line) for line in body.splitlines() if line.strip()]
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"a line is no JSON: {error}") from error
-    if not records:
+    own: list[Part] = []
+    read: dict[TensorInfo, list[Array]] = {}
+    for block in _records(body):
+        if not read and all(_is_v2(record, inputs) for _, record in block):
+            own += [Part(line, None) for line, _ in block]
+            _check_parts(len(own))
+        elif own:
+            raise ValueError("some of its lines are V2 requests, and others are not")
+        else:
+            for row, values in _by_input([record for _, record in block], inputs).items():
+                read.setdefault(row, []).append(_stacked(values, row, _shape_of_one(row, max_rows)))
+    if own:
+        return Translated(own, LINES, own=True)
+    return Translated(_chunks(_whole(read, max_rows), max_rows), LINES)
+
+
+def _records(body: bytes) -> Iterator[list[tuple[bytes, Any]]]:
+    """The lines and what they say, some at a time: as objects they take many times their room."""
+    lines = (match[0] for match in _LINE.finditer(body) if match[0].strip())
+    block = list(islice(lines, _LINES_AT_ONCE))
+    if not block:
         raise ValueError("it has no lines")
-    if all(_is_v2(record, inputs) for record in records):
-        _check_parts(len(records))
-        parts = [Part(line, None) for line in body.splitlines() if line.strip()]
-        return Translated(parts, LINES, own=True)
-    if all(isinstance(record, dict) for record in records):
-        names = {row.name for row in inputs}
-        strange = next((record for record in records if set(record) != names), None)
-        if strange is not None:
-            raise ValueError(
-                f"a line has {', '.join(map(str, strange))} and the model takes {', '.join(sorted(names))}"
-            )
-        columns = {row: _stacked([record[row.name] for record in records], row, max_rows) for row in inputs}
-        return Translated(_chunks(columns, max_rows), LINES)
-    (row,) = _only(inputs, LINES)
-    return Translated(_chunks({row: _stacked(records, row, max_rows)}, max_rows), LINES)
+    while block:
+        try:
+            yield [(line, orjson.loads(line)) for line in block]
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"a line is no JSON: {error}") from error
+        block = list(islice(lines, _LINES_AT_ONCE))
+
+
+def _by_input(records: list[Any], inputs: Sequence[TensorInfo]) -> dict[TensorInfo, list[Any]]:
+    """What records say for each input: they name them all, or are the values of the only one."""
+    if not all(isinstance(record, dict) for record in records):
+        (row,) = _only(inputs, LINES)
+        return {row: records}
+    names = {row.name for row in inputs}
+    strange = next((record for record in records if set(record) != names), None)
+    if strange is not None:
+        raise ValueError(f"a line has {', '.join(map(str, strange))} and the model takes {', '.join(sorted(names))}")
+    return {row: [record[row.name] for record in records] for row in inputs}
 
 
 def _is_v2(record: object, inputs: Sequence[TensorInfo]) -> bool:
@@ -233,9 +266,8 @@ def _is_v2(record: object, inputs: Sequence[TensorInfo]) -> bool:
     return objects or all(row.name != "inputs" for row in inputs)
 
 
-def _stacked(values: list[Any], row: TensorInfo, max_rows: int) -> Array:
-    """One value for each record as the model's input."""
-    shape = row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape
+def _stacked(values: list[Any], row: TensorInfo, shape: tuple[int, ...]) -> Array:
+    """One value for each record, of that shape, in an input's datatype."""
     try:
         flat, kinds = flatten(values, MAX_DEPTH)
     except RemoraError as error:
@@ -250,10 +282,6 @@ def _stacked(values: list[Any], row: TensorInfo, max_rows: int) -> Array:
         raise ValueError(f"the values for '{row.name}' are no numbers")
     if -1 not in shape and array.size == len(values) * math.prod(shape):
         array = array.reshape(len(values), *shape)
-    if not max_rows and row.shape[:1] != (-1,):
-        if len(values) != 1:
-            raise ValueError(f"the model takes one record at a time, the body has {len(values)}")
-        array = array[0]
     return _parsed(array, row)
 
 

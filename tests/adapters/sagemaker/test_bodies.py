@@ -135,6 +135,11 @@ def test_lines_of_values_and_of_named_values_become_rows() -> None:
         assert read(part) == {"x": [[1, 2, 3, 4], [5, 6, 7, 8]]}
 
 
+def test_a_line_may_be_the_one_text_of_an_input_without_dimensions() -> None:
+    (part,) = translate("application/jsonlines", b'"gut"\n', [TensorInfo("text", "BYTES", ())], 0).parts
+    assert read(part) == {"text": ([], b"\3\0\0\0gut")}
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -142,7 +147,11 @@ def test_lines_of_values_and_of_named_values_become_rows() -> None:
         (b"{\n", "no JSON"),
         (b'{"y": [1]}\n', "the model takes x"),
         (b"[1,2]\n[3]\n", "inhomogeneous|equally many"),
+        (b"[1,2,3,4]\n" * 5000 + b"[1]\n", "dimension"),
+        (b'{"inputs": [1]}\n' * 4096 + b"[1]\n", "some of its lines are V2 requests"),
+        (b"[1,2,3,4]\n" * 4096 + b'{"inputs": [1]}\n', "a line has inputs and the model takes x"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_lines_that_do_not_fit_are_refused(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -199,11 +208,11 @@ def test_a_long_text_takes_its_own_room_and_not_every_neighbours(media: str, bod
     assert read(part) == {"x": [[1.0] * 1000 + [float("inf")]]}
 
 
-def test_numbers_of_a_long_body_take_a_few_times_their_room_and_not_that_of_texts() -> None:
-    body = b"1,2,3,4\n" * 250_000
+@pytest.mark.parametrize(("media", "line"), [("text/csv", b"1,2,3,4\n"), ("application/jsonlines", b"[1,2,3,4]\n")])
+def test_numbers_of_a_long_body_take_a_few_times_their_room_and_not_that_of_objects(media: str, line: bytes) -> None:
     tracemalloc.start()
     try:
-        (part,) = translate("text/csv", body, [ROW], 1 << 20).parts
+        (part,) = translate(media, line * 250_000, [ROW], 1 << 20).parts
         assert tracemalloc.get_traced_memory()[1] < 4 * len(part.body)
     finally:
         tracemalloc.stop()
