@@ -42,6 +42,7 @@ LATE = (
     "redis",
     "requests",
     "sagemaker",
+    "snapshot_restore_py",
     "starlette",
     "pynvml",
     "tensorflow",

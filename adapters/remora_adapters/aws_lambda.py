@@ -14,8 +14,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -43,6 +44,9 @@ _MARGIN_MS = 250
 _TELEMETRY = ("opentelemetry.trace", "opentelemetry.metrics", "opentelemetry._logs")
 _PROVIDERS = ("get_tracer_provider", "get_meter_provider", "get_logger_provider")
 _FLUSH_MS = 2_000
+_MB_PER_PROCESSOR = 1_769
+"""A function gets processor time by its memory: so much of it is worth one processor."""
+_GENERATORS = ("random", "numpy.random", "torch")
 _SEGMENT_HEADER = b"x-amzn-trace-id"
 
 Event = dict[str, Any]
@@ -124,6 +128,11 @@ class Function:
             self._engine.traces.flush(_FLUSH_MS / 1e3)
             self._flush()
 
+    def prepare(self) -> None:
+        """Do now what the first HTTP event would wait for, where mangum is there: a snapshot then holds it."""
+        with suppress(UnsupportedError):
+            self._adapter()
+
     def close(self) -> None:
         """Stop the engine. Lambda just ends the process; this is for programs and tests."""
         if self._http is not None:
@@ -132,10 +141,13 @@ class Function:
 
     # -- HTTP -------------------------------------------------------------------------------------------------------
 
-    def _answer_http(self, event: Event, context: Context) -> Event:
+    def _adapter(self) -> _Mangum:
         if self._http is None:
             self._http = _Mangum(HttpApp(self._engine, self._settings))
-        answer = self._http(event, context)
+        return self._http
+
+    def _answer_http(self, event: Event, context: Context) -> Event:
+        answer = self._adapter()(event, context)
         size = _size(answer, len(answer.get("body") or ""))
         if size <= PAYLOAD_LIMIT:
             return answer
@@ -363,9 +375,47 @@ def load(environ: MutableMapping[str, str]) -> Function:
 
     tuning.apply(tuning.Tuning(), environ)
     settings = Settings.of(environ)
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # then there are threads for all that can be seen, and they take turns
+            os.sched_setaffinity(0, own_processors(environ, os.sched_getaffinity(0)))
     engine = Engine(options=settings.engine).start()
     tuning.freeze(tuning.Tuning())
-    return Function(engine, settings)
+    function = Function(engine, settings)
+    if environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") == "snap-start":
+        _take_part_in_snapshots(function)
+    return function
+
+
+def own_processors(environ: Mapping[str, str], seen: Collection[int]) -> set[int]:
+    """Those of the processors seen that the function has the time of. It sees two even when it has half of one's time,
+    and threads for both would wait for each other."""
+    memory = environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
+    if not (memory.isascii() and memory.isdigit() and len(memory) < 10):
+        return set(seen)
+    return set(sorted(seen)[: max(-(-int(memory) // _MB_PER_PROCESSOR), 1)])
+
+
+def _take_part_in_snapshots(function: Function) -> None:
+    """SnapStart: this process is copied after its init phase, and every environment goes on from the copy."""
+    try:
+        from snapshot_restore_py import register_after_restore, register_before_snapshot
+    except ImportError:  # it comes with AWS's own client, which alone calls what is registered
+        _log.warning("this runtime has no hooks for snapshots: environments will draw the same random numbers")
+        return
+    register_before_snapshot(function.prepare)
+    register_after_restore(renew_randomness)
+
+
+def renew_randomness(modules: Mapping[str, Any] | None = None) -> None:
+    """Let what is drawn at random differ from all other copies of this process: ids of traces, and what models draw
+    from the generators that all share. Generators that a model has made are its own to renew.
+
+    ``modules`` is ``sys.modules`` but for tests.
+    """
+    loaded = sys.modules if modules is None else modules
+    for name in _GENERATORS:
+        if name in loaded:
+            loaded[name].seed()
 
 
 def __getattr__(name: str) -> Function:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
@@ -22,7 +23,7 @@ TIMEOUT_S = 30.0
 SHORT_S = 2.0
 FREEZE_S = 2.0
 GRACE_S = 2.0
-_FAILED_INIT_S = 60.0
+_AGAIN_S = 60.0
 _LOOK_S = 0.02
 
 
@@ -65,12 +66,15 @@ def invoke(stage: Stage, event: bytes, timeout_s: float = TIMEOUT_S) -> Reply:
 
     It is told the platform's time, however patient we are.
     """
-    api, spare_s = api_of(stage), _spare_s(stage, timeout_s)
+    return _invoke(api_of(stage), stage.process, event, timeout_s, _spare_s(stage, timeout_s))
+
+
+def _invoke(api: RuntimeApi, process: Process, event: bytes, timeout_s: float, spare_s: float) -> Reply:
     invocation = api.hand_over(event, timeout_s)
     try:
         while not invocation.done.wait(_LOOK_S):
-            if not stage.process.running and not invocation.done.is_set():
-                raise Failed(f"the process ended instead of answering: {stage.process.last_words()}")
+            if not process.running and not invocation.done.is_set():
+                raise Failed(f"the process ended instead of answering: {process.last_words()}")
             if time.time() > invocation.deadline + spare_s:
                 raise Failed(f"no reply within the {timeout_s:g} s of the invocation")
     finally:
@@ -128,22 +132,43 @@ def reports_a_failed_init(stage: Stage) -> None:
         raise Skipped("needs the models' folder, to take it away: --model DIR")
     empty = stage.mounts / "empty"
     empty.mkdir()
-    with RuntimeApi(0) as api:
-        environ = {**stage.environ, "LAMBDA_TASK_ROOT": str(empty), "AWS_LAMBDA_RUNTIME_API": api.address}
-        process = Process(stage.settings.command, environ, stage.mounts / "failed-init.txt")
-        try:
-            end = time.monotonic() + _FAILED_INIT_S
-            while process.running and not api.asked.is_set() and time.monotonic() < end:
-                time.sleep(_LOOK_S)
-            if api.asked.is_set():
-                raise Skipped("it starts without models as well")
-            if process.running:
-                raise Failed(f"without models it neither started nor ended within {_FAILED_INIT_S:g} s")
-        finally:
-            process.kill()
+    with _begun_again(stage, "failed-init.txt", LAMBDA_TASK_ROOT=str(empty)) as (api, process):
+        if api.asked.is_set():
+            raise Skipped("it starts without models as well")
+        if process.running:
+            raise Failed(f"without models it neither started nor ended within {_AGAIN_S:g} s")
         if api.init_error is None:
             raise Failed(f"without models it ended and reported nothing: {process.last_words()}")
         must_be_told(api.init_error, "an init without models")
+
+
+@contextmanager
+def _begun_again(stage: Stage, log: str, **environ: str) -> Iterator[tuple[RuntimeApi, Process]]:
+    """The command once more, with an API and variables of its own, when it asks for an event, has ended, or hangs."""
+    with RuntimeApi(0) as api:
+        given = {**stage.environ, "AWS_LAMBDA_RUNTIME_API": api.address, **environ}
+        process = Process(stage.settings.command, given, stage.mounts / log)
+        try:
+            end = time.monotonic() + _AGAIN_S
+            while process.running and not api.asked.is_set() and time.monotonic() < end:
+                time.sleep(_LOOK_S)
+            yield api, process
+        finally:
+            process.kill()
+
+
+def goes_on_from_a_snapshot(stage: Stage) -> None:
+    """Starts the command once more as SnapStart does, which copies it between its init phase and its first event."""
+    with _begun_again(stage, "snapshot.txt", AWS_LAMBDA_INITIALIZATION_TYPE="snap-start") as (api, process):
+        if not api.restored.is_set() and api.asked.is_set():
+            raise Skipped("its runtime's client takes no part in snapshots")
+        if api.restore_error is not None:
+            raise Failed(f"it could not go on from its snapshot: {api.restore_error[:300].decode('utf-8', 'replace')}")
+        if not api.asked.is_set():
+            raise Failed(f"it did not ask for an event: {process.last_words()}")
+        must_answer(
+            _invoke(api, process, stage.body, TIMEOUT_S, _spare_s(stage, TIMEOUT_S)), "the first event after a snapshot"
+        )
 
 
 # -- invocations ----------------------------------------------------------------------------------------------------
@@ -277,6 +302,12 @@ PLATFORM = Platform(
             "an init that fails is reported, with errorType and errorMessage",
             "clients and logs see no more of it than what is posted to /runtime/init/error",
             reports_a_failed_init,
+        ),
+        Check(
+            "snapshot",
+            "with SnapStart it goes on from a snapshot, and answers",
+            "a hook that fails there fails every environment that begins from the snapshot",
+            goes_on_from_a_snapshot,
         ),
         Check(
             "invocations",

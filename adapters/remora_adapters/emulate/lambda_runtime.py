@@ -61,6 +61,8 @@ class RuntimeApi:
         asked: set when the function has asked for its first event: its init phase is over.
         idle: set while it waits for an event: Lambda may freeze it.
         init_error: what it reported of an init that failed, if it did.
+        restored: set when it has said, as SnapStart asks for, that it may be copied, and was told to go on.
+        restore_error: what it reported of that, if it failed.
         early: how often it asked for an event while it had one.
         strays: ids that it answered and was not given.
         longest: bytes of its longest answer.
@@ -70,6 +72,8 @@ class RuntimeApi:
         self.asked = threading.Event()
         self.idle = threading.Event()
         self.init_error: bytes | None = None
+        self.restored = threading.Event()
+        self.restore_error: bytes | None = None
         self.early = 0
         self.strays: list[str] = []
         self.longest = 0
@@ -165,6 +169,10 @@ class _Api(BaseHTTPRequestHandler):
         if self.path == READY:
             self._answer(200 if self.api.asked.is_set() else 503, b"")
             return
+        if self.path == f"{_API}/restore/next":
+            self.api.restored.set()
+            self._answer(200, b"")
+            return
         if self.path != f"{_API}/invocation/next":
             self._fail(404, "InvalidPath", self.path)
             return
@@ -181,10 +189,10 @@ class _Api(BaseHTTPRequestHandler):
         self._answer(200, invocation.event, {**_JSON, **headers})
 
     def do_POST(self) -> None:
-        """The answer to an event, its error, or an init that failed."""
+        """The answer to an event, its error, or an init or a restore that failed."""
         body = self._body()
-        if self.path == f"{_API}/init/error":
-            self.api.init_error = body
+        if self.path in (f"{_API}/init/error", f"{_API}/restore/error"):
+            setattr(self.api, f"{self.path.split('/')[-2]}_error", body)
             self._answer(202, b'{"status":"OK"}', _JSON)
             return
         match = _REPLY.fullmatch(self.path)

@@ -89,6 +89,14 @@ def handler_of(words: list[str]) -> Callable[[Any, Context], object]:
     return doubled
 
 
+def take_a_snapshot(client: Client) -> None:
+    client.connection.request("GET", f"{API}/restore/next")
+    client.connection.getresponse().read()
+    if FAULT == "restore":
+        client.post("restore/error", told(ValueError("the connection is gone")))
+        sys.exit(65)
+
+
 def serve(client: Client, handler: Callable[[Any, Context], object]) -> None:
     while True:
         request_id, event = client.next()
@@ -121,6 +129,8 @@ def main() -> None:
         if FAULT != "silent-init":
             client.post("init/error", told(error))
         raise
+    if os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"] == "snap-start":
+        take_a_snapshot(client)
     serve(client, handler)
 
 

@@ -46,6 +46,7 @@ FAULTS: dict[str, set[str]] = {
     "ends": {"starts"},
     "never-ready": {"init"},
     "silent-init": {"init-error"},
+    "restore": {"snapshot"},
     "once": {"invocations"},
     "http": {"http"},
     "plain-error": {"bad-event"},
