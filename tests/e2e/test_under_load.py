@@ -93,11 +93,11 @@ def test_no_request_fails_while_versions_are_swapped(repository: Path, serving: 
             write_version(repository, version)
             assert status_of(server.http, "/v2/repository/models/m/load", "POST") == 200
             assert status_of(server.http, "/v2/health/ready") == 200, "a load makes nothing unready"
-        load.wait_for(20)
+            while not load.versions[str(version)] and not load.wrong:
+                load.wait_for(1)
     assert not load.wrong
     print(f"{SWAPS} swaps: {sum(load.versions.values())} requests, {len(load.versions)} versions seen, none failed")
-    assert load.versions[str(SWAPS + 1)] > 0
-    assert len(load.versions) > SWAPS / 2, "the clients have seen versions come and go"
+    assert len(load.versions) == SWAPS + 1, "the clients have seen all versions come and go"
 
 
 def test_no_request_fails_while_the_repository_is_polled(repository: Path, serving: Callable[..., Any]) -> None:
@@ -113,7 +113,7 @@ def test_no_request_fails_while_the_repository_is_polled(repository: Path, servi
 
 def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serving: Callable[..., Any]) -> None:
     load: Load
-    with serving(repository, "--lame-duck-secs=1", *THREADS) as server:
+    with serving(repository, "--lame-duck-secs=5", *THREADS) as server:  # in which clients must look at /readyz
         load = Load(server.http)
         load.__enter__()
         load.wait_for(50)
@@ -121,7 +121,7 @@ def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serv
     assert not load.wrong
     print(f"SIGTERM: {sum(load.versions.values())} requests, none failed")
     log = server.log.read_text()
-    assert "not ready from now on, serving for 1 s more" in log
+    assert "not ready from now on, serving for 5 s more" in log
     assert "Found 0 model versions that have in-flight inferences" in log
 
 
