@@ -193,7 +193,14 @@ def test_requests_that_the_emulator_sends_as_a_page_says_are_answered(
         "python": sys.executable,
     }
     found = [here.get(word, word) for word in words[1:]]
-    environment = ["--env", f"PYTHONPATH={child_environment['PYTHONPATH']}", "--startup-timeout", "60"]
+    environment = [
+        "--env",
+        f"PYTHONPATH={child_environment['PYTHONPATH']}",
+        "--startup-timeout",
+        "60",
+        "--patience",
+        "15",
+    ]
     code = main([*found[:2], "--only", check, *environment, *found[2:]])
     said = capsys.readouterr().out
     assert code == 0, said
