@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from remora.errors import NotFoundError
+from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
 
@@ -38,10 +38,13 @@ class LocalRepository:
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
         """See `Repository.models`. Raises NotFoundError when there is no such directory."""
-        if self._any_layout:
+        try:
+            if not self._any_layout:
+                return scan_repository(self._directory, name)
             found = _scan_one(self._directory, self._bare_name)
-            return {name: found[name]} if name in found else {} if name else found
-        return scan_repository(self._directory, name)
+        except OSError as error:  # a disk of the network that is away, a directory that may not be read
+            raise UnavailableError(f"cannot look at '{self._directory}': {error.strerror or error}") from error
+        return {name: found[name]} if name in found else {} if name else found
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Modification time in ns and size of each file (spec M06)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes import write_model
-from remora.errors import NotFoundError
+from remora.errors import NotFoundError, UnavailableError
 from remora.repository import ModelFolder, open_repository
 from remora.repository.local import LocalRepository, scan, scan_repository
 
@@ -235,3 +235,19 @@ def test_a_folder_that_may_not_be_read_hides_no_model(tmp_path: Path, monkeypatc
     repository = LocalRepository(tmp_path)
     assert list(only(repository.models(), "m").versions) == [1]
     assert not only(repository.models(), "lost+found").versions
+
+
+@pytest.mark.parametrize("any_layout", [False, True])
+def test_a_directory_that_cannot_be_read_now_is_unavailable_and_not_empty_or_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_layout: bool
+) -> None:
+    write_model(tmp_path, "m")
+
+    def away(path: Path) -> Iterator[Path]:
+        raise OSError(116, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", away)
+    repository = LocalRepository(tmp_path, any_layout=any_layout)
+    for look in (repository.models, lambda: repository.fetch("m")):
+        with pytest.raises(UnavailableError, match=r"cannot look at '.*': Stale file handle"):
+            look()
