@@ -117,7 +117,7 @@ class _Running:
         self.done = done
         self.timeout_s = timeout_s
         self.end: float | None = None
-        self.told: set[int] = set()
+        self.told: set[int] | None = None  # of which cancels the worker was told; None until it knows the execution
         self.answer: Message | None = None
 
     def has_its_turn(self) -> None:
@@ -266,6 +266,7 @@ class Link:
             sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
         if not sent or self.ended.is_set():
             return self._running.pop(number, None) is None  # its end may have been told already
+        running.told = set()
         if self.dozing:
             self.dozing = False
             channel.rouse()
@@ -295,6 +296,7 @@ class Link:
         return _Stream(execution, index, lambda index: self.tell(Kind.STREAM_READ, number, [Draft(flags=index << 8)]))
 
     def _await(self, number: int, running: _Running) -> Message:
+        running.told = set()
         while running.answer is None:
             message = self.channel.next(LOOK_S)
             if message is None:
@@ -361,8 +363,7 @@ class Link:
         running.done(result)
 
     def _stream(self, message: Message) -> None:
-        running = self._running.get(message.number)
-        if running is None:
+        if (running := self._running.get(message.number)) is None:
             return
         for item in message.items:
             index, final = index_of(item)
@@ -373,8 +374,7 @@ class Link:
 
     def requests_of(self, number: int) -> Sequence[Request]:
         """The requests of an execution that is under way; none when it is not."""
-        running = self._running.get(number)
-        return running.execution.requests if running is not None else ()
+        return running.execution.requests if (running := self._running.get(number)) is not None else ()
 
     @property
     def current(self) -> Sequence[str]:
@@ -397,12 +397,12 @@ class Link:
 
     def _tell_cancelled(self, number: int) -> None:
         running = self._running.get(number)
-        if running is None:
+        if running is None or (told := running.told) is None:
             return
         for index, request in enumerate(running.execution.requests):
-            if request.cancelled and index not in running.told:
+            if request.cancelled and index not in told:
                 self.tell(Kind.CANCEL, number, [Draft(flags=index << 8)])
-                running.told.add(index)  # afterwards: another thread may look meanwhile, and twice does no harm
+                told.add(index)  # afterwards: another thread may look meanwhile, and twice does no harm
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
 from remora.backends.worker import link
 from remora.backends.worker.model import LOOP_BYTES, WorkerInstance
+from remora.backends.worker.wire import Kind
 from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
@@ -229,6 +230,25 @@ def test_a_cancelled_request_is_told_to_the_worker(loop: Loop, caplog: pytest.Lo
         waits.cancel()
         (outcome,) = await asyncio.wait_for(future, PATIENCE_S)
         assert values(outcome) == [0, 2, 4]
+
+    go(main())
+
+
+def test_a_cancel_is_not_told_before_the_request_and_lost(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        link, waits = loop.instance.keeper.link(), request("until cancelled")
+        send = link.channel.send
+
+        def leave_then_send(kind: Kind, *args: Any, **more: Any) -> bool:
+            if kind is Kind.EXECUTE:
+                waits.cancel()
+                link.look()  # as the keeper does now and then
+            return send(kind, *args, **more)
+
+        monkeypatch.setattr(link.channel, "send", leave_then_send)
+        future = loop.begin(waits)
+        assert future is not None
+        assert len(await asyncio.wait_for(future, PATIENCE_S)) == 1
 
     go(main())
 
