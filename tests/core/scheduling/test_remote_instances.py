@@ -59,7 +59,9 @@ class RemoteFake(FakeInstance):
 
 
 class Bench:
-    def __init__(self, instances: int = 1, *, threads: bool = False, policy: BatchPolicy = DYNAMIC) -> None:
+    def __init__(
+        self, instances: int = 1, *, threads: bool = False, policy: BatchPolicy = DYNAMIC, **settings: bool
+    ) -> None:
         self.clock = FakeClock()
         self.instances = [RemoteFake(f"m_{index}") for index in range(instances)]
         self.recorder = FakeRecorder()
@@ -73,6 +75,7 @@ class Bench:
             self.recorder,
             self.clock,
             threads=threads,
+            **settings,  # type: ignore[arg-type]  # those of them that are booleans
         )
 
     def submit(self, *, deadline_ns: int = 0, **settings: object) -> Ticket:
@@ -172,6 +175,25 @@ def test_a_loop_that_cannot_watch_leaves_the_batch_to_a_thread() -> None:
     assert len(bench.scheduler.step().tickets) == 1
 
 
+@pytest.mark.parametrize("why", ["may_wait", "decoupled"])
+def test_what_may_have_to_wait_and_what_streams_is_left_to_a_thread(why: str) -> None:
+    bench = Bench(**{why: True})
+    bench.submit()
+    assert bench.mailbox.turn() == 0
+    assert len(bench.scheduler.step().tickets) == 1
+
+
+def test_an_instance_that_stays_when_others_come_is_still_known_to_run_its_batch() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.mailbox.turn()
+    bench.instances.append(RemoteFake("m_new"))
+    bench.scheduler.set_instances(bench.instances)
+    bench.submit()
+    bench.mailbox.turn()
+    assert (bench.sizes(0), bench.sizes(1)) == ([1], [1])
+
+
 def test_a_batch_that_does_not_suit_the_loop_is_run_once_by_the_instances_own_thread() -> None:
     bench = Bench(2, threads=True)
     answered = threading.Semaphore(0)
@@ -230,6 +252,15 @@ def test_what_is_no_full_batch_waits_for_the_end_of_the_one_that_runs() -> None:
     assert bench.sizes() == [1]
     bench.instances[0].end()
     assert bench.sizes() == [3], "at once"
+
+
+def test_nothing_goes_ahead_for_a_loop_that_cannot_watch() -> None:
+    bench = begun_and_waiting(0)
+    blind = FakeMailbox()
+    for _ in range(4):
+        bench.submit(mailbox=blind)
+    assert blind.turn() == 0
+    assert (bench.sizes(), bench.scheduler.pending) == ([1], 4)
 
 
 def test_no_more_than_one_batch_goes_ahead() -> None:
