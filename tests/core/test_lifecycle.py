@@ -751,6 +751,31 @@ def test_with_namespaces_errors_name_the_model_by_its_namespace_as_long_as_it_is
         lifecycle.resolve(f"{bench.repository}::m")
 
 
+def test_with_namespaces_a_name_means_the_one_that_is_to_serve_and_not_one_that_goes(bench: Bench) -> None:
+    one, two = bench.repository / "one", bench.repository / "two"
+    for place in (one, two):
+        write_model(place, "m")
+    lifecycle = bench.started("none", model_repository=(one, two), model_namespacing=True)
+    first = lifecycle.resolve(f"{one}::m")
+    assert first.borrow(), "so that it goes slowly"
+    lifecycle.take_out(f"{one}::m")
+    assert lifecycle.resolve("m") is lifecycle.resolve(f"{two}::m")
+    lifecycle.take_out(f"{two}::m")
+    with pytest.raises(NotFoundError, match=r"^Identifier of model 'm' is not found in global map$"):
+        lifecycle.resolve("m")
+    first.give_back()
+    settle(lifecycle)
+
+
+def test_with_namespaces_a_model_without_versions_is_known_by_its_own(bench: Bench) -> None:
+    (bench.repository / "empty").mkdir(parents=True)
+    (bench.repository / "empty" / "config.pbtxt").write_text(DOUBLER)
+    lifecycle = bench.lifecycle("none", model_namespacing=True)
+    lifecycle.start()
+    with pytest.raises(NotFoundError, match=f"'{bench.repository}::empty' has no available versions"):
+        lifecycle.resolve("empty")
+
+
 def test_with_namespaces_a_name_is_loaded_and_unloaded_everywhere(bench: Bench) -> None:
     one, two = bench.repository / "one", bench.repository / "two"
     for place in (one, two):

@@ -90,3 +90,16 @@ def test_the_cost_is_learned_from_a_load_that_was_alone() -> None:
     with gate.load(100 * MIB):
         machine.used += 300 * MIB
     assert gate.cost.factor == 2.5
+
+
+def test_nothing_is_learned_from_loads_that_overlap() -> None:
+    machine = Machine(10**12)
+    gate = machine.gate()
+    before = gate.cost
+    first, second = gate.load(100 * MIB), gate.load(100 * MIB)
+    first.__enter__()
+    second.__enter__()
+    machine.used += 600 * MIB
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert gate.cost == before

@@ -350,6 +350,8 @@ def test_a_batch_of_no_rows_is_asked_for_the_bytes_of_one_and_never_runs() -> No
     wanted = form(spec("INPUT0", 0, 4), spec("INPUT1", 0, 4))
     assert refusal(ADDSUB, wanted, [b"", b""]).endswith("Expected 16, got 0")
     assert "no rows" in refusal(ADDSUB, wanted, [bytes(16), bytes(16)])
+    one_of_them = form(spec("INPUT0", 2, 4), spec("INPUT1", 0, 4))
+    assert "no rows" in refusal(ADDSUB, one_of_them, [bytes(32), bytes(32)])
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,19 @@ def test_the_wait_for_the_first_response_counts_once_whatever_comes_after_it() -
     assert statistics.first_responses() == FirstResponses((1, 10), (3, 1, 1), 5 + 0 + 0 + 20 + 1)
 
 
+def test_an_ensemble_that_gives_no_answer_has_no_first_one() -> None:
+    statistics = ModelStatistics(first_bounds_ms=(1,))
+    statistics.record_ensemble(arrived(), (0, 0, 0), 0, 90_000_000, 0)
+    assert statistics.first_responses() == FirstResponses((1,), (0, 0), 0)
+
+
+def test_a_request_that_nobody_can_read_is_a_failure_of_the_backend_in_no_time() -> None:
+    statistics = ModelStatistics()
+    statistics.record_unreadable()
+    assert statistics.snapshot("m", "1").fail == Duration(1, 0)
+    assert statistics.failures == {REJECTED: 0, CANCELED: 0, BACKEND: 1, OTHER: 0}
+
+
 def test_waits_for_first_responses_are_only_counted_where_they_are_asked_for() -> None:
     statistics = ModelStatistics()
     statistics.record_execution([arrived()], [], 1, PHASES, FULL, 0)

@@ -55,6 +55,7 @@ def test_devices_below_the_least_capability_are_left_out_and_the_others_keep_the
     old = A._replace(capability=(5, 2))
     unknown = B._replace(capability=(0, 0))
     assert capable(visible([old, unknown, C], None), (6, 0)) == (1, 2)
+    assert capable([old], (5, 2)) == (0,), "the least is enough"
 
 
 class NotSupportedError(Exception):
