@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -250,6 +251,28 @@ def test_grpc_and_direct_invocations_give_them_as_well(repository: Path) -> None
         assert np.array_equal(outputs(json.dumps(answer).encode()), rows * 2)
     finally:
         function.close()
+
+
+ODD = "a?b:c 50%41 é"
+"""A folder may have such a name; in V2's paths, as Triton reads them, it has no place."""
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        *(DOORS[name] for name in ("sagemaker", "sagemaker of many", "azureml", "vertex predict", "vertex raw")),
+        DOORS["kserve v1"]._replace(path=f"/v1/models/{quote(ODD)}:predict"),
+        DOORS["kserve v2"]._replace(path=f"/v2/models/{quote(ODD)}/infer"),
+    ],
+    ids=lambda door: f"{door.platform} {door.path}",
+)
+def test_a_model_is_found_whatever_its_folder_is_called(door: Door, tmp_path: Path) -> None:
+    write_scale(tmp_path / "model" / ODD)
+    write_scale(tmp_path / "models" / "one" / "model" / ODD)
+    with opened(door.platform, tmp_path / "model") as ports:
+        got = ask(ports.http, "POST", door.path, door.write([[1, 2, 3, 4]]), JSON)
+        assert got.status == 200, got
+        assert door.read(got.body).tolist() == [[2, 4, 6, 8]]
 
 
 @pytest.mark.parametrize("transport", ["grpcio", "own"])

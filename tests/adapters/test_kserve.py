@@ -72,10 +72,17 @@ CASES: list[tuple[str, str, Any, dict[str, str]]] = [
     ("GET", "/v2/models/none/ready", b"", {}),
     ("POST", "/v2/models/scale/infer", v2_request(ROWS, id="7"), {}),
     ("POST", "/v2/models/none/infer", v2_request(ROWS), {}),
+    ("GET", "/v1/models/sc%61le", b"", {}),
+    ("POST", "/v1/models/sc%61le:predict", {"instances": ROWS}, {}),
+    ("POST", "/v1/models/scale%3Apredict", {"instances": ROWS}, {}),
+    ("POST", "/v1/models/sca:le:predict", {"instances": ROWS}, {}),
+    ("GET", "/v2/models/sc%61le/ready", b"", {}),
+    ("GET", "/v2%2Fhealth/live", b"", {}),
+    ("POST", "/v2/models/sc%61le/infer", v2_request(ROWS, id="7"), {}),
     ("GET", "/nowhere", b"", {}),
     ("POST", "/v1/models", b"", {}),
 ]
-WORDED = {"/v1/models/none:predict", "/v2/models/none/infer"}
+WORDED = {"/v1/models/none:predict", "/v1/models/sca:le:predict", "/v2/models/none/infer"}
 """Where ours says the same in Triton's words."""
 
 

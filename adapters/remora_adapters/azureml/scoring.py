@@ -181,7 +181,7 @@ class ScoringService:
                 count = len({model.name for model in self._inside.engine.models()})
                 exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
                 return None
-            known.model, known.v2 = name, Head("POST", f"/v2/models/{name}/infer", head.headers)
+            known.model, known.v2 = name, head.to(f"/v2/models/{name}/infer", method="POST")
         return self._v2(known.v2, body, exchange)
 
     # -- what surrounds an answer -----------------------------------------------------------------------------------

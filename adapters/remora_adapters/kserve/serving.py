@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -48,6 +49,8 @@ class KServeService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
+        if "%" in head.path and (self._as_kserve or not head.path.startswith("/v2")):
+            head = head.to(unquote(head.path))  # so KServe reads paths, and Triton does not
         path = head.path
         if path in (_V1, _V2):  # V1's list of models, which KServe has in V2 as well and Triton has not
             locked = self._inside.rest.locked("model_metadata", head)
@@ -71,8 +74,8 @@ class KServeService:
     # -- V1 ---------------------------------------------------------------------------------------------------------
 
     def _v1(self, head: Head, rest: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        name, colon, verb = rest.partition(":")
-        if not name or "/" in rest:
+        name, colon, verb = rest.rpartition(":")
+        if not rest or (colon and not name) or "/" in rest:
             exchange.respond(HttpAnswer(404, (JSON,), [_NOT_FOUND]))
         elif not colon or head.method == "GET":
             exchange.respond(self._model_ready(head, rest))

@@ -110,8 +110,8 @@ def attributes(head: Head) -> bytes:
     return value if len(value) <= _ATTRIBUTE_LIMIT and _VISIBLE.fullmatch(value) else b""
 
 
-def v2_head(head: Head, target: str, json_length: bytes | None, timeout_ms: int = 0) -> Head:
-    """The head of the V2 request to ``target`` that ``head`` stands for.
+def v2_head(head: Head, path: str, json_length: bytes | None, timeout_ms: int = 0) -> Head:
+    """The head of the V2 request to ``path`` that ``head`` stands for.
 
     The trace context, which the platform would not carry in headers, is taken out of the custom attributes.
     ``timeout_ms`` is the longest it may take, 0 for any time.
@@ -122,7 +122,7 @@ def v2_head(head: Head, target: str, json_length: bytes | None, timeout_ms: int 
         kept.append((b"Inference-Header-Content-Length", json_length))
     if timeout_ms:
         kept.append((b"X-Request-Timeout-Ms", b"%d" % timeout_ms))
-    return Head("POST", target, tuple(kept), head.keep_alive, http10=head.http10)
+    return head.to(path, method="POST", headers=tuple(kept))
 
 
 # -- the answer -----------------------------------------------------------------------------------------------------

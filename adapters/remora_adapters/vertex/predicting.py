@@ -158,7 +158,7 @@ class _Plan:
             dropped = (REDIRECT,) if self.size is None else (REDIRECT, _LENGTH)
             kept = tuple(pair for pair in self.head.headers if pair[0].lower() not in dropped)
             told = () if self.size is None else ((_LENGTH, self.size),)
-            self._v2 = Head(method, path, (*kept, *told))
+            self._v2 = self.head.to(path, method=method, headers=(*kept, *told))
         return self._v2
 
 

@@ -77,6 +77,13 @@ class Head:
                 return value
         return None
 
+    def to(self, path: str, *, method: str = "", headers: tuple[tuple[bytes, bytes], ...] | None = None) -> Head:
+        """This request as one to another path. That is taken to the letter: a name in it may hold what would end it."""
+        kept = self.headers if headers is None else headers
+        other = Head(method or self.method, "", kept, self.keep_alive, http10=self.http10)
+        other.path, other.query = path, self.query
+        return other
+
 
 class _Collector:
     """What llhttp calls back."""

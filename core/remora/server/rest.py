@@ -244,7 +244,7 @@ class RestService:
         """Answer an inference of ``model`` that came by a path of its host's own."""
         known = head.note
         if not isinstance(known, _Forward) or known.model != model:
-            known = head.note = _Forward(model, Head("POST", f"/v2/models/{model}/infer", head.headers))
+            known = head.note = _Forward(model, head.to(f"/v2/models/{model}/infer", method="POST"))
         return self.handle(known.head, body, exchange)
 
     def when_loaded(self, work: HostsWork, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
