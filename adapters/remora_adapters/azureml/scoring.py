@@ -207,16 +207,17 @@ class ScoringService:
         """``given`` is the request's id: "" for a new one in each answer, None for none at all."""
         # x-ms-request-id repeats the id where the client has no other; a refused one is told to nobody.
         repeats = given is not None and not legacy and not refusal
-        new = (
-            () if given or given is None else ((b"x-request-id", b"x-ms-request-id") if repeats else (b"x-request-id",))
-        )
-        fixed = [("x-request-id", given or ""), ("x-ms-request-id", (given or "") if repeats else legacy)]
-        rest = [("x-ms-client-request-id", client), ("TraceId", _text(head, b"traceid"))]
-        version = (("x-ms-server-version", self._settings.server_version),)
+        own = _no_id if given or given is None else _id_twice if repeats else _id_once
+        fixed = [
+            ("x-ms-server-version", self._settings.server_version),
+            ("x-request-id", given or ""),
+            ("x-ms-request-id", (given or "") if repeats else legacy),
+            ("x-ms-client-request-id", client),
+            ("TraceId", _text(head, b"traceid")),
+        ]
         infers = not refusal and head.path == "/score" and head.method == "POST" and self._settings.script is None
-        new_id = self._new_id if new else bytes
-        after = (*_pairs([*fixed, *rest]), *self._settings.origins.headers(head))
-        return _Known(_pairs(version), new, new_id, after, refusal, infers=infers)
+        same = (*_pairs(fixed), *self._settings.origins.headers(head))
+        return _Known(same, own, bytes if own is _no_id else self._new_id, refusal, infers=infers)
 
     def _swagger(self, query: str) -> Answer:
         script, named = self._settings.script, self._settings.named
@@ -231,25 +232,23 @@ class ScoringService:
 class _Known:
     """What is the same in all requests of one head: the ids of their answers, and the V2 head that they stand for.
 
-    ``new`` names the headers that carry an id of each answer's own, which ``new_id`` makes; none where the request
-    brought one. ``infers`` says that V2 answers, and that nothing stands against it.
+    ``same`` are headers of all answers, and ``own`` makes those with an id of an answer's own, which ``new_id`` makes.
+    ``infers`` says that V2 answers, and that nothing stands against it.
     """
 
-    __slots__ = ("_after", "_before", "_new", "_new_id", "_starts", "infers", "model", "refusal", "v2")
+    __slots__ = ("_made", "_new_id", "_own", "_same", "infers", "model", "refusal", "v2")
 
     def __init__(
         self,
-        before: Headers,
-        new: tuple[bytes, ...],
+        same: Headers,
+        own: Callable[[bytes], Headers],
         new_id: Callable[[], bytes],
-        after: Headers,
         refusal: str,
         *,
         infers: bool = False,
     ) -> None:
-        self._before, self._new, self._after = before, new, after
-        self._new_id = new_id
-        self._starts: dict[Wire, list[bytes]] = {}
+        self._same, self._own, self._new_id = same, own, new_id
+        self._made: dict[Wire | None, tuple[Headers, list[bytes]]] = {}
         self.refusal = refusal
         self.infers = infers
         self.model = ""
@@ -262,20 +261,28 @@ class _Known:
         """
         status, headers, body, wire = answer
         own = self._new_id()
-        labels = self.labels(headers, own)
-        if wire is None or not own:
-            return HttpAnswer(status, labels, body)
-        start = self._starts.get(wire)
-        if start is None:
-            if len(self._starts) >= _STARTS:
-                self._starts.clear()
-            start = fixed_part(HttpAnswer(status, self.labels(headers, _PLACE), body)).split(_PLACE)
-            self._starts[wire] = start
-        return HttpAnswer(status, labels, body, Wire(own.join(start)))
+        made = self._made.get(wire)
+        if made is not None:
+            return HttpAnswer(status, made[0] + self._own(own), body, Wire(own.join(made[1])))
+        same = (*headers, *self._same)
+        if wire is not None and own:
+            if len(self._made) >= _STARTS:
+                self._made.clear()
+            start = fixed_part(HttpAnswer(status, same + self._own(_PLACE), body))
+            self._made[wire] = same, start.split(_PLACE)
+        return HttpAnswer(status, same + self._own(own), body)
 
-    def labels(self, headers: Headers, own: bytes) -> Headers:
-        """An answer's headers with its ids, ``own`` where it has one of its own."""
-        return (*headers, *self._before, *[(name, own) for name in self._new], *self._after)
+
+def _no_id(own: bytes) -> Headers:
+    return ()
+
+
+def _id_once(own: bytes) -> Headers:
+    return ((b"x-request-id", own),)
+
+
+def _id_twice(own: bytes) -> Headers:
+    return ((b"x-request-id", own), (b"x-ms-request-id", own))
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> Headers:
