@@ -606,6 +606,18 @@ def test_binary_tensors_and_ids_pass_through_score(tmp_path: Path) -> None:
             assert got.headers["x-ms-client-request-id"] == "mine"
 
 
+def test_metrics_are_on_the_one_port_for_those_who_may_see_them(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    host = azureml.host({"AZUREML_MODEL_DIR": str(tmp_path / "models")})
+    with running(host) as ports:
+        ask(ports.http, "POST", "/score", v2_request([[1, 2, 3, 4]]))
+        assert b'nv_inference_request_success{model="scale",version="1"} 1' in ask(ports.http, "GET", "/metrics").body
+    locked = replace(host.server, http_restricted_api=("statistics:api-key=secret",))
+    with running(replace(host, server=locked)) as ports:
+        assert ask(ports.http, "GET", "/metrics").status == 403
+        assert ask(ports.http, "GET", "/metrics", headers={"api-key": "secret"}).status == 200
+
+
 def test_score_with_several_models_says_what_to_do(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_scale(tmp_path / "m" / "1" / name)

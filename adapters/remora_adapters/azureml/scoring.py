@@ -1,4 +1,4 @@
-"""Azure's routes on the server's port: ``/`` and ``/score`` beside V2; the law: probes are answered while all loads.
+"""Azure's routes on the server's port, beside V2 and the metrics; the law: probes are answered while all loads.
 
 With an entry script ``/score`` is the script's. Without one it is a V2 request to the one model. Headers and errors of
 both are those of azureml-inference-server-http (spec clouds 2.2).
@@ -44,7 +44,7 @@ _NO_MODEL = (
 )
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
 _LOOKED_AT = ("GET", "HEAD", "OPTIONS")
-_METHODS = {"/": _LOOKED_AT, "/score": (*_LOOKED_AT, "POST"), "/swagger.json": _LOOKED_AT}
+_METHODS = {"/": _LOOKED_AT, "/score": (*_LOOKED_AT, "POST"), "/swagger.json": _LOOKED_AT, "/metrics": _LOOKED_AT}
 _NO_ORIGINS, _UNNAMED = Origins(""), Named()
 
 
@@ -125,6 +125,8 @@ class ScoringService:
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
             labelled.respond(_http(self._swagger(head.query)))
+        elif head.path == "/metrics":
+            labelled.respond(self._inside.rest.locked("metrics", head) or self._inside.rest.metrics())
         elif self._settings.script is not None:
             locked = self._inside.rest.locked("infer", head)
             if locked is None:
