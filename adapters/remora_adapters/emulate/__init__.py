@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PLATFORMS = (
     "azureml",
+    "cloud-run",
     "knative",
     "kserve",
     "lambda",
@@ -57,7 +58,7 @@ class Check(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """How a platform asks whether a server is ready: it is when ``path`` is answered with ``status``.
+    """How a platform asks whether a server is ready: it is when ``path`` is answered with ``status``, 0 for any.
 
     Times are in seconds: for one answer, between two questions, and from the start to the first good answer.
     """
@@ -67,6 +68,10 @@ class Probe(NamedTuple):
     period_s: float
     within_s: float
     status: int = 200
+
+    def passes(self, status: int) -> bool:
+        """Whether that was a good answer; a status of 0 is none at all."""
+        return status == self.status if self.status else status > 0
 
 
 class Launch(NamedTuple):

@@ -80,7 +80,9 @@ def speaks_grpc(stage: Stage) -> None:
         raise Skipped("needs a port for gRPC: --with port-name=h2c")
     if trouble := grpc_health.check(stage.address, _GRPC_S):
         raise Failed(f"grpc.health.v1.Health/Check over HTTP/2 with prior knowledge: {trouble}")
-    any_container.must_answer(stage.ask("GET", stage.platform.probe.path), "a probe over HTTP/1.1 afterwards")
+    answer = stage.ask("GET", stage.platform.probe.path)
+    if not stage.platform.probe.passes(answer.status):
+        raise Failed(f"a probe over HTTP/1.1 afterwards: {answer.shown}")
 
 
 def writes_only_to_tmp(stage: Stage) -> None:

@@ -118,7 +118,7 @@ class Stage:
                 self._find_port()
             answer = self.ask("GET", probe.path, timeout_s=self.probe_s)
             self.boot.append(Seen(at_s, answer))
-            if answer.status == probe.status:
+            if probe.passes(answer.status):
                 self.ready = True
                 return
             time.sleep(_LOOK_S)

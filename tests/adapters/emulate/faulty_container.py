@@ -24,12 +24,14 @@ PORT = int(
 )
 READY = {
     "azureml": "/readyz",
+    "cloud-run": "/",
     "knative": "/v2/health/ready",
     "kserve": "/v2/health/ready",
     "vertex": os.environ.get("AIP_HEALTH_ROUTE", ""),
 }[PLATFORM]
 PREDICT = {
     "azureml": "/score",
+    "cloud-run": "/v2/models/scale/infer",
     "knative": "/v2/models/scale/infer",
     "kserve": "/v1/models/m:predict",
     "vertex": os.environ.get("AIP_PREDICT_ROUTE", ""),
@@ -165,6 +167,8 @@ class Server(ThreadingHTTPServer):
 def main() -> None:
     if FAULT == "ends":
         sys.exit(1)
+    if FAULT == "never-listens":
+        signal.pause()
     port = 0 if FAULT == "own-port" else PORT
     server = Server(("127.0.0.1" if FAULT == "loopback" else "0.0.0.0", port), Handler)
     if FAULT == "second-port":

@@ -27,6 +27,7 @@ BOTH: dict[str, set[str]] = {
     "stays": {"sigterm-exit"},
     "bad-status": {"sigterm-exit"},
 }
+WRITES = {fault: {"writes"} if expected == {"model-read-only"} else expected for fault, expected in BOTH.items()}
 FAULTS: dict[str, dict[str, set[str]]] = {
     "azureml": {
         **BOTH,
@@ -37,8 +38,17 @@ FAULTS: dict[str, dict[str, set[str]]] = {
         "strict": {"concurrency"},
         "never-answers": {"scoring", "request-ids", "concurrency"},
     },
+    "cloud-run": {
+        **{fault: expected for fault, expected in WRITES.items() if fault != "never-ready"},  # an open port is enough
+        "never-listens": {"ready"},
+        "own-port": {"port"},
+        "first-request": {"first-request"},
+        "http1-alone": {"grpc"},
+        "strict": {"concurrency"},
+        "never-answers": {"first-request", "requests", "concurrency"},
+    },
     "knative": {
-        **{fault: {"writes"} if expected == {"model-read-only"} else expected for fault, expected in BOTH.items()},
+        **WRITES,
         "slow-probe": {"probe-time"},
         "own-port": {"port"},
         "second-port": {"one-port"},
@@ -86,7 +96,7 @@ def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, f
         model=tmp_path / "model",
         body=V1,
         environ={"FAULT": fault},
-        startup_s=1.0 if fault == "never-ready" else START_TIMEOUT_S,
+        startup_s=1.0 if fault in ("never-ready", "never-listens") else START_TIMEOUT_S,
         patience=1.0 if fault == "slow-probe" else PATIENCE,
         given={"agent-model": "m", "path": V2_PATH} | ({"port-name": "h2c"} if fault == "http1-alone" else {}),
     )
@@ -119,13 +129,15 @@ def test_without_the_path_of_its_requests_knatives_service_is_not_asked_for_any(
     assert "--with path=PATH" in rows["requests"].found
 
 
-@pytest.mark.parametrize(("platform", "body"), [("azureml", V2), ("knative", V2), ("kserve", V1), ("vertex", V1)])
+@pytest.mark.parametrize(
+    ("platform", "body"), [("azureml", V2), ("cloud-run", V2), ("knative", V2), ("kserve", V1), ("vertex", V1)]
+)
 def test_our_own_adapters_pass_all_checks(
     platform: str, body: bytes, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
     write_scale(tmp_path / "models" / "scale")
-    command = [sys.executable, "-m", f"remora_adapters.{platform}"]
+    command = [sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"]
     if platform == "kserve":
         command += ["--model-control-mode=explicit", "--load-model=scale"]
     settings = Settings(
