@@ -20,8 +20,11 @@ def update_endpoint(self: Any) -> ActionResult:
     """As AWS: an endpoint that is there, a configuration that is there, at once in service with the new one."""
     backend, name = self.sagemaker_backend, self._get_param("EndpointName")
     backend.describe_endpoint(name)
-    tags = backend.endpoints[name].tags
-    return ActionResult({"EndpointArn": backend.create_endpoint(name, self._get_param("EndpointConfigName"), tags).arn})
+    before = backend.endpoints[name]
+    after = backend.create_endpoint(name, self._get_param("EndpointConfigName"), before.tags)
+    if self._get_param("RetainAllVariantProperties"):
+        after.production_variants = before.production_variants
+    return ActionResult({"EndpointArn": after.arn})
 
 
 def without_empty_capture(moto: property) -> property:

@@ -83,6 +83,11 @@ class Plan:
             raise ValueError("--instances=0: only an asynchronous endpoint (--async) can have no instance")
         if self.serverless and (self.multi_model or self.answers or self.most != self.least):
             raise ValueError("a serverless endpoint has one model, answers at once and scales by itself")
+        if self.multi_model and _GPU.match(self.instance):
+            raise ValueError(
+                f"--multi-model --instance-type={self.instance}: on GPUs SageMaker takes no container but Triton's for "
+                "many models; take an instance without, or inference components"
+            )
         if self.serverless and (self.serverless[0] not in _SERVERLESS_MB or not 1 <= self.serverless[1] <= 200):
             raise ValueError("--serverless=MB:CONCURRENCY: 1024, 2048 ... 6144 MB and 1 to 200 at a time")
         if self.answers and not self.answers.startswith("s3://"):
@@ -103,10 +108,15 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-def calls_of(plan: Plan, *, exists: bool) -> list[Call]:
-    """What makes a plan true, in order; ``exists`` says whether the endpoint is there already."""
+def calls_of(plan: Plan, *, exists: bool, instances: int = 0) -> list[Call]:
+    """What makes a plan true, in order; ``exists`` says whether the endpoint is there already, with ``instances``.
+
+    One that scales keeps as many as it has: a configuration alone would bring it down to the least, under all its load.
+    """
     name = plan.made_name
-    endpoint = {"EndpointName": plan.name, "EndpointConfigName": name}
+    endpoint: dict[str, Any] = {"EndpointName": plan.name, "EndpointConfigName": name}
+    if exists and instances and scaling_of(plan):
+        endpoint["RetainAllVariantProperties"] = True
     return [
         Call(
             "sagemaker",
@@ -260,7 +270,9 @@ def deploy(
             return None
 
     endpoint = found("describe_endpoint", EndpointName=plan.name)
-    model, config, change = calls_of(plan, exists=endpoint is not None)
+    variants = (endpoint or {}).get("ProductionVariants", [])
+    instances = sum(each.get("DesiredInstanceCount", 0) for each in variants if each["VariantName"] == _VARIANT)
+    model, config, change = calls_of(plan, exists=endpoint is not None, instances=instances)
     if found("describe_model", ModelName=name) is None:
         make(model)
         yield _said(model)

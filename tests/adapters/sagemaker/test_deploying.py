@@ -89,6 +89,7 @@ def test_another_plan_has_other_names_and_the_same_plan_the_same() -> None:
         ({"serverless": (1000, 5)}, "1024, 2048"),
         ({"serverless": (1024, 5), "most": 2}, "scales by itself"),
         ({"answers": "/tmp"}, "answers go to S3"),
+        ({"multi_model": True, "instance": "ml.g5.xlarge"}, "no container but Triton's"),
     ],
 )
 def test_what_the_platform_would_refuse_is_refused_here(change: dict[str, Any], said: str) -> None:
@@ -161,6 +162,28 @@ def test_another_plan_moves_the_endpoint_over(sagemaker: Any) -> None:
     wanted = {"EndpointName": "digits", "EndpointConfigName": new.made_name}
     sagemaker.stub.add_response("update_endpoint", {"EndpointArn": "a" * 20}, wanted)
     assert list(deploy(new, lambda _: sagemaker, wait=False))[-1] == "update_endpoint digits"
+
+
+@pytest.mark.parametrize(
+    ("kind", "instances", "kept"), [("scaled", 3, True), ("scaled", 0, False), ("plain", 3, False), ("async", 2, True)]
+)
+def test_an_endpoint_that_scales_keeps_its_instances_when_it_moves_over(kind: str, instances: int, kept: bool) -> None:
+    change = calls_of(PLANS[kind], exists=True, instances=instances)[2]
+    assert not problems(change)
+    assert change.arguments.get("RetainAllVariantProperties", False) is kept
+
+
+def test_other_variants_of_an_endpoint_do_not_count(sagemaker: Any) -> None:
+    plan = PLANS["scaled"]
+    theirs = [{"VariantName": "canary", "DesiredInstanceCount": 3}, {"VariantName": "AllTraffic"}]
+    sagemaker.stub.add_response("describe_endpoint", {**described(PLAN), "ProductionVariants": theirs})
+    absent(sagemaker, "describe_model")
+    sagemaker.stub.add_response("create_model", {"ModelArn": "a" * 20})
+    absent(sagemaker, "describe_endpoint_config")
+    sagemaker.stub.add_response("create_endpoint_config", {"EndpointConfigArn": "a" * 20})
+    wanted = {"EndpointName": "digits", "EndpointConfigName": plan.made_name}
+    sagemaker.stub.add_response("update_endpoint", {"EndpointArn": "a" * 20}, wanted)
+    assert list(deploy(plan, lambda _: sagemaker, wait=False))[-1] == "update_endpoint digits"
 
 
 def test_scaling_follows_once_the_endpoint_serves(sagemaker: Any) -> None:

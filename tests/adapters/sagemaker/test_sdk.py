@@ -192,9 +192,11 @@ def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
     python = python_of(3) if via == "sdk" else Path(sys.executable)
     environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": ROOTS}
     somewhere = quiet(tmp_path, Model={"VpcConfig": VPC})
-    words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", via)
+    words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", via, "--max-instances", "4")
     run_peer(python, *words, **environ, **somewhere)
     sagemaker = clients("sagemaker")
+    scaled = [{"VariantName": "AllTraffic", "DesiredInstanceCount": 3}]
+    sagemaker.update_endpoint_weights_and_capacities(EndpointName="digits", DesiredWeightsAndCapacities=scaled)
     before = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
     lines = run_peer(python, *words, "--env", "A=b", **environ, **somewhere).splitlines()
     after = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
@@ -205,6 +207,8 @@ def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
         "digits is in service",
     ]
     assert sagemaker.describe_model(ModelName=after)["PrimaryContainer"]["Environment"] == {"A": "b"}
+    (variant,) = sagemaker.describe_endpoint(EndpointName="digits")["ProductionVariants"]
+    assert variant["DesiredInstanceCount"] == 3, "not the least, under the load of three"
     kept = {row["EndpointConfigName"] for row in sagemaker.list_endpoint_configs()["EndpointConfigs"]}
     assert kept == {before, after}
 
