@@ -206,10 +206,18 @@ class _Requests(BaseHTTPRequestHandler):
         timeout_s = float(self.headers[f"{_X}InvocationTimeoutSeconds"] or 900)
         name = f"{uuid.uuid4()}{self.headers[f'{_X}S3OutputPathExtension'] or '.out'}"
         done, failed = f"s3://emulated-output/{name}", f"s3://emulated-failures/{name}"
+        try:
+            good, bad = self._object(done), self._object(failed)
+        except ValueError as error:
+            self._fail(400, "ValidationError", f"the answer cannot be put at {done[:200]}: {error}")
+            return
 
         def run() -> None:
-            answer = self._ask(whole, headers, timeout_s)
-            place = self._object(done if 200 <= answer.status < 300 else failed)
+            try:
+                answer = self._ask(whole, headers, timeout_s)
+            except _RefusedError as refused:  # by nobody who is still there to be told
+                answer = Answer(0, {}, b"", trouble=str(refused))
+            place = good if 200 <= answer.status < 300 else bad
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_name(f".{place.name}")
             part.write_bytes(answer.body if answer.status else answer.trouble.encode())

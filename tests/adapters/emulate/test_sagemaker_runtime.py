@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -123,6 +125,24 @@ def test_a_failed_asynchronous_invocation_leaves_its_reason(client: Any) -> None
     (client.objects / "bucket" / "bad.csv").write_bytes(b"1\n")
     answer = client.invoke_endpoint_async(**NAME, InputLocation="s3://bucket/bad.csv", ContentType="text/csv")
     assert b"a row has 1 cells" in wait_for(client.objects / answer["FailureLocation"].removeprefix("s3://"))
+
+
+def test_an_asynchronous_invocation_that_the_platform_refuses_leaves_its_reason_too(client: Any) -> None:
+    (client.objects / "bucket" / "in.csv").write_bytes(b"1,2,3,4\n")
+    where = {"X-Amzn-SageMaker-InputLocation": "s3://bucket/in.csv", "X-Amzn-SageMaker-Target-Model": "one.tar.gz"}
+    api = http.client.HTTPConnection(urlsplit(client.meta.endpoint_url).netloc)
+    api.request("POST", "/endpoints/endpoint-1/async-invocations", headers={"Content-Length": "0", **where})
+    with api.getresponse() as answer:
+        failed = answer.headers["X-Amzn-SageMaker-FailureLocation"]
+    api.close()
+    assert b"one model" in wait_for(client.objects / failed.removeprefix("s3://"))
+
+
+def test_an_extension_that_leads_out_of_the_bucket_is_refused(client: Any) -> None:
+    (client.objects / "bucket" / "in.csv").write_bytes(b"1,2,3,4\n")
+    where = {"InputLocation": "s3://bucket/in.csv", "S3OutputPathExtension": "/../../../../x"}
+    with pytest.raises(client.exceptions.ValidationError, match="cannot be put"):
+        client.invoke_endpoint_async(**NAME, **where)
 
 
 @pytest.mark.parametrize("key", ["nope", "../../../etc/hostname"])
