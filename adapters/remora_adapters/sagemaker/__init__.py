@@ -78,9 +78,18 @@ def beside(options: ServerOptions, environ: Mapping[str, str]) -> Door:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code. The platform's argument ``serve`` may come first."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return run(["serve", "--host-platform", "sagemaker", *(words[1:] if words[:1] == ["serve"] else words)])
+    """Serve until SIGTERM; returns the exit code."""
+    return run(command_of(sys.argv[1:] if arguments is None else arguments))
+
+
+def command_of(words: Sequence[str]) -> list[str]:
+    """The command that an image's words stand for. The platform puts its argument ``serve`` behind those of the entry
+    point, which may hold flags."""
+    if words[:1] == ["serve"]:
+        words = words[1:]
+    elif words[-1:] == ["serve"]:
+        words = words[:-1]
+    return ["serve", "--host-platform", "sagemaker", *words]
 
 
 def _front(

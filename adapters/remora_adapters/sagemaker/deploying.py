@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -79,6 +80,8 @@ class Plan:
             raise ValueError(
                 f"--instances={self.least} --max-instances={self.most}: the most is at least 1 and the least"
             )
+        if not 0 < self.target < math.inf:
+            raise ValueError(f"--target={self.target:g}: a number of requests above 0")
         if self.least == 0 and not self.answers:
             raise ValueError("--instances=0: only an asynchronous endpoint (--async) can have no instance")
         if self.serverless and (self.multi_model or self.answers or self.most != self.least):

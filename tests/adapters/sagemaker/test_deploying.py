@@ -84,6 +84,8 @@ def test_another_plan_has_other_names_and_the_same_plan_the_same() -> None:
         ({"name": "a" * 53}, "a name has"),
         ({"model": "/models"}, "must be in S3"),
         ({"startup_s": 10}, "60 to 3600"),
+        ({"target": 0.0}, "above 0"),
+        ({"target": float("nan")}, "above 0"),
         ({"least": 0}, "only an asynchronous endpoint"),
         ({"least": 3}, "the most is at least"),
         ({"serverless": (1000, 5)}, "1024, 2048"),

@@ -110,6 +110,23 @@ def test_the_limit_of_gpu_memory_is_the_engines(tmp_path: Path) -> None:
     assert sagemaker.host(variables).engine.model_load_gpu_limit[:2] == ("0:0.8", "1:0.8")
 
 
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["serve"], []),
+        (["serve", "--log-verbose=1"], ["--log-verbose=1"]),
+        (["--log-verbose=1", "serve"], ["--log-verbose=1"]),
+        (["--log-verbose=1"], ["--log-verbose=1"]),
+        (["--load-model", "serve", "serve"], ["--load-model", "serve"]),
+        ([], []),
+    ],
+)
+def test_an_entry_point_may_have_flags_behind_which_the_platform_puts_its_argument(
+    words: list[str], flags: list[str]
+) -> None:
+    assert sagemaker.command_of(words) == ["serve", "--host-platform", "sagemaker", *flags]
+
+
 def test_a_port_outside_the_safe_range_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "model")
     outside = environ(
