@@ -7,6 +7,7 @@ tested here holds for all of them; what is a platform's own is in its own tests.
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -308,6 +309,41 @@ def test_a_request_that_found_its_version_replaced_is_answered_by_the_next_and_c
             assert not late, name
             model = engine.resolve("scale")
             assert engine.traces.over(model) is not model, f"{name}: the next one is the second"
+
+
+EVENT = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}
+
+
+@pytest.mark.parametrize(
+    ("name", "headers"),
+    [
+        ("azureml", {}),
+        ("kserve v1", {}),
+        ("kserve v1", EVENT),
+        ("kserve v2", {}),
+        ("vertex predict", {}),
+        ("vertex raw", {}),
+    ],
+)
+def test_a_trace_begins_when_the_first_piece_of_its_request_came(
+    name: str, headers: Mapping[str, str], repository: Path, tmp_path: Path
+) -> None:
+    door, file = DOORS[name], tmp_path / "trace"
+    host = host_of(door.platform, repository)
+    traced = ("rate=1", "level=TIMESTAMPS", f"triton,file={file}")
+    with running(host, Engine(options=replace(host.engine, trace_config=traced))) as ports:
+        body = door.write([[1.0, 2.0, 3.0, 4.0]])
+        client = http.client.HTTPConnection("127.0.0.1", ports.http, timeout=PATIENCE_S)
+        client.putrequest("POST", door.path)
+        for header, value in {**JSON, **headers, "Content-Length": str(len(body))}.items():
+            client.putheader(header, value)
+        client.endheaders(body[:10])
+        assert ask(ports.http, "GET", "/livez").status == 200  # so that the rest comes later
+        client.send(body[10:])
+        assert client.getresponse().status == 200
+        client.close()
+    stamps = {stamp["name"]: stamp["ns"] for row in json.loads(file.read_text()) for stamp in row.get("timestamps", ())}
+    assert stamps["HTTP_RECV_START"] < stamps["HTTP_RECV_END"]
 
 
 # -- the same rules ---------------------------------------------------------------------------------------------------

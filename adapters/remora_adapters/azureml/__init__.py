@@ -79,8 +79,8 @@ def host(environ: Mapping[str, str]) -> Host:
                 _log.warning("%s is set: what Azure's server does by it, this one does not", name)
         script = entry_script() if has_script else None
         default = environ.get("REMORA_DEFAULT_MODEL", "")
-        named = Named(*(environ.get(name, usual) for name, usual in zip(_NAMES, Named(), strict=True)))
-        settings = ScoringSettings(script, timeout_ms, default, root, version, origins, named)
+        called = Named(*(environ.get(name, usual) for name, usual in zip(_NAMES, Named(), strict=True)))
+        settings = ScoringSettings(script, timeout_ms, default, root, version, origins, called)
         return ScoringService(inside, settings)
 
     def entry_script() -> EntryScript:

@@ -324,6 +324,11 @@ class _Labelled:
         self._exchange = exchange
         self._known = known
 
+    @property
+    def receiving_since(self) -> float:
+        """As a connection has it."""
+        return float(getattr(self._exchange, "receiving_since", 0.0))
+
     def respond(self, answer: HttpAnswer) -> None:
         self._exchange.respond(self._known.label(answer))
 

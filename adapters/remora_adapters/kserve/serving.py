@@ -163,6 +163,11 @@ class _JsonExchange:
         self._told = told
         self.begin, self.send, self.finish = exchange.begin, exchange.send, exchange.finish
 
+    @property
+    def receiving_since(self) -> float:
+        """As a connection has it."""
+        return float(getattr(self._exchange, "receiving_since", 0.0))
+
     def respond(self, answer: HttpAnswer) -> None:
         if answer.status == 200 and self._told is not None and not any(len(piece) for piece in answer.body):
             answer = _json(self._told)
@@ -183,6 +188,11 @@ class _EventExchange:
         self._model = model
         self._now = now
         self.send, self.finish = exchange.send, exchange.finish
+
+    @property
+    def receiving_since(self) -> float:
+        """As a connection has it."""
+        return float(getattr(self._exchange, "receiving_since", 0.0))
 
     def respond(self, answer: HttpAnswer) -> None:
         self._exchange.respond(answer_event(self._event, self._model, answer, str(uuid.uuid4()), self._now()))
