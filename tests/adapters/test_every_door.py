@@ -510,7 +510,7 @@ class EarlyEngine(Engine):
             return super().resolve(model, version)
 
     def wait_for(self, model: str, version: int = -1, timeout_s: float | None = None) -> ServedModel:
-        self.missed.set_result(None)
+        self._notice()
         return super().wait_for(model, version, timeout_s)
 
     def only_model(self) -> str:
@@ -522,8 +522,12 @@ class EarlyEngine(Engine):
         try:
             yield
         except LoadingError:
-            self.missed.set_result(None)
+            self._notice()
             raise
+
+    def _notice(self) -> None:
+        if not self.missed.done():  # who is told that there is none may wait for it then
+            self.missed.set_result(None)
 
 
 CSV = Door(

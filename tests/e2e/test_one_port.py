@@ -218,13 +218,20 @@ def test_messages_beyond_the_limit_are_refused_and_others_go_on(
             assert client.infer("echo", inputs(grpc, small)).as_numpy("OUT").tolist() == small.tolist()
 
 
-def test_without_grpcio_clients_are_told_and_the_log_says_so_once(serving: Serving, tmp_path: Path) -> None:
-    write(tmp_path / "models", "echo", ECHO)
+def without(tmp_path: Path, *packages: str) -> str:
+    """A path for Python on which packages cannot be imported."""
     (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "grpc.py").write_text("raise ImportError('No module named grpc')")
+    for package in packages:
+        (tmp_path / "hidden" / f"{package}.py").write_text(f"raise ImportError('No module named {package}')")
     root = Path(__file__).resolve().parents[2]
-    hidden = f"{tmp_path / 'hidden'}:{root / 'core'}:{root / 'adapters'}"
-    with serving(tmp_path / "models", *FLAGS, PYTHONPATH=hidden) as running:
+    return f"{tmp_path / 'hidden'}:{root / 'core'}:{root / 'adapters'}"
+
+
+def test_without_their_packages_clients_are_told_and_the_log_says_so_once(
+    serving: Serving, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    write(tmp_path / "models", "echo", ECHO)
+    with serving(tmp_path / "models", *flags, PYTHONPATH=without(tmp_path, "grpc", "hpack")) as running:
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", running.http)) as client:
                 client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
@@ -232,6 +239,17 @@ def test_without_grpcio_clients_are_told_and_the_log_says_so_once(serving: Servi
             assert b"gRPC is off" in said
             assert ask(running.http, "GET", "/v2/health/ready").status == 200
         assert running.log.read_text().count("gRPC is off") == 1
+
+
+def test_without_the_package_of_our_own_transport_grpcio_carries(serving: Serving, tmp_path: Path) -> None:
+    write(tmp_path / "models", "echo", ECHO)
+    values = np.arange(5, dtype=np.int32)
+    own = (*FLAGS, "--grpc-transport=own", "--allow-grpc=true")
+    with serving(tmp_path / "models", *own, PYTHONPATH=without(tmp_path, "hpack")) as running:
+        for port in (running.http, running.grpc):
+            with grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                assert client.infer("echo", inputs(grpc, values)).as_numpy("OUT").tolist() == values.tolist()
+        assert running.log.read_text().count("grpcio is tried instead") == 1
 
 
 def test_a_restriction_of_http_holds_for_grpc_on_its_port(

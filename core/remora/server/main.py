@@ -129,13 +129,11 @@ class Server:
         if options.allow_grpc:  # said before a probe can ask
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
-            from remora.server.grpc_own import OwnGrpc
-
-            self._own = OwnGrpc(inside, Restrictions(_grpc_restrictions(options)), self._regions)
+            self._own = self._own_grpc(inside)
         await self._open_ports(inside, mailbox)
         self.engine.ledger.mark("ports")
         self._sweep()
-        if options.allow_grpc and options.grpc_transport == "grpcio":
+        if options.allow_grpc and self._own is None:
             await asyncio.gather(self._load(loading), self._open_grpc())
             self.engine.ledger.mark("gRPC")
         else:
@@ -196,6 +194,14 @@ class Server:
             return self._own.beside(service)
         self._splices = Splices(self._inner_grpc)
         return self._splices.take
+
+    def _own_grpc(self, inside: Inside) -> OwnGrpc | None:
+        try:
+            from remora.server.grpc_own import OwnGrpc
+        except ImportError as error:  # grpcio may be there all the same, or is missed with words of its own
+            _log.warning("--grpc-transport=own: %s; grpcio is tried instead", error)
+            return None
+        return OwnGrpc(inside, Restrictions(_grpc_restrictions(self.options)), self._regions)
 
     def _open_pages(self) -> AsgiApp:
         from remora.server.app import create_app  # FastAPI: 0.3 s and 25 MiB that only readers of the pages need

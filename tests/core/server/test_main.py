@@ -39,11 +39,11 @@ def get(port: int, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_a_server_is_not_ready_before_grpc_listens_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_server_is_not_ready_before_grpcio_listens_where_it_is_asked_for(tmp_path: Path) -> None:
     write_model(tmp_path, "m", config=None)
 
     async def run() -> None:
-        options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False)
+        options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False, grpc_transport="grpcio")
         engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
         server = SlowGrpc(engine, options)
         server.gate = threading.Event()
@@ -107,9 +107,9 @@ def test_a_server_is_not_ready_before_our_own_grpc_listens_either(
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-def test_grpc_is_opened_while_the_models_load(tmp_path: Path) -> None:
+def test_grpcio_is_opened_while_the_models_load(tmp_path: Path) -> None:
     async def run() -> None:
-        options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False)
+        options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False, grpc_transport="grpcio")
         engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
         server = SlowGrpc(engine, options)
         server.gate = threading.Event()
