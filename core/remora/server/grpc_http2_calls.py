@@ -143,11 +143,13 @@ class Unary(Call):
         self._coding = coding
         self._message: bytes | None = None
         self._begun = False
+        self._came = False  # since somebody asked whether it stalls
         self.ticket: Ticket | None = None
 
     def received(self, data: bytes, ended: bool) -> None:
         if self._ended or self._begun:
             return
+        self._came = True
         try:
             if data:
                 for message in self._messages.feed(data):
@@ -178,7 +180,9 @@ class Unary(Call):
         """The answer waits in the connection: nothing here depends on it."""
 
     def stalls(self) -> bool:
-        return not self._begun
+        """Whether it stands still: a long message may take its time, as over grpcio."""
+        came, self._came = self._came, False
+        return not (came or self._begun or self._ended)
 
     def answer(self, message: bytes) -> None:
         """End the call with its answer."""

@@ -54,7 +54,7 @@ class Stream(Protocol):
         """So much of the answer has left that had to wait."""
 
     def stalls(self) -> bool:
-        """Whether it waits for the rest of a request."""
+        """Whether it waits for the rest of a request, which does not come."""
 
 
 class Link:
