@@ -37,6 +37,8 @@ _UNSENT_BYTES = 1 << 20
 """How much may wait in a connection that the client does not read before nothing of it is read."""
 _GOODBYE_S = 1.0
 """How long a client may take to hear that its connection ends. One that is gone, or does not read, never does."""
+_SILENCE_S = 2.0
+"""How long nothing may come of requests that are being sent when the server ends."""
 _SPREAD = 0.1
 """By how much the ages of connections may differ, as gRPC has it."""
 
@@ -140,7 +142,7 @@ class Http2Listener:
         """From now on answer what is under way and close; how many connections are still busy."""
         self.closing = self.ending = True
         for connection in list(self.connections):
-            connection.flush()
+            connection.close_when_done()
         return len(self.connections)
 
     def drop_stalled(self, now: float, limit_s: float) -> None:
@@ -353,6 +355,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.machine.reset(number, CANCEL)
             stalled.lost()
         self._coming = coming
+        self.flush()
+
+    def close_when_done(self) -> None:
+        """See `Http2Listener.close_idle`; what a client that has fallen silent has sent by half is not waited for."""
+        now = self._loop.time()
+        if now - self._upkeep.heard > _SILENCE_S:
+            self.drop_stalled(now, -1.0)
         self.flush()
 
     def abort(self) -> None:

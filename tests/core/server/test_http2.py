@@ -217,6 +217,26 @@ def test_a_client_that_does_not_say_that_it_knows_of_the_end_is_not_waited_for(m
     played(play())
 
 
+def test_a_server_that_ends_waits_for_what_is_being_sent_only_while_something_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play() -> None:
+        listener, service = listening()
+        connection, client = connected(listener, opened(1) + frame(HEADERS, 4, 3, OPEN) + frame(DATA, 0, 3, b"x"))
+        listener.close_idle()
+        connection.take_in(frame(PING, 1, 0, b"leaving "))
+        given_up = frame(RST_STREAM, 0, 3, CANCEL.to_bytes(4, "big"))
+        assert given_up not in client.written
+        monkeypatch.setattr(http2, "_SILENCE_S", -1.0)
+        listener.close_idle()
+        assert given_up in client.written
+        assert not client.closing  # the other is being answered
+        service.exchanges[0].respond(HttpAnswer(200, (), [b"x"]))
+        await client.closed.wait()
+
+    played(play())
+
+
 def test_clients_that_come_while_a_server_wants_to_go_are_answered_and_told_to_leave_then() -> None:
     async def play() -> None:
         listener, service = listening()
