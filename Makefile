@@ -81,7 +81,7 @@ stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 step
 test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE) && \
-	$(PY) tests/oracle/run.py --oracle $(ORACLE) --part grpc_cases/ --more=--grpc-transport=own; fi
+	$(PY) tests/oracle/run.py --oracle $(ORACLE) --part grpc_cases/ --more=--grpc-transport=grpcio; fi
 
 # Another seed asks other requests; differences that are meant to be are listed in tests/oracle/accepted.json.
 differ: $(VENV)/dev.stamp  ## ask a real Triton and remora changed requests: F="cases/errors", SECONDS= for each file, SEED=

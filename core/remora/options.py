@@ -310,10 +310,10 @@ class ServerOptions:
         default=False,
     )
     grpc_transport: str = option(
-        "What carries gRPC: grpcio, or remora's own HTTP/2, which is several times quicker for small messages and "
-        "answers requests of plain HTTP/2 on the HTTP port too.",
-        default="grpcio",
-        choices=("grpcio", "own"),
+        "What carries gRPC: our own HTTP/2, which is several times quicker for small messages and answers requests "
+        "of plain HTTP/2 on the HTTP port too, or grpcio.",
+        default="own",
+        choices=("own", "grpcio"),
     )
     grpc_header_forward_pattern: str = option(
         "Metadata whose keys this regular expression finds become request parameters.", default="", metavar="REGEX"
@@ -324,7 +324,10 @@ class ServerOptions:
         many=True,
     )
     grpc_infer_thread_count: int = option(
-        "gRPC requests that may be under way at the same time.", default=64, metavar="N"
+        "gRPC requests that may be under way at the same time; with our own transport those that need a thread, as "
+        "loads do and inferences do not.",
+        default=64,
+        metavar="N",
     )
     reuse_grpc_port: bool = option("Let several processes listen on the gRPC port.", default=False)
     grpc_use_ssl: bool = option("gRPC over TLS, with the certificate and key given.", default=False)

@@ -1,7 +1,7 @@
 """The V2 gRPC front end on grpcio; the law: it carries bytes between grpcio and `rpcs` and decides nothing.
 
 Calls that may last have a large pool of threads, those that only ask a small one of their own, and a stream has two
-threads to itself, see `grpc_stream`. This is the reference transport; nothing in the engine but this and its
+threads to itself, see `grpc_stream`. It is taken with `--grpc-transport=grpcio`; nothing in the engine but this and its
 `grpcio_*` imports grpc.
 """
 
