@@ -5,6 +5,7 @@ Laws: no test sleeps; no test reaches beyond this machine; a test that cannot ru
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
@@ -68,9 +69,17 @@ def free_ports(count: int) -> list[int]:
         holder.bind(("127.0.0.1", 0))
         _HOLDERS.append(holder)
         ports.append(holder.getsockname()[1])
-    while len(_HOLDERS) > HELD_PORTS:
-        _HOLDERS.popleft().close()
+    _let_go(HELD_PORTS)
     return ports
+
+
+def _let_go(but: int = 0) -> None:
+    """Of all ports but the last ones."""
+    while len(_HOLDERS) > but:
+        _HOLDERS.popleft().close()
+
+
+atexit.register(_let_go)
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
