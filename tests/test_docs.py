@@ -33,7 +33,7 @@ SHOWN = ("console", "text", "json", "yaml", "toml", "protobuf", "dockerfile", "m
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
 LINK = re.compile(r"\]\((?!\w+:)(?P<target>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (?P<words>.+)$", re.MULTILINE)
-BLOCK_TIMEOUT_S = 60
+BLOCK_TIMEOUT_S = 200
 
 
 class Block(NamedTuple):

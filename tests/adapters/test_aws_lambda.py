@@ -32,12 +32,13 @@ ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.5]]
 DOUBLED = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 17.0]
 
 SLOW = """
-import threading
+import os, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        threading.Event().wait(0.5)
+        while not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+            time.sleep(0.005)
         return [pb_utils.InferenceResponse([]) for _ in requests]
 
     @staticmethod
@@ -348,6 +349,7 @@ def test_the_invocation_gives_up_before_its_end_through_both_doors(tmp_path: Pat
         answer = function(function_url("POST", "/v2/models/slow/infer", body, {}), Context(260))
         assert answer["statusCode"] == 503
     finally:
+        (tmp_path / "slow" / "1" / "go").touch()
         function.close()
 
 
@@ -420,7 +422,7 @@ def test_it_runs_as_nobody_where_nothing_but_tmp_can_be_written(repository: Path
     sandbox += ["--proc", "/proc", "--dev", "/dev", "--unshare-user", "--uid", "993", "--gid", "990", "--clearenv"]
     sandbox += ["--setenv", "REMORA_MODEL_REPOSITORY", "/tmp/models", "--chdir", "/"]
     sandbox += ["--setenv", "PYTHONPATH", f"{ROOT / 'core'}:{ROOT / 'adapters'}"]
-    done = subprocess.run([*sandbox, sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*sandbox, sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["outputs"][0]["data"] == DOUBLED
 

@@ -54,7 +54,7 @@ print(usable_cpus())
 """
     environ = {**child_environment, "REMORA_MODEL_REPOSITORY": str(repository)}
     environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"] = "1024"
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=280)
     assert done.stdout.split() == ["1"], done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,15 @@ def test_a_server_that_does_not_start_fails_with_its_last_words(
 def test_the_phases_of_a_real_process_sum_to_its_age(
     digits: Any, serving: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The process's age is the kernel's figure; the phases are read from another clock."""
+    """The process's age is the kernel's figure; the phases are read from another clock, which may be a while later."""
+    begin = time.monotonic()
     with serving(digits.models) as server:
         url = f"http://127.0.0.1:{server.http}"
         report = {"ready": False}
         while not report["ready"]:  # HTTP answers before gRPC is there; the test's timeout ends this
             assert main(["startup", "--url", url, "--json-out"]) == 0
             report = json.loads(capsys.readouterr().out)
+        seen_ms = (time.monotonic() - begin) * 1e3
         assert main(["startup", "--url", url]) == 0
         text = capsys.readouterr().out
         metrics = f"http://127.0.0.1:{server.metrics}/metrics"
@@ -63,7 +66,8 @@ def test_the_phases_of_a_real_process_sum_to_its_age(
     assert told
     age_ms = float(told[1]) * 1e3
     phases_ms = sum(phase["ms"] for phase in report["phases"])
-    assert phases_ms == pytest.approx(age_ms, rel=0.02, abs=15), "to 2 %, and what is rounded away of a READY line"
+    assert phases_ms > 0.98 * age_ms - 15, "to 2 %, and what is rounded away of a READY line"
+    assert phases_ms < 1.02 * seen_ms + 15
     assert phases_ms == pytest.approx(report["total_ms"], abs=0.01)
     assert "session" in text
     assert "numpy" in text

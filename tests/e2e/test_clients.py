@@ -205,7 +205,7 @@ def test_a_client_in_one_process_with_remora(
         env=child_environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran.stderr[-3000:]

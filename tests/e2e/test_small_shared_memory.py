@@ -60,6 +60,6 @@ def test_a_python_model_answers_16_mib_without_dev_shm(
     (folder / "model.py").write_text(MODEL, encoding="utf-8")
     (tmp_path / "add" / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
     command = in_namespace(mount, sys.executable, "-c", ASK, str(tmp_path))
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == seen

@@ -86,7 +86,7 @@ def test_a_damaged_file_never_ends_the_process(form: parity.Trees, kind: str, tm
         env={**os.environ, "PYTHONPATH": str(CORE), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert child.returncode == 0, f"{child.returncode} after {child.stdout[-200:]}: {child.stderr[-500:]}"
