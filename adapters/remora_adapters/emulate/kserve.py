@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
 from remora_adapters.emulate import container as any_container
@@ -43,7 +44,7 @@ def name(stage: Stage) -> str:
 
 
 def path(stage: Stage) -> str:
-    return f"/v1/models/{name(stage)}:predict"
+    return f"/v1/models/{quote(name(stage), '')}:predict"
 
 
 def call(stage: Stage) -> Answer:
@@ -58,7 +59,7 @@ def is_alive_at_its_root(stage: Stage) -> None:
 
 
 def says_whether_a_model_is_ready(stage: Stage) -> None:
-    known, model = stage.ask("GET", f"/v1/models/{name(stage)}"), name(stage)
+    known, model = stage.ask("GET", path(stage).removesuffix(":predict")), name(stage)
     if json_object(any_container.must_answer(known, f"GET /v1/models/{model}")) != {"name": model, "ready": True}:
         raise Failed(f"/v1/models/{model} says {known.shown}")
     unknown = stage.ask("GET", "/v1/models/there-is-no-such-model")
@@ -101,7 +102,9 @@ def loads_with_an_empty_body(stage: Stage) -> None:
         raise Skipped("needs a server that loads on demand: --with agent-model=NAME")
     model = stage.settings.given["agent-model"]
     for verb in ("load", "unload", "load"):
-        any_container.must_answer(stage.ask("POST", f"/v2/repository/models/{model}/{verb}", b""), f"{verb} {model}")
+        any_container.must_answer(
+            stage.ask("POST", f"/v2/repository/models/{quote(model, '')}/{verb}", b""), f"{verb} {model}"
+        )
 
 
 def _predictions(answer: Answer) -> list[object]:

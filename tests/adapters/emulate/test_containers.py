@@ -136,16 +136,17 @@ def test_our_own_adapters_pass_all_checks(
     platform: str, body: bytes, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
-    write_scale(tmp_path / "models" / "scale")
+    name = "a?b 50%41" if platform == "kserve" else "scale"
+    write_scale(tmp_path / "models" / name)
     command = [sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"]
     if platform == "kserve":
-        command += ["--model-control-mode=explicit", "--load-model=scale"]
+        command += ["--model-control-mode=explicit", f"--load-model={name}"]
     settings = Settings(
         command=tuple(command),
         model=tmp_path / "models",
         body=body,
         environ={"PYTHONPATH": child_environment["PYTHONPATH"]},
-        given={"agent-model": "scale", "port-name": "h2c", "path": V2_PATH},
+        given={"agent-model": name, "port-name": "h2c", "path": V2_PATH},
         patience=PATIENCE,
     )
     verdicts = play(find_platform(platform), settings)
