@@ -301,6 +301,15 @@ def test_a_load_that_a_client_of_grpc_asked_for_does_not_hold_up_the_end_either(
                 assert server.wait(PATIENCE_S) == 1
 
 
+def test_a_server_with_nothing_to_do_ends_in_order_without_any_time_for_it(
+    repository: Path, port: int, child_environment: dict[str, str]
+) -> None:
+    with process(repository, port, child_environment, "--exit-timeout-secs=0") as server:
+        until(port, "/readyz", server)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+
+
 STUCK = "import threading, os; self.execute = lambda requests: open({gate!r}).read()"
 
 

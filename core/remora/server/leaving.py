@@ -12,6 +12,9 @@ from typing import NoReturn
 
 _log = logging.getLogger("remora.server")
 
+_LEAST_S = 1.0
+"""How long a process that has done all may take to end in order, be the exit timeout as short as it may."""
+
 
 def leave(code: int) -> NoReturn:
     """End the process at once."""
@@ -27,7 +30,7 @@ def give_up() -> NoReturn:
 
 
 def give_up_after(seconds: float) -> None:
-    """Give up unless the process has ended by itself before."""
-    timer = threading.Timer(seconds, give_up)
+    """Give up after so long, all being done, unless the process has ended by itself before."""
+    timer = threading.Timer(max(seconds, _LEAST_S), give_up)
     timer.daemon = True
     timer.start()

@@ -395,7 +395,7 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     await stopping
     if not await server.stop(drain=True):
         give_up()
-    give_up_after(max(server.end - loop.time(), 0.0))
+    give_up_after(server.end - loop.time())
     _log.info("All models are stopped, unloading models")
     return 0
 
