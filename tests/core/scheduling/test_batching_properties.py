@@ -302,6 +302,7 @@ def test_what_goes_ahead_is_what_would_run_next_and_can_be_put_back(
         waiting += 1
         if arrival.cancel:
             ticket.cancel()
+    hoped = queue.crowded(instances)
     plan, usual = queue.ahead(now, instances), twin.poll(now)
     one_level = not policy.dynamic or (len(policy.queues) == 1 and not policy.queues[0].default_timeout_ns)
     complete = usual.reason == FULL and len(usual.tickets) > 1
@@ -309,6 +310,7 @@ def test_what_goes_ahead_is_what_would_run_next_and_can_be_put_back(
     size = policy.max_batch_size if policy.dynamic else 1
     enough = size > 1 and waiting >= instances * size
     assert bool(plan.tickets) == (one_level and complete and timeless and enough)
+    assert (bool(plan.tickets), hoped) in ((False, False), (False, enough), (True, True))
     if plan.tickets:
         assert (plan.tickets, plan.rows, plan.reason) == (usual.tickets, usual.rows, usual.reason)
         queue.put_back(plan.tickets)
@@ -317,3 +319,13 @@ def test_what_goes_ahead_is_what_would_run_next_and_can_be_put_back(
     gone = {ticket for ticket, _ in usual.dropped}
     left, expected = [t for t in queue.drain() if t not in gone], [*usual.tickets, *twin.drain()]
     assert left == expected if one_level else set(left) == set(expected), "not as it was"
+
+
+def test_nothing_with_a_deadline_goes_ahead() -> None:
+    for deadline_ns, count in ((0, 2), (START + MS, 0)):
+        queue = BatchQueue(dynamic(2))
+        for _ in range(2):
+            ticket = ticket_of(arrival_ns=START)
+            ticket.deadline_ns = deadline_ns
+            queue.push(ticket)
+        assert len(queue.ahead(START, 1).tickets) == count
