@@ -157,7 +157,8 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     save_python(repository / "words_thread", "", 'parameters { key: "ISOLATION" value { string_value: "thread" } }')
     rpc = pytest.importorskip("grpc", reason="pip install 'remora[grpc]'")
     with serving(repository) as running, rpc.insecure_channel(f"127.0.0.1:{running.grpc}") as channel:
-        rpc.channel_ready_future(channel).result(30)  # HTTP is ready a moment earlier
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        assert ready(b"", timeout=30, wait_for_ready=True)  # HTTP is ready a moment earlier
         yield running
 
 
