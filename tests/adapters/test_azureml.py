@@ -533,7 +533,9 @@ def test_what_waited_for_its_turn_is_not_run_once_its_client_has_gone(tmp_path: 
             assert "timeout" in ask(port, "POST", "/score", b"left").json["message"]
         gate.write_text("go")
         held.join()
-        assert ask(port, "POST", "/score", b"stays").json == ["held", "stays"]
+        while not isinstance(runs := ask(port, "POST", "/score", b"stays").json, list):
+            assert limit, "it took too long itself, which it may where there is a limit"
+        assert (runs[0], set(runs[1:])) == ("held", {"stays"})
 
 
 @pytest.mark.parametrize(
