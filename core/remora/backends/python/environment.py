@@ -2,13 +2,14 @@
 place, once for all processes of the machine.
 
 Three kinds: the server's own interpreter; a virtual environment with what the ``requirements.txt`` beside the model
-names; and the environment, a directory or an archive, that EXECUTION_ENV_PATH points at. Made environments lie in a
-cache directory under the hash of what they are made from.
+names and the server does not have; and the environment, a directory or an archive, that EXECUTION_ENV_PATH points at.
+Made environments lie in a cache directory under the hash of what they are made from.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import subprocess
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from remora.archive import unpack
 from remora.backends import Source
 from remora.backends.python.environment_cache import EnvironmentCache
-from remora.backends.python.requirements import read_requirements, unmet
+from remora.backends.python.requirements import asks_for_anything, read_requirements, unmet
 from remora.backends.worker.process import server_paths
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
@@ -85,7 +86,7 @@ def plan_environment(parameters: Mapping[str, str], model_dir: Path, requirement
     path = environment_path(parameters, model_dir)
     if path is not None:
         return Folder(path) if folder else Archive(path)
-    if requirements is not None and read_requirements(requirements):
+    if requirements is not None and asks_for_anything(requirements):
         return Virtual(model_dir / REQUIREMENTS, requirements)
     return Own()
 
@@ -118,7 +119,10 @@ def interpreter_for(source: Source, config: ModelConfig) -> Path:
             return _checked(_interpreter_in(made, source.name), path, source.name)
         case Virtual(file, text):
             key = _hash_of(text.encode(), sys.version.encode(), sys.executable.encode(), str(server_paths()).encode())
-            made = _cache_of(source).folder_for(key, lambda folder: _install(file, folder, source.name))
+            cache = _cache_of(source)
+            if not cache.has(key) and is_met(file):
+                return Path(sys.executable)
+            made = cache.folder_for(key, lambda folder: _install(file, folder, source.name))
             return _interpreter_in(made, source.name)
 
 
@@ -214,6 +218,21 @@ def _cache_of(source: Source) -> EnvironmentCache:
     )
 
 
+def is_met(requirements: Path) -> bool:
+    """Whether there is nothing to install, as in an image that was given all, without an index.
+
+    The installer judges: it knows extras, markers, versions, and what packages need in their turn.
+    """
+    words = ["--dry-run", "--no-index", "--no-input", "--disable-pip-version-check", "--quiet", "--report", "-"]
+    try:
+        report = _run(
+            [sys.executable, "-m", "pip", "install", *words, "--requirement", str(requirements)], "look for packages"
+        )
+        return not json.loads(report)["install"]
+    except (InternalError, ValueError, KeyError):  # an old pip, or none, or something is missing
+        return False
+
+
 def _install(requirements: Path, folder: Path, model: str) -> None:
     """A virtual environment with the requirements, in which the server's own packages are found as well."""
     _log.info("model '%s': making an environment for %s", model, requirements)
@@ -227,7 +246,8 @@ def _install(requirements: Path, folder: Path, model: str) -> None:
         (site / "remora_server.pth").write_text("\n".join(server_paths()) + "\n", encoding="utf-8")
 
 
-def _run(command: Iterable[str], what: str) -> None:
+def _run(command: Iterable[str], what: str) -> str:
+    """What a command printed. Raises InternalError when it failed."""
     try:
         done = subprocess.run(
             list(command), capture_output=True, text=True, errors="replace", timeout=_INSTALL_AT_MOST_S, check=False
@@ -239,6 +259,7 @@ def _run(command: Iterable[str], what: str) -> None:
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]
         raise InternalError(f"cannot {what}: {' | '.join(said) or f'exit status {done.returncode}'}")
+    return done.stdout
 
 
 def _interpreter_in(folder: Path, model: str) -> Path:

@@ -39,6 +39,10 @@ class EnvironmentCache:
         self._folder = folder
         self._limit_bytes = limit_bytes
 
+    def has(self, key: str) -> bool:
+        """Whether the environment of that key is made by now."""
+        return (self._folder / key / _MARKER).is_file()
+
     def folder_for(self, key: str, make: Callable[[Path], None]) -> Path:
         """The environment of that key, made by ``make(folder)`` if it is not there; in use until the process ends.
 

@@ -7,11 +7,13 @@ else (links, other files, options) is left to the installer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 _NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
 _COMMENT = re.compile(r"(^|\s)#.*$")
+_MORE = re.compile(r"-[re]|--(requirement|editable)\b")
+"""Options that name something to install."""
 _CLAUSE = re.compile(r"(===|==|!=|<=|>=|~=|<|>)\s*(\S+)")
 _PLAIN_VERSION = re.compile(r"\d+(\.\d+)*")
 
@@ -35,22 +37,30 @@ class Unmet(NamedTuple):
 
 def read_requirements(text: str) -> list[Requirement]:
     """The packages that a requirements file names, in order; continued lines count as their first."""
-    found: list[Requirement] = []
+    return [found for number, row in _lines(text) if (found := _requirement(number, row)) is not None]
+
+
+def asks_for_anything(text: str) -> bool:
+    """Whether the installer has anything to do: packages, and links, paths and other files as well."""
+    return any(not row.startswith("-") or _MORE.match(row) for _, row in _lines(text))
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """What stands in a file, by the number of its line, without comments."""
     pending, first = "", 0
     for number, row in enumerate(text.splitlines(), 1):
         first = first or number
         if row.endswith("\\"):
             pending += row[:-1]
             continue
-        requirement = _requirement(first, _COMMENT.sub("", pending + row).strip())
-        if requirement is not None:
-            found.append(requirement)
+        line = _COMMENT.sub("", pending + row).strip()
+        if line:
+            yield first, line
         pending, first = "", 0
-    return found
 
 
 def _requirement(line: int, text: str) -> Requirement | None:
-    if not text or text.startswith("-") or "://" in text.partition("@")[0]:
+    if text.startswith("-") or "://" in text.partition("@")[0]:
         return None
     plain, _, marker = text.partition(";")
     plain = re.split(r"\s--", plain, maxsplit=1)[0]  # the options of this line, such as --hash

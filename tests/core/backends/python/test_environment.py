@@ -21,6 +21,7 @@ from remora.backends.python.environment import (
     Virtual,
     check_in_thread,
     interpreter_for,
+    is_met,
     plan_environment,
 )
 from remora.backends.python.environment_cache import EnvironmentCache
@@ -38,6 +39,9 @@ ENV = "EXECUTION_ENV_PATH"
         ({}, "", False, Own()),
         ({}, "# nothing\n", False, Own()),
         ({}, "x\n", False, Virtual(MODEL / "requirements.txt", "x\n")),
+        ({}, "--index-url x\n", False, Own()),
+        ({}, "-r more.txt\n", False, Virtual(MODEL / "requirements.txt", "-r more.txt\n")),
+        ({}, "./one.whl\n", False, Virtual(MODEL / "requirements.txt", "./one.whl\n")),
         ({ENV: "/envs/one.tar.gz"}, None, False, Archive(Path("/envs/one.tar.gz"))),
         ({ENV: "/envs/one"}, "x", True, Folder(Path("/envs/one"))),
         ({ENV: "$$TRITON_MODEL_DIRECTORY/env.tar"}, "x", False, Archive(MODEL / "env.tar")),
@@ -150,6 +154,26 @@ def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(
     before = python.stat().st_mtime_ns
     assert interpreter_for(source, config_of()) == python
     assert python.stat().st_mtime_ns == before
+
+
+def test_requirements_that_the_server_meets_need_neither_an_environment_nor_an_index(
+    tmp_path: Path, package: Path
+) -> None:
+    source = source_of(tmp_path)
+    file = source.model_dir / "requirements.txt"
+    file.write_text("numpy>=1\nprotobuf ; python_version >= '3'\n")
+    assert interpreter_for(source, config_of()) == Path(sys.executable)
+    assert not (tmp_path / "cache").exists()
+    file.write_text(f"numpy>=1\n--no-index\n--find-links {package.parent}\nremora-probe\n")
+    assert not is_met(file)  # within reach, but not there yet
+
+
+def test_a_wheel_that_is_named_by_its_path_is_installed(tmp_path: Path, package: Path) -> None:
+    source = source_of(tmp_path)
+    (source.model_dir / "requirements.txt").write_text(f"{package}\n")
+    python = interpreter_for(source, config_of())
+    code = "import remora_probe; print(remora_probe.ANSWER)"
+    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "42\n"
 
 
 def test_requirements_that_cannot_be_installed_leave_nothing_behind_and_say_why(tmp_path: Path) -> None:
