@@ -131,12 +131,11 @@ def main() -> int:
     if sys.argv[1:2] != ["serve"] or FAULT == "no-serve":
         print("what is", sys.argv[1:], "?")
         return 2
-    if FAULT == "stray-port":
-        socket.create_server(("0.0.0.0", 0))
-        stray = socket.create_server(("0.0.0.0", 0))
-        assert stray
     port = 0 if FAULT == "own-port" else int(os.environ["SAGEMAKER_BIND_TO_PORT"])
     server = Server(("127.0.0.1" if FAULT == "loopback" else "0.0.0.0", port), Handler)
+    if FAULT == "stray-port":  # after its own, or a probe might meet it first and wait there
+        stray = socket.create_server(("0.0.0.0", 0))
+        assert stray
 
     def stop(number: int, frame: object) -> None:
         if FAULT == "drops":
