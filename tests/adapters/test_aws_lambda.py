@@ -416,18 +416,8 @@ def test_it_runs_as_nobody_where_nothing_but_tmp_can_be_written(repository: Path
         "class C:\n    def get_remaining_time_in_millis(self): return 60000\n"
         f"print(json.dumps(handler({v2(model_name='scale')!r}, C())))"
     )
-    sandbox = [
-        "bwrap",
-        "--die-with-parent",
-        "--ro-bind",
-        "/",
-        "/",
-        "--tmpfs",
-        "/tmp",
-        "--ro-bind",
-        str(repository),
-        "/tmp/models",
-    ]
+    sandbox = ["bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--tmpfs", "/tmp"]
+    sandbox += ["--ro-bind", str(repository), "/tmp/models"]
     for needed in (ROOT, Path(sys.prefix)):  # which may lie below /tmp, as a checkout of CI does
         sandbox += ["--ro-bind", str(needed), str(needed)]
     sandbox += ["--proc", "/proc", "--dev", "/dev", "--unshare-user", "--uid", "993", "--gid", "990", "--clearenv"]

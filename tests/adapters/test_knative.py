@@ -248,18 +248,8 @@ def test_nobody_serves_with_a_root_that_is_read_only_but_for_tmp(tmp_path: Path)
     write_scale(tmp_path / "models" / "scale")
     (port,) = free_ports(1)
     root = Path(__file__).resolve().parents[2]
-    sandbox = [
-        "bwrap",
-        "--die-with-parent",
-        "--ro-bind",
-        "/",
-        "/",
-        "--tmpfs",
-        "/tmp",
-        "--ro-bind",
-        str(tmp_path / "models"),
-        "/tmp/models",
-    ]
+    sandbox = ["bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--tmpfs", "/tmp"]
+    sandbox += ["--ro-bind", str(tmp_path / "models"), "/tmp/models"]
     for needed in (root, Path(sys.prefix)):  # which may lie below /tmp, as a checkout of CI does
         sandbox += ["--ro-bind", str(needed), str(needed)]
     sandbox += ["--proc", "/proc", "--dev", "/dev", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
