@@ -9,17 +9,17 @@ from __future__ import annotations
 from remora_adapters.emulate import Check, Platform, Probe
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.knative import (
+    ANSWERS,
+    REFUSES,
     call,
     is_ready_when_it_listens,
     launch,
-    path,
     speaks_grpc,
     writes_only_to_tmp,
 )
 
 GRACE_S = 10.0
 CONCURRENCY = 80
-_REQUEST_S = 300.0
 
 PLATFORM = Platform(
     title="cloud-run",
@@ -47,7 +47,7 @@ PLATFORM = Platform(
             "an open port is all that the platform waits for",
             is_ready_when_it_listens,
         ),
-        Check("requests", "requests are answered", "the route leads here", any_container.answers(call, _REQUEST_S)),
+        ANSWERS,
         Check(
             "grpc",
             "gRPC is answered on the one port, where it is named h2c",
@@ -60,12 +60,7 @@ PLATFORM = Platform(
             "80 at a time are sent unless the service says otherwise",
             any_container.admits(call, CONCURRENCY, 2 * CONCURRENCY),
         ),
-        Check(
-            "bad-body",
-            "a body that cannot be read is an error in JSON",
-            "clients see what the container says",
-            any_container.refuses(path, "error"),
-        ),
+        REFUSES,
         Check("writes", "nothing is written but below /tmp", "every file is memory", writes_only_to_tmp),
         Check(
             "sigterm-exit",

@@ -93,6 +93,13 @@ def writes_only_to_tmp(stage: Stage) -> None:
     any_container.leaves_the_model_alone(stage)
 
 
+ANSWERS = Check("requests", "requests are answered", "the route leads here", any_container.answers(call, _REQUEST_S))
+REFUSES = Check(
+    "bad-body",
+    "a body that cannot be read is an error in JSON",
+    "clients see what the container says",
+    any_container.refuses(path, "error"),
+)
 PLATFORM = Platform(
     title="knative",
     launch=launch,
@@ -134,7 +141,7 @@ PLATFORM = Platform(
             "the activator sends what it held as soon as a probe is good",
             is_ready_when_it_listens,
         ),
-        Check("requests", "requests are answered", "the route leads here", any_container.answers(call, _REQUEST_S)),
+        ANSWERS,
         Check("probes", "probes stay quick and good", "they never stop", probes_are_cheap),
         Check("metrics", "metrics are on the one port", "9090 and 9091 are the queue proxy's", has_its_metrics_there),
         Check(
@@ -149,12 +156,7 @@ PLATFORM = Platform(
             "the proxy queues ten times as many as it admits, and refuses the rest itself",
             any_container.admits(call, CONCURRENCY, 11 * CONCURRENCY),
         ),
-        Check(
-            "bad-body",
-            "a body that cannot be read is an error in JSON",
-            "clients see what the container says",
-            any_container.refuses(path, "error"),
-        ),
+        REFUSES,
         Check("writes", "nothing is written but below /tmp", "only /tmp is sure to be writable", writes_only_to_tmp),
         Check(
             "sigterm-serves-on",
