@@ -11,6 +11,8 @@ from remora.tracing.tracer import Arrival
 
 STREAM_BACKLOG = 16_777_216
 """A client that leaves this many bytes of a stream unread when the next piece comes is given up."""
+SILENCE_S = 2.0
+"""How long nothing may come of a request that is being sent when the server ends."""
 
 
 class Exchange(Protocol):

@@ -31,7 +31,7 @@ from remora.protocols.http1 import (
     too_large,
 )
 from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
-from remora.server.exchange import STREAM_BACKLOG, Cancellable, Exchange
+from remora.server.exchange import SILENCE_S, STREAM_BACKLOG, Cancellable, Exchange
 
 _log = logging.getLogger("remora.http")
 
@@ -42,8 +42,6 @@ _JOIN_BYTES = 8_192
 _KEPT = (b"Connection", b"keep-alive")  # what clients of HTTP/1.0 that ask for it wait to be told (RFC 9112 C.2.2)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ALIGNMENT = 64
-_SILENCE_S = 2.0
-"""How long nothing may come of a request that is being sent when the server ends."""
 
 
 class Service(Protocol):
@@ -410,7 +408,7 @@ class Connection(asyncio.BufferedProtocol):
         come = len(self._rest) + self._body_at + (len(self._chunks.body) if self._chunks is not None else 0)
         if come != self._come:
             self._come, self._came_at = come, now
-        return now - self._came_at > _SILENCE_S
+        return now - self._came_at > SILENCE_S
 
     def abort(self) -> None:
         """Close without further ado."""

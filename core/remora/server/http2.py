@@ -27,6 +27,7 @@ from remora.protocols.http2_frames import (
 )
 from remora.protocols.http2_upkeep import Terms, Upkeep
 from remora.protocols.http_answer import INTERNAL
+from remora.server.exchange import SILENCE_S
 
 _log = logging.getLogger("remora.http")
 
@@ -37,8 +38,6 @@ _UNSENT_BYTES = 1 << 20
 """How much may wait in a connection that the client does not read before nothing of it is read."""
 _GOODBYE_S = 1.0
 """How long a client may take to hear that its connection ends. One that is gone, or does not read, never does."""
-_SILENCE_S = 2.0
-"""How long nothing may come of requests that are being sent when the server ends."""
 _SPREAD = 0.1
 """By how much the ages of connections may differ, as gRPC has it."""
 
@@ -360,7 +359,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def close_when_done(self) -> None:
         """See `Http2Listener.close_idle`; what a client that has fallen silent has sent by half is not waited for."""
         now = self._loop.time()
-        if now - self._upkeep.heard > _SILENCE_S:
+        if now - self._upkeep.heard > SILENCE_S:
             self.drop_stalled(now, -1.0)
         self.flush()
 

@@ -227,7 +227,7 @@ def test_a_server_that_ends_waits_for_what_is_being_sent_only_while_something_co
         connection.take_in(frame(PING, 1, 0, b"leaving "))
         given_up = frame(RST_STREAM, 0, 3, CANCEL.to_bytes(4, "big"))
         assert given_up not in client.written
-        monkeypatch.setattr(http2, "_SILENCE_S", -1.0)
+        monkeypatch.setattr(http2, "SILENCE_S", -1.0)
         listener.close_idle()
         assert given_up in client.written
         assert not client.closing  # the other is being answered
