@@ -145,12 +145,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+def printed(python: Path, code: str) -> str:
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
 def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(tmp_path: Path, package: Path) -> None:
     source = source_of(tmp_path)
     (source.model_dir / "requirements.txt").write_text(f"--no-index\n--find-links {package.parent}\nremora-probe>=1\n")
     python = interpreter_for(source, config_of())
-    code = "import numpy, remora, remora_probe; print(remora_probe.ANSWER)"
-    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "42\n"
+    assert printed(python, "import numpy, remora, remora_probe; print(remora_probe.ANSWER)") == "42\n"
     before = python.stat().st_mtime_ns
     assert interpreter_for(source, config_of()) == python
     assert python.stat().st_mtime_ns == before
@@ -172,8 +175,7 @@ def test_a_wheel_that_is_named_by_its_path_is_installed(tmp_path: Path, package:
     source = source_of(tmp_path)
     (source.model_dir / "requirements.txt").write_text(f"{package}\n")
     python = interpreter_for(source, config_of())
-    code = "import remora_probe; print(remora_probe.ANSWER)"
-    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "42\n"
+    assert printed(python, "import remora_probe; print(remora_probe.ANSWER)") == "42\n"
 
 
 def test_requirements_that_cannot_be_installed_leave_nothing_behind_and_say_why(tmp_path: Path) -> None:
