@@ -154,16 +154,21 @@ def test_the_same_plan_again_changes_nothing(sagemaker: Any) -> None:
     assert list(deploy(PLAN, lambda _: sagemaker, wait=False)) == []
 
 
-def test_another_plan_moves_the_endpoint_over(sagemaker: Any) -> None:
-    old, new = PLAN, replace(PLAN, image=PLAN.image.replace("0", "1"))
-    sagemaker.stub.add_response("describe_endpoint", described(old))
+def assert_moves_over(sagemaker: Any, plan: Plan) -> None:
+    """The endpoint's description is there; the rest is made, and the endpoint updated."""
     absent(sagemaker, "describe_model")
     sagemaker.stub.add_response("create_model", {"ModelArn": "a" * 20})
     absent(sagemaker, "describe_endpoint_config")
     sagemaker.stub.add_response("create_endpoint_config", {"EndpointConfigArn": "a" * 20})
-    wanted = {"EndpointName": "digits", "EndpointConfigName": new.made_name}
+    wanted = {"EndpointName": "digits", "EndpointConfigName": plan.made_name}
     sagemaker.stub.add_response("update_endpoint", {"EndpointArn": "a" * 20}, wanted)
-    assert list(deploy(new, lambda _: sagemaker, wait=False))[-1] == "update_endpoint digits"
+    assert list(deploy(plan, lambda _: sagemaker, wait=False))[-1] == "update_endpoint digits"
+
+
+def test_another_plan_moves_the_endpoint_over(sagemaker: Any) -> None:
+    old, new = PLAN, replace(PLAN, image=PLAN.image.replace("0", "1"))
+    sagemaker.stub.add_response("describe_endpoint", described(old))
+    assert_moves_over(sagemaker, new)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +184,7 @@ def test_other_variants_of_an_endpoint_do_not_count(sagemaker: Any) -> None:
     plan = PLANS["scaled"]
     theirs = [{"VariantName": "canary", "DesiredInstanceCount": 3}, {"VariantName": "AllTraffic"}]
     sagemaker.stub.add_response("describe_endpoint", {**described(PLAN), "ProductionVariants": theirs})
-    absent(sagemaker, "describe_model")
-    sagemaker.stub.add_response("create_model", {"ModelArn": "a" * 20})
-    absent(sagemaker, "describe_endpoint_config")
-    sagemaker.stub.add_response("create_endpoint_config", {"EndpointConfigArn": "a" * 20})
-    wanted = {"EndpointName": "digits", "EndpointConfigName": plan.made_name}
-    sagemaker.stub.add_response("update_endpoint", {"EndpointArn": "a" * 20}, wanted)
-    assert list(deploy(plan, lambda _: sagemaker, wait=False))[-1] == "update_endpoint digits"
+    assert_moves_over(sagemaker, plan)
 
 
 def test_scaling_follows_once_the_endpoint_serves(sagemaker: Any) -> None:
