@@ -1,4 +1,7 @@
-"""Header blocks of HTTP/2 unpacked (RFC 7541); the law: pure, and what means the same is unpacked once."""
+"""Decoder of HTTP/2 header blocks (RFC 7541) with a memo of the blocks that leave the dynamic table as it was.
+
+Invariant: every block has the fields that a decoder without a memo gives it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,17 @@ class Unpacker:
         return self._memo.get(block) or self._decode(block)
 
     def _decode(self, block: bytes) -> Fields:
-        """What changes nothing in the table that blocks refer to, means the same when it comes again."""
+        """Decode a block. A change of the dynamic table empties the memo, because later blocks refer to that table."""
         entries = self._decoder.header_table.dynamic_entries
-        before = (len(entries), id(entries[0]) if entries else 0, self._decoder.header_table_size)
+        # The entry itself is held, not its id(): Python gives the id of a freed tuple to the next one.
+        newest = entries[0] if entries else None
+        before = (len(entries), self._decoder.header_table_size)
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {error}") from error
-        if (len(entries), id(entries[0]) if entries else 0, self._decoder.header_table_size) != before:
+        same = (entries[0] if entries else None) is newest
+        if not same or (len(entries), self._decoder.header_table_size) != before:
             self._memo.clear()
         elif len(block) <= _MEMO_BYTES:
             if len(self._memo) >= _MEMO_ENTRIES:
