@@ -112,7 +112,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     """The digits example, built once; the repository's own build is used when it is there and newer than its source."""
     for name in ("sklearn", "skl2onnx", "onnx"):
         if importlib.util.find_spec(name) is None:
-            pytest.skip(f"the digits example needs {name}: pip install 'remora[demo]'")
+            pytest.skip(f"the digits example needs {name}: pip install '.[demo]'")
     models = tmp_path_factory.mktemp("digits") / "models"
     built, source = DIGITS / "models" / "digits" / "1" / "model.onnx", DIGITS / "build.py"
     if built.exists() and built.stat().st_mtime > source.stat().st_mtime:

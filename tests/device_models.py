@@ -46,7 +46,7 @@ _TOLD = (
 
 def double(dims: tuple[object, ...] = ("n", 2)) -> Any:
     """An ONNX model that doubles FP32."""
-    onnx = pytest.importorskip("onnx", reason="the model is made with onnx: pip install 'remora[dev]'")
+    onnx = pytest.importorskip("onnx", reason="the model is made with onnx: pip install '.[dev]'")
     ends = [onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, dims) for end in "xy"]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "g", ends[:1], ends[1:])
     made = onnx.helper.make_model(graph, ir_version=9)

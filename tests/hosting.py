@@ -27,7 +27,7 @@ SCALE = 2.0
 
 def write_scale(model: Path, *, config: str = "max_batch_size: 8 dynamic_batching { }", versions: int = 1) -> Path:
     """A model with one FP32 input ``x`` of rows of four, and ``y``, twice that. Returns its folder."""
-    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'remora[demo]'")
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
     helper, proto = onnx.helper, onnx.TensorProto
     nodes = [
         helper.make_node("Constant", [], ["factor"], value=helper.make_tensor("f", proto.FLOAT, [], [SCALE])),
@@ -39,7 +39,7 @@ def write_scale(model: Path, *, config: str = "max_batch_size: 8 dynamic_batchin
 
 def write_words(model: Path) -> Path:
     """A model that gives its BYTES input ``x``, of one element, back as ``y``."""
-    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'remora[demo]'")
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
     helper = onnx.helper
     values = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, [1]) for name in ("x", "y")]
     return _write(onnx, model, [helper.make_node("Identity", ["x"], ["y"])], values, "", 1)

@@ -142,7 +142,7 @@ class Onnx(Format):
     name = backend = "onnxruntime"
     on_gpu = True
     needs = ("onnx", "onnxruntime")
-    install = "pip install 'remora[demo]'"
+    install = "pip install '.[demo]'"
     datatypes = (*WIDE, "BYTES")
 
     def export(self, model: Model, version: Path) -> tuple[str, Reference]:

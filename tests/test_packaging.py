@@ -23,7 +23,7 @@ SOURCES = {"remora": ROOT / "core", "remora_adapters": ROOT / "adapters"}
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the wheel and the sdist, built without a network."""
     if importlib.util.find_spec("hatchling") is None:
-        pytest.skip("hatchling is not installed: pip install 'remora[dev]'")
+        pytest.skip("hatchling is not installed: pip install '.[dev]'")
     directory = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(directory)], cwd=ROOT, check=True, capture_output=True

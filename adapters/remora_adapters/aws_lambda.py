@@ -24,6 +24,7 @@ import orjson
 
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError, UnsupportedError
+from remora.install_advice import install_command
 from remora.messages import Outcome, Response, Ticket
 from remora.model import ServedModel
 from remora.options import EngineOptions, ServerOptions
@@ -325,7 +326,7 @@ class _Mangum:
         try:
             from mangum import Mangum
         except ImportError as error:
-            raise UnsupportedError("HTTP events need mangum: pip install 'remora[lambda]'") from error
+            raise UnsupportedError(f"HTTP events need mangum: {install_command('lambda')}") from error
         self._runner = asyncio.Runner()
         self._enter_loop()
         self._adapter: Callable[[Event, Any], Any] = Mangum(cast(Any, app), lifespan="off")

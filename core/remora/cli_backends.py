@@ -9,34 +9,31 @@ from typing import NamedTuple
 
 from remora.backends.registry import BUILT_IN, installed_backends
 from remora.cli_output import columns
+from remora.install_advice import install_command
 from remora.system.gpus import Gpus
 
 
 class Runtime(NamedTuple):
-    """What a backend runs on: any of these distributions, those of them that know GPUs, and what installs it."""
+    """The distributions that a backend runs on, any of them; those that support GPUs; the extra that installs them."""
 
     files: str
     distributions: tuple[str, ...] = ()
     on_gpu: tuple[str, ...] = ()
-    install: str = ""
+    extra: str = ""
 
 
 RUNTIMES = {
-    "onnxruntime": Runtime(
-        "model.onnx", ("onnxruntime-gpu", "onnxruntime"), ("onnxruntime-gpu",), "'remora[onnx]', or 'remora[gpu]'"
-    ),
-    "pytorch": Runtime("model.pt, model.pt2", ("torch",), ("torch",), "'remora[torch]'"),
-    "tensorflow": Runtime(
-        "model.savedmodel", ("tensorflow", "tensorflow-cpu"), ("tensorflow",), "'remora[tensorflow]'"
-    ),
-    "openvino": Runtime("model.xml, model.onnx", ("openvino",), (), "'remora[openvino]'"),
+    "onnxruntime": Runtime("model.onnx", ("onnxruntime-gpu", "onnxruntime"), ("onnxruntime-gpu",), "onnx"),
+    "pytorch": Runtime("model.pt, model.pt2", ("torch",), ("torch",), "torch"),
+    "tensorflow": Runtime("model.savedmodel", ("tensorflow", "tensorflow-cpu"), ("tensorflow",), "tensorflow"),
+    "openvino": Runtime("model.xml, model.onnx", ("openvino",), (), "openvino"),
     "fil": Runtime(
         "xgboost.json, xgboost.ubj, model.txt, checkpoint.tl",
         ("xgboost", "xgboost-cpu", "lightgbm", "treelite"),
         (),
-        "'remora[trees]'",
+        "trees",
     ),
-    "tensorrt": Runtime("model.plan", ("tensorrt",), ("tensorrt",), "'remora[tensorrt]'"),
+    "tensorrt": Runtime("model.plan", ("tensorrt",), ("tensorrt",), "tensorrt"),
     "native": Runtime("model.so"),
     "python": Runtime("model.py"),
     "ensemble": Runtime("configuration only"),
@@ -67,7 +64,7 @@ def table(
     for name, runtime in RUNTIMES.items():
         there = [(each, found) for each in runtime.distributions if (found := version(each)) is not None]
         if runtime.distributions and not there:
-            rows.append((name, "not installed", "", runtime.files, f"pip install {runtime.install}"))
+            rows.append((name, "not installed", "", runtime.files, install_command(runtime.extra)))
             continue
         shown = ", ".join(f"{each} {found}" for each, found in there) or "built in"
         rows.append((name, shown, _devices(runtime, there, gpus), runtime.files))

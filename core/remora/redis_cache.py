@@ -17,6 +17,7 @@ from uuid import uuid4
 from remora.cache import CacheStats
 from remora.cache_encoding import MAX_BYTES, decode, encode
 from remora.errors import ConfigError
+from remora.install_advice import install_command
 from remora.messages import Response
 
 _log = logging.getLogger("remora.cache")
@@ -91,7 +92,7 @@ class RedisCache:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError as error:
-            raise ConfigError("--cache-config=redis needs the package redis: pip install 'remora[redis]'") from error
+            raise ConfigError(f"--cache-config=redis needs the package redis: {install_command('redis')}") from error
         tls = bool(settings.cert or settings.key or settings.cacert)
         pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
             max_connections=settings.pool_size,

@@ -25,8 +25,8 @@ from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError,
 from remora_adapters.aws_lambda import PAYLOAD_LIMIT, Function, Settings, base_path_of, flush_telemetry, load
 from trace_receiver import collector
 
-pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.5]]
 DOUBLED = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 17.0]

@@ -15,8 +15,8 @@ import pytest
 from hosting import write_scale
 from remora_adapters.aws_lambda import load, own_processors
 
-pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 

@@ -129,7 +129,7 @@ def test_terraforms_modules_have_the_variables_that_are_given(page: Path) -> Non
 
 @every_page
 def test_calls_of_aws_are_those_of_its_services(page: Path) -> None:
-    session = pytest.importorskip("botocore.session", reason="botocore is not installed: pip install 'remora[dev]'")
+    session = pytest.importorskip("botocore.session", reason="botocore is not installed: pip install '.[dev]'")
     from botocore import xform_name
 
     loaded = session.get_session()
@@ -160,7 +160,7 @@ def test_calls_of_aws_are_those_of_its_services(page: Path) -> None:
 def test_the_files_that_pages_print_name_their_image_and_model(
     platform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
     write_scale(tmp_path / "models" / "digits")
     page = ROOT / "docs" / "deploy" / f"{platform}.md"
     words = next(words for words in calls(page) if words[:2] == ["remora", "manifests"])

@@ -35,10 +35,10 @@ from remora.server.main import Ports
 from remora.trace_settings import TraceSetting
 from remora_adapters.aws_lambda import Function, Settings
 
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
-pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
-grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: pip install 'remora[dev]'")
-grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'remora[grpc]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
+pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
+grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: pip install '.[dev]'")
+grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpc]'")
 service_pb2 = grpc.service_pb2
 
 Rows = list[list[float]]

@@ -23,7 +23,7 @@ from remora_adapters import azureml, cloud_run, knative, kserve, sagemaker, vert
 from remora_adapters.emulate import grpc_health
 from remora_adapters.emulate.asking import Address
 
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 ROWS = [[1.0, 2.0, 3.0, 4.0]]
 DOUBLED = [2.0, 4.0, 6.0, 8.0]

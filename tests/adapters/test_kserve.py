@@ -21,7 +21,7 @@ from hosting import Got, ask, hosted, running, v2_request, write_scale, write_wo
 from remora.options import EngineOptions
 from remora_adapters import kserve as adapter
 
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 THEIRS = Path(__file__).with_name("kserve_model_server.py")
 ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.5]]
@@ -167,7 +167,7 @@ asyncio.run(talk())
 
 def test_kserves_client_finds_a_server(port: int) -> None:
     if importlib.util.find_spec("kserve") is None:
-        pytest.skip("kserve is not installed: pip install 'remora[dev]'")
+        pytest.skip("kserve is not installed: pip install '.[dev]'")
     command = [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

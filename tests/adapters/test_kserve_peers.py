@@ -21,8 +21,8 @@ from conftest import ROOT, end, free_ports, wait_until_ready
 from hosting import write_scale
 from moto_server import CREDENTIALS, moto_version, running_moto, wait_for
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[deploy-sagemaker]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 STORAGE = Path(os.environ.get("REMORA_KSERVE_STORAGE_VENV", ROOT / ".venv-kserve-storage")) / "bin" / "python"
 DOWNLOAD = """
@@ -109,7 +109,7 @@ def talked(served: Served) -> dict[str, Any]:
 
 def talk(http: int, grpc: int, model: str) -> dict[str, Any]:
     if importlib.util.find_spec("kserve") is None:
-        pytest.skip("kserve is not installed: pip install 'remora[dev]'")
+        pytest.skip("kserve is not installed: pip install '.[dev]'")
     command = [sys.executable, str(HERE / "kserve_talk.py"), str(http), str(grpc), model]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

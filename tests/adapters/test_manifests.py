@@ -109,7 +109,7 @@ def test_every_file_says_why_its_numbers_are_what_they_are(platform: str) -> Non
 
 @given(facts.map(lambda found: found._replace(models=found.models[:1])))
 def test_a_sagemaker_endpoint_is_what_the_deploy_command_would_make_and_the_service_model_takes(found: Facts) -> None:
-    pytest.importorskip("botocore", reason="botocore is not installed: pip install 'remora[deploy-sagemaker]'")
+    pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
     plan = sagemaker.plan_of(found)
     calls = [*calls_of(plan, exists=False), *scaling_of(plan)]
     written = documents("sagemaker", found)
@@ -135,7 +135,7 @@ def problems(call: Call) -> str:
 
 
 def test_what_the_service_model_does_not_know_is_a_problem() -> None:
-    pytest.importorskip("botocore", reason="botocore is not installed: pip install 'remora[deploy-sagemaker]'")
+    pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
     assert "ModelData" in problems(Call("sagemaker", "create_model", {"ModelName": "a", "ModelData": "b"}))
 
 

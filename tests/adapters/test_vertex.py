@@ -12,7 +12,7 @@ import pytest
 from hosting import ask, hosted, v2_request, write_scale, write_words
 from remora_adapters import vertex
 
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.5]]
 DOUBLED = [[2.0, 4.0, 6.0, 8.0], [10.0, 12.0, 14.0, 17.0]]
@@ -60,7 +60,7 @@ def test_health_is_not_good_before_the_models_are_there(tmp_path: Path) -> None:
 def test_the_models_are_fetched_from_the_storage_that_the_platform_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'remora[gcs]'")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[gcs]'")
     from object_store import object_store
 
     write_scale(tmp_path / "scale")

@@ -9,6 +9,7 @@ import pytest
 from remora.backends.registry import BUILT_IN
 from remora.cli import main
 from remora.cli_backends import RUNTIMES, table
+from remora.install_advice import install_command
 
 
 def rows(installed: dict[str, str], gpus: int = 0) -> dict[str, tuple[str, ...]]:
@@ -25,7 +26,7 @@ def test_every_built_in_backend_is_known() -> None:
 def test_what_is_missing_comes_with_the_line_that_installs_it() -> None:
     found = rows({"torch": "2.13.0"})
     assert found["pytorch"] == ("torch 2.13.0", "CPU", "model.pt, model.pt2")
-    assert found["openvino"] == ("not installed", "", "model.xml, model.onnx", "pip install 'remora[openvino]'")
+    assert found["openvino"] == ("not installed", "", "model.xml, model.onnx", install_command("openvino"))
     assert found["native"][:2] == ("built in", "CPU")
 
 

@@ -27,7 +27,7 @@ from remora.options import EngineOptions
 from remora.redis_cache import RedisCache, RedisSettings
 from remora.server.starting import with_secrets
 
-redis = pytest.importorskip("redis", reason="needs redis: pip install 'remora[redis]'")
+redis = pytest.importorskip("redis", reason="needs redis: pip install '.[redis]'")
 SERVER = shutil.which("redis-server") or ""
 needs_server = pytest.mark.skipif(not SERVER, reason="needs a real Redis: apt-get install redis-server")
 PASSWORD = "s3cret"

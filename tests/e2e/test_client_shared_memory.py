@@ -22,7 +22,7 @@ SIZE = ROWS.nbytes
 @pytest.fixture(scope="module")
 def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory, stand_in: StandIn) -> Iterator[RunningServer]:
     """One model, `double` (FP32, batches), of a server that lets clients share memory and whose GPU is a stand-in."""
-    onnx = pytest.importorskip("onnx", reason="the model of this test is made with onnx: pip install 'remora[dev]'")
+    onnx = pytest.importorskip("onnx", reason="the model of this test is made with onnx: pip install '.[dev]'")
     from onnx import helper
 
     folder = tmp_path_factory.mktemp("shared") / "double"

@@ -21,7 +21,7 @@ TEXTS = np.array([["héllo".encode(), b""]], dtype=np.object_)
 @pytest.fixture(scope="module")
 def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two ONNX models: `double` (FP32, batches) and `echo` (BYTES)."""
-    onnx = pytest.importorskip("onnx", reason="the models of this test are made with onnx: pip install 'remora[dev]'")
+    onnx = pytest.importorskip("onnx", reason="the models of this test are made with onnx: pip install '.[dev]'")
     repository = tmp_path_factory.mktemp("clients")
     _save(onnx, repository / "double", onnx.TensorProto.FLOAT, "Add", ["INPUT", "INPUT"], ["batch", 4])
     _save(onnx, repository / "echo", onnx.TensorProto.STRING, "Identity", ["INPUT"], ["batch", 2])
@@ -41,7 +41,7 @@ def _save(onnx: object, folder: Path, kind: int, op: str, inputs: list[str], sha
 
 
 def test_tritonclient_over_http(server: RunningServer) -> None:
-    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install 'remora[dev]'")
+    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install '.[dev]'")
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -74,7 +74,7 @@ def test_tritonclient_over_http(server: RunningServer) -> None:
 
 
 def test_tritonclient_over_http_with_many_requests_at_once(server: RunningServer) -> None:
-    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install 'remora[dev]'")
+    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install '.[dev]'")
     with http.InferenceServerClient(f"127.0.0.1:{server.http}", concurrency=8) as client:
         pending = []
         for number in range(40):
@@ -86,7 +86,7 @@ def test_tritonclient_over_http_with_many_requests_at_once(server: RunningServer
 
 
 def test_tritonclient_over_http_with_asyncio(server: RunningServer) -> None:
-    http = pytest.importorskip("tritonclient.http.aio", reason="needs tritonclient[http]: pip install 'remora[dev]'")
+    http = pytest.importorskip("tritonclient.http.aio", reason="needs tritonclient[http]: pip install '.[dev]'")
 
     async def talk() -> None:
         async with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
@@ -199,7 +199,7 @@ def test_a_client_in_one_process_with_remora(
     server: RunningServer, child_environment: dict[str, str], package: str, script: str, port: str
 ) -> None:
     if importlib.util.find_spec(package) is None:  # looked for, not imported: see above
-        pytest.skip(f"needs {package}: pip install 'remora[dev]'")
+        pytest.skip(f"needs {package}: pip install '.[dev]'")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, f"127.0.0.1:{getattr(server, port)}"],
         env=child_environment,

@@ -94,8 +94,8 @@ def ensemble(repository: Path, name: str, outputs: tuple[str, ...], *steps: str)
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python models, an ONNX one (y = -x), and the ensembles that join them."""
-    onnx = pytest.importorskip("onnx", reason="the ONNX step is made with onnx: pip install 'remora[dev]'")
-    pytest.importorskip("onnxruntime", reason="pip install 'remora[onnx]'")
+    onnx = pytest.importorskip("onnx", reason="the ONNX step is made with onnx: pip install '.[dev]'")
+    pytest.importorskip("onnxruntime", reason="pip install '.[onnx]'")
     root = tmp_path_factory.mktemp("ensembles")
     python(root, "source", SOURCE, "AT INT64 1")
     python(root, "sink", SINK, "AT INT64 1", "WRITABLE BOOL 1")

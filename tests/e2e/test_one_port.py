@@ -18,8 +18,8 @@ import pytest
 from conftest import RunningServer, Serving, free_ports, wait_until_ready
 from hosting import ask
 
-grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install 'remora[dev]'")
-http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install 'remora[dev]'")
+grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install '.[dev]'")
+http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install '.[dev]'")
 
 PATIENCE_S = 60.0
 FLAGS = ("--allow-grpc=false", "--grpc-on-http-port=true", "--backend-config=python,isolation=thread")

@@ -17,9 +17,9 @@ import pytest
 from conftest import RunningServer, Serving
 from hosting import ask
 
-grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install 'remora[grpc]'")
-httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'remora[dev]'")
-pytest.importorskip("h2", reason="needs h2: pip install 'remora[dev]'")
+grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[grpc]'")
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install '.[dev]'")
+pytest.importorskip("h2", reason="needs h2: pip install '.[dev]'")
 pb = pytest.importorskip("remora.proto.inference_pb2")
 
 PATIENCE_S = 60.0

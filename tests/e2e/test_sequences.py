@@ -145,7 +145,7 @@ def save_python(folder: Path, strategy: str, rest: str = "") -> None:
 @pytest.fixture(scope="module")
 def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """ONNX and Python models of both strategies."""
-    pytest.importorskip("onnx", reason="the models of this test are made with onnx: pip install 'remora[dev]'")
+    pytest.importorskip("onnx", reason="the models of this test are made with onnx: pip install '.[dev]'")
     repository = tmp_path_factory.mktemp("states")
     shown = 'output { name: "SUM_OUT" data_type: TYPE_FP32 dims: 1 }'
     save_sum(repository / "sum_direct", SUM % (4, "", "direct { }", ""), ["n", 1])
@@ -155,7 +155,7 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     save_python(repository / "words_direct", "direct { }")
     save_python(repository / "words_oldest", "oldest { max_candidate_sequences: 8 }")
     save_python(repository / "words_thread", "", 'parameters { key: "ISOLATION" value { string_value: "thread" } }')
-    rpc = pytest.importorskip("grpc", reason="pip install 'remora[grpc]'")
+    rpc = pytest.importorskip("grpc", reason="pip install '.[grpc]'")
     with serving(repository) as running, rpc.insecure_channel(f"127.0.0.1:{running.grpc}") as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
         assert ready(b"", timeout=30, wait_for_ready=True)  # HTTP is ready a moment earlier
@@ -165,7 +165,7 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def ask(server: RunningServer) -> Iterator[Ask]:
     """Sends one request of a sequence over gRPC, from any thread."""
-    grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install 'remora[dev]'")
+    grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install '.[dev]'")
     with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
 
         def send(model: str, number: int | str, value: Any, datatype: str = "FP32", **flags: bool) -> Any:
@@ -243,7 +243,7 @@ def test_a_state_outlives_the_process_that_made_it(ask: Ask) -> None:
 
 
 def test_a_stream_over_grpc_carries_a_sequence_with_state(server: RunningServer) -> None:
-    grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install 'remora[dev]'")
+    grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install '.[dev]'")
     from queue import SimpleQueue
 
     answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
@@ -262,7 +262,7 @@ def test_a_stream_over_grpc_carries_a_sequence_with_state(server: RunningServer)
 
 
 def test_a_client_cannot_send_a_state(server: RunningServer) -> None:
-    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install 'remora[dev]'")
+    http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install '.[dev]'")
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         tensors = [http.InferInput(name, (1, 1), "FP32") for name in ("INPUT", "SUM")]
         for tensor in tensors:

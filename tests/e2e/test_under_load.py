@@ -283,7 +283,7 @@ def test_a_load_that_a_client_asked_for_does_not_hold_up_the_end(
 def test_a_load_that_a_client_of_grpc_asked_for_does_not_hold_up_the_end_either(
     gated: tuple[Path, Path], child_environment: dict[str, str], transport: str, stays: bool
 ) -> None:
-    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'remora[grpc]'")
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpc]'")
     from remora.proto import inference_pb2 as pb
 
     repository, gate = gated

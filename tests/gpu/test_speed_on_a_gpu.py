@@ -21,7 +21,7 @@ SIDE, WIDTH = 96, 64
 
 def network() -> Any:
     """A convolutional network with an image of 3 x 96 x 96 for its input."""
-    onnx = pytest.importorskip("onnx", reason="the model is made with onnx: pip install 'remora[dev]'")
+    onnx = pytest.importorskip("onnx", reason="the model is made with onnx: pip install '.[dev]'")
     helper, random = onnx.helper, np.random.default_rng(1)
     nodes, weights, last, channels = [], [], "x", 3
     for index in range(6):

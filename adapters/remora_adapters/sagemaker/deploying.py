@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from remora.install_advice import install_command
+
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
 """As long as leaves room for the digest in the 63 characters of a name."""
 _VARIANT = "AllTraffic"
@@ -376,7 +378,7 @@ def main(arguments: Sequence[str]) -> int:
         import boto3  # 0.2 s and a dependency that only this command has
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        print("remora deploy sagemaker: needs boto3: pip install 'remora[deploy-sagemaker]'", file=sys.stderr)
+        print(f"remora deploy sagemaker: needs boto3: {install_command('deploy-sagemaker')}", file=sys.stderr)
         return 1
     session = boto3.Session(region_name=given.region)
     make = None
@@ -384,7 +386,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             make = import_module("remora_adapters.sagemaker.sdk_session").maker(session)
         except ImportError:
-            print("remora deploy sagemaker: needs the SDK: pip install 'remora[sagemaker-sdk]'", file=sys.stderr)
+            print(f"remora deploy sagemaker: needs the SDK: {install_command('sagemaker-sdk')}", file=sys.stderr)
             return 1
         except ValueError as error:  # no region
             print(f"remora deploy sagemaker: {error}", file=sys.stderr)

@@ -41,6 +41,7 @@ from remora.backends.ragged import array_instance
 from remora.backends.transfers import transfer_for
 from remora.device_arrays import CUDA, HOST, Memory, memory_of
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.install_advice import install_command
 from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.surroundings import keep_runtimes_quiet
@@ -89,7 +90,7 @@ class OnnxRuntimeBackend:
         except ImportError as error:
             raise ConfigError(
                 f"model '{source.name}' needs ONNX Runtime, which cannot be imported ({error}): "
-                "pip install 'remora[onnx]', or 'remora[gpu]' for CUDA"
+                f"{install_command('onnx')}; for CUDA: {install_command('gpu')}"
             ) from error
         return OnnxModel(runtime, source, path, config)
 
@@ -257,7 +258,7 @@ class OnnxModel:
         if missing:
             raise _GpuUnusableError(
                 f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {' and '.join(missing)} is not there: "
-                f"{why}; pip install 'remora[gpu]' and check the driver, or set the instance group's kind to KIND_CPU"
+                f"{why}; {install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
             )
 
     def _create(self, plan: SessionPlan, providers: ProviderPlan, device: Device) -> Any:

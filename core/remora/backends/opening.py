@@ -14,6 +14,7 @@ from typing import Any
 
 from remora.backends import Source
 from remora.errors import ConfigError, InternalError, NotFoundError
+from remora.install_advice import install_command
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def shown_path(path: Path, source: Source) -> str:
 
 
 def import_framework(module: str, model: str, called: str, extra: str) -> Any:
-    """The module of a framework.
+    """The module of a framework, which ``extra`` of this package installs.
 
     Raises:
         ConfigError: it cannot be imported; the text has the line that installs it.
@@ -68,7 +69,7 @@ def import_framework(module: str, model: str, called: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"model '{model}' needs {called}, which cannot be imported ({error}): pip install {extra}"
+            f"model '{model}' needs {called}, which cannot be imported ({error}): {install_command(extra)}"
         ) from error
 
 

@@ -71,7 +71,7 @@ class OpenVinoBackend:
             beside = path.with_name("model.onnx")
             path = beside if beside.is_file() else path
         existing(path, source, "*.xml", "*.onnx")
-        openvino = import_framework("openvino", source.name, "OpenVINO", "'remora[openvino]'")
+        openvino = import_framework("openvino", source.name, "OpenVINO", "openvino")
         try:
             return OpenVinoModel(openvino, source, path, config)
         except RemoraError:

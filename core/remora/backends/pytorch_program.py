@@ -39,7 +39,7 @@ class Program(NamedTuple):
 
 def load_torch(model: str) -> Any:
     """PyTorch. Raises ConfigError when it cannot be imported."""
-    torch = import_framework("torch", model, "PyTorch", "'remora[torch]'")
+    torch = import_framework("torch", model, "PyTorch", "torch")
     # Inputs are views of what was received. Programs that write to theirs get copies, so this warning has no object.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
     return torch

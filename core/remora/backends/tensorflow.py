@@ -72,7 +72,7 @@ class TensorFlowBackend:
         existing(graph, source)
         if graph.stat().st_size > MAX_GRAPH_BYTES:
             raise InternalError(f"model '{source.name}': its graph is {graph.stat().st_size} bytes long")
-        tensorflow = import_framework("tensorflow", source.name, "TensorFlow", "'remora[tensorflow]'")
+        tensorflow = import_framework("tensorflow", source.name, "TensorFlow", "tensorflow")
         try:
             return TensorFlowModel(tensorflow, source, path, config)
         except RemoraError:

@@ -22,7 +22,7 @@ from remora.errors import ConfigError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system import cuda
 
-_EXTRA = "'remora[tensorrt]'"
+_EXTRA = "tensorrt"
 
 
 class TensorRtBackend:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine
 from remora.errors import RemoraError
+from remora.install_advice import install_command
 from remora.options import ServerOptions
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
@@ -255,7 +256,7 @@ class Server:
             from remora.protocols.v2_grpc import MAX_MESSAGE_BYTES
             from remora.server.grpcio import GrpcOptions, GrpcServer
         except ImportError as error:
-            _log.warning("gRPC is off: %s. Install it with: pip install 'remora[grpc]'", error)
+            _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
             return 0
         options = self.options
         grpc_options = GrpcOptions(

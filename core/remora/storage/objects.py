@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
+from remora.install_advice import install_command
 from remora.storage import ChangedError, Secret, StoredObject, is_plain
 from remora.storage.credentials import Settings
 from remora.storage.location import Location
@@ -153,7 +154,7 @@ class ObjectStorage:
                     extra = _EXTRAS[self._place.cloud]
                     raise UnsupportedError(
                         f"cannot open '{self.location}': obstore is not installed. Install it with: "
-                        f"pip install 'remora[{extra}]'"
+                        f"{install_command(extra)}"
                     ) from None
                 settings = self._settings()
                 secrets = [value.reveal() for value in settings.config.values() if isinstance(value, Secret)]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.errors import RemoraError, UnsupportedError
+from remora.install_advice import install_command
 from remora.messages import NO_TIME, Data, InferForm, Outcome, Request, Response, Streamed, Ticket, datatype_of
 from remora.system.clock import Clock
 from remora.trace_settings import TraceSettings
@@ -113,7 +114,7 @@ class Traces:
         try:
             from remora.tracing.otlp import SpanSink
         except ImportError as error:
-            raise UnsupportedError(f"mode opentelemetry needs: pip install 'remora[otel]' ({error})") from error
+            raise UnsupportedError(f"mode opentelemetry needs: {install_command('otel')} ({error})") from error
         room, batch, delay_ms = (
             _number_of(own or self._environ.get(f"OTEL_{name.upper()}", ""), default)
             for own, name, default in (

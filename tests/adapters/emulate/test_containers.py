@@ -135,7 +135,7 @@ def test_without_the_path_of_its_requests_knatives_service_is_not_asked_for_any(
 def test_our_own_adapters_pass_all_checks(
     platform: str, body: bytes, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
     name = "a?b 50%41" if platform == "kserve" else "scale"
     write_scale(tmp_path / "models" / name)
     command = [sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"]

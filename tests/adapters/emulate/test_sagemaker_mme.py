@@ -76,8 +76,8 @@ def test_without_a_folder_or_a_body_the_checks_that_need_one_are_skipped_with_th
 def test_real_clients_reach_the_models_of_archives_by_their_targets(
     tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
-    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[dev]'")
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[dev]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
     archives = tmp_path / "archives"
     write_scale(archives / "folder" / "scale")
     (archives / "team").mkdir()

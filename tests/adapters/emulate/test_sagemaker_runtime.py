@@ -25,7 +25,7 @@ from remora_adapters.emulate.sagemaker import PAYLOAD_BYTES
 from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
 from sagemaker_door import COUNTER, COUNTS, V2, opened, python_model
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[deploy-sagemaker]'")
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 botocore = pytest.importorskip("botocore")
 NAME = {"EndpointName": "endpoint-1"}
 

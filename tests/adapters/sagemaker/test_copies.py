@@ -14,7 +14,7 @@ from conftest import START_TIMEOUT_S, end, free_ports
 from hosting import ask, write_scale
 from sagemaker_door import V2
 
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 JSON = {"Content-Type": "application/json"}
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from remora.cli import main
+from remora.install_advice import install_command
 from remora_adapters.sagemaker.deploying import Call, Plan, calls_of, deploy, plan_of, scaling_of
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[deploy-sagemaker]'")
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 Stubber = pytest.importorskip("botocore.stub").Stubber
 
 PLAN = Plan(
@@ -259,4 +260,4 @@ def test_without_the_sdk_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sagemaker", None)
     assert main(["deploy", "sagemaker", *ARGUMENTS, "--via", "sdk"]) == 1
-    assert "pip install 'remora[sagemaker-sdk]'" in capsys.readouterr().err
+    assert install_command("sagemaker-sdk") in capsys.readouterr().err

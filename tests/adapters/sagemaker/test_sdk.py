@@ -25,7 +25,7 @@ from remora_adapters.emulate.asking import Address
 from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
 from remora_adapters.sagemaker.settings import settings_of
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'remora[deploy-sagemaker]'")
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 
 HERE = Path(__file__).parent
 ROOTS = os.pathsep.join(str(ROOT / name) for name in ("core", "adapters"))

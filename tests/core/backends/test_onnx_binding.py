@@ -22,7 +22,7 @@ from remora.errors import InternalError
 from remora.messages import DTYPES, Array, Response
 from remora.testing.backend import request_of
 
-onnx = pytest.importorskip("onnx", reason="the models of these tests are made with onnx: pip install 'remora[dev]'")
+onnx = pytest.importorskip("onnx", reason="the models of these tests are made with onnx: pip install '.[dev]'")
 
 X = np.arange(6, dtype="f4").reshape(3, 2)
 KINDS = {"FP32": "FLOAT", "BF16": "BFLOAT16", "INT64": "INT64", "BOOL": "BOOL", "FP16": "FLOAT16"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -19,11 +20,12 @@ from remora.backends import onnxruntime as backend_module
 from remora.backends.onnxruntime import OnnxModel, OnnxRuntimeBackend
 from remora.config import data_type_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
+from remora.install_advice import install_command
 from remora.messages import DTYPES, Array, InferForm, InputSpec, Request, Response
 from remora.proto.model_config_pb2 import DataType, ModelConfig
 
-onnx = pytest.importorskip("onnx", reason="builds its models with onnx: pip install 'remora[demo]'")
-runtime = pytest.importorskip("onnxruntime", reason="pip install 'remora[onnx]'")
+onnx = pytest.importorskip("onnx", reason="builds its models with onnx: pip install '.[demo]'")
+runtime = pytest.importorskip("onnxruntime", reason="pip install '.[onnx]'")
 
 ELEMENT = {
     "BOOL": "BOOL",
@@ -404,7 +406,7 @@ def test_a_zipmap_is_refused_with_the_way_to_export_without(tmp_path: Path) -> N
 def test_a_gpu_that_is_asked_for_by_name_must_be_there(tmp_path: Path) -> None:
     if "CUDAExecutionProvider" in runtime.get_available_providers():
         pytest.skip("this ONNX Runtime has CUDA")
-    with pytest.raises(ConfigError, match=r"asks for a GPU, .*pip install 'remora\[gpu\]'"):
+    with pytest.raises(ConfigError, match=rf"asks for a GPU, .*{re.escape(install_command('gpu'))}"):
         open_model(tmp_path, identity(), "instance_group [{ kind: KIND_GPU }]")
 
 

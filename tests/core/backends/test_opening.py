@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from remora.backends.opening import (
     truth,
 )
 from remora.errors import ConfigError, NotFoundError
+from remora.install_advice import install_command
 
 
 def source(tmp_path: Path) -> Source:
@@ -41,8 +43,8 @@ def test_a_missing_file_is_told_with_what_is_there_instead(tmp_path: Path) -> No
 
 
 def test_a_missing_framework_is_told_with_the_line_that_installs_it() -> None:
-    with pytest.raises(ConfigError, match=r"model 'm' needs Nothing, .*: pip install 'remora\[nothing\]'"):
-        import_framework("there_is_no_such_module", "m", "Nothing", "'remora[nothing]'")
+    with pytest.raises(ConfigError, match=rf"model 'm' needs Nothing, .*: {re.escape(install_command('nothing'))}"):
+        import_framework("there_is_no_such_module", "m", "Nothing", "nothing")
 
 
 def test_a_failure_to_load_shows_no_path_of_this_machine_and_knows_git_lfs(tmp_path: Path) -> None:

@@ -137,8 +137,8 @@ batch_output { target_name: "doubled" kind: BATCH_SCATTER_WITH_INPUT_SHAPE sourc
 
 
 def ragged_onnx(tmp_path: Path, dims: list[str | int]) -> Source:
-    onnx = pytest.importorskip("onnx", reason="builds its models with onnx: pip install 'remora[demo]'")
-    pytest.importorskip("onnxruntime", reason="pip install 'remora[onnx]'")
+    onnx = pytest.importorskip("onnx", reason="builds its models with onnx: pip install '.[demo]'")
+    pytest.importorskip("onnxruntime", reason="pip install '.[onnx]'")
     make, kind = onnx.helper, onnx.TensorProto.FLOAT
     info = make.make_tensor_value_info
     graph = make.make_graph(

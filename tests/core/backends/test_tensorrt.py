@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from remora.backends.tensorrt import TensorRtBackend
 from remora.backends.tensorrt_context import Reasons
 from remora.device_arrays import DeviceArray
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
+from remora.install_advice import install_command
 from remora.messages import Array, Response
 from remora.testing.backend import request_of, run
 from tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt
@@ -254,5 +256,5 @@ def test_without_a_gpu_or_on_a_cpu_the_reason_is_told(
 
 def test_without_tensorrt_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(ConfigError, match=r"needs TensorRT, .*: pip install 'remora\[tensorrt\]'"):
+    with pytest.raises(ConfigError, match=rf"needs TensorRT, .*: {re.escape(install_command('tensorrt'))}"):
         opened(tmp_path)

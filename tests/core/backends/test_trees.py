@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from remora.backends.trees import TreePlan, TreesBackend, TreesModel, finished, 
 from remora.backends.trees.forests import Forest
 from remora.config import infer_backend
 from remora.errors import ConfigError, InternalError, NotFoundError
+from remora.install_advice import install_command
 from remora.messages import Array, Response
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.testing.backend import request_of, run
@@ -166,7 +168,7 @@ def test_a_missing_library_is_told_with_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, "xgboost", None)
     made = source(tmp_path)
     (made.path / "xgboost.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"needs XGBoost, .*: pip install 'remora\[trees\]'"):
+    with pytest.raises(ConfigError, match=rf"needs XGBoost, .*: {re.escape(install_command('trees'))}"):
         TreesBackend().open(made, parameters())
 
 

@@ -25,7 +25,7 @@ from remora.protocols.http2_frames import (
     pack,
 )
 
-h2_config = pytest.importorskip("h2.config", reason="h2 is not installed: pip install 'remora[dev]'")
+h2_config = pytest.importorskip("h2.config", reason="h2 is not installed: pip install '.[dev]'")
 h2_connection = pytest.importorskip("h2.connection")
 h2_events = pytest.importorskip("h2.events")
 

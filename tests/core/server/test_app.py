@@ -21,9 +21,9 @@ from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
 from remora.server.main import Server
 
-httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install 'remora[dev]'")
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'remora[demo]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'remora[onnx]'")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install '.[dev]'")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
 from remora.server.app import (  # noqa: E402 - FastAPI may be imported here, and only where the tests can run
     create_app,
@@ -226,7 +226,7 @@ def test_uvicorn_passes_on_no_more_than_the_limit_of_a_body_without_a_length(uvi
 
 
 def test_mangum_serves_the_app(engine: Engine) -> None:
-    mangum = pytest.importorskip("mangum", reason="mangum is not installed: pip install 'remora[lambda]'")
+    mangum = pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
     event = {
         "version": "2.0",
         "routeKey": "$default",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("hpack", reason="hpack is not installed: pip install 'remora[grpc]'")
+pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
 from remora.protocols.grpc_wire import GOOD, RESOURCE_EXHAUSTED, Opening, framed, trailers
 from remora.server.grpc_http2_calls import Unary

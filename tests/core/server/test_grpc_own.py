@@ -22,8 +22,8 @@ from remora.options import ServerOptions
 from remora.protocols.http2_frames import PREFACE, frame
 from remora.server.main import Server, _run
 
-grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'remora[grpc]'")
-pytest.importorskip("hpack", reason="hpack is not installed: pip install 'remora[grpc]'")
+grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpc]'")
+pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 pb = pytest.importorskip("remora.proto.inference_pb2")
 
 WAIT_S = 30.0
@@ -413,7 +413,7 @@ def test_answers_are_compressed_as_much_as_they_are_to_be_and_clients_read_them(
 
 def wire_of(port: int, message: bytes) -> tuple[bytes | None, bytes]:
     """How an answer comes to a client that accepts every coding: its coding, and its body."""
-    h2 = pytest.importorskip("h2.connection", reason="h2 is not installed: pip install 'remora[dev]'")
+    h2 = pytest.importorskip("h2.connection", reason="h2 is not installed: pip install '.[dev]'")
     events = pytest.importorskip("h2.events")
     client = h2.H2Connection()
     client.initiate_connection()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("hpack", reason="hpack is not installed: pip install 'remora[grpc]'")
+pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
 from fakes import FakeTransport
 from remora.messages import Buffer

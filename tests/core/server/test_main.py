@@ -72,7 +72,7 @@ def test_a_server_is_not_ready_before_grpcio_listens_where_it_is_asked_for(tmp_p
 def test_a_server_is_not_ready_before_our_own_grpc_listens_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("hpack", reason="hpack is not installed: pip install 'remora[grpc]'")
+    pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
     from remora.server.grpc_own import OwnGrpc
 
     (port,) = free_ports(1)

@@ -56,7 +56,7 @@ def test_runtimes_send_nothing_unless_the_operator_has_said_so() -> None:
 
 def test_onnx_runtime_writes_nothing_into_a_home_when_it_is_quiet(tmp_path: Path) -> None:
     if importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed: pip install 'remora[onnx]'")
+        pytest.skip("onnxruntime is not installed: pip install '.[onnx]'")
     ours = ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -17,7 +17,7 @@ from remora.backends.trees.treelite_checkpoint import check_checkpoint
 from remora.backends.trees.xgboost_document import read_xgboost
 from remora.messages import Array
 
-_EXTRA = "'remora[trees]'"
+_EXTRA = "trees"
 
 
 Predict = Callable[[Array], Array]

@@ -1,0 +1,80 @@
+"""The command that installs what an extra of this installation lacks, by where the installation came from.
+
+No command names a package `remora` of an index: no index has one that is this project's, so that the name could belong
+to anyone. Without a checkout, an archive or a repository to install from, the command names the packages themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# The start of a server imports this module: what only a message needs is imported by the functions.
+
+_DISTRIBUTION = "remora"
+_EXTRA = r"""(.*?)\s*;.*\bextra\s*==\s*["']([^"']+)["']"""
+_LIMITS = r"([^<>=!~;\s(]+)\s*\(?([^)]*)\)?"
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that installs what ``extra`` of this installation names.
+
+    Reads the installation's metadata; call it where something is missing, not before.
+    """
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        found = distribution(_DISTRIBUTION)
+    except PackageNotFoundError:  # the source tree on the import path
+        return _command_for(extra, _as_checkout(Path(__file__).resolve().parents[2]), ())
+    text = found.read_text("direct_url.json")
+    return _command_for(extra, json.loads(text) if text else {}, found.requires or ())
+
+
+def _as_checkout(directory: Path) -> dict[str, Any]:
+    if not (directory / "pyproject.toml").is_file():
+        return {}
+    return {"url": directory.as_uri(), "dir_info": {"editable": True}}
+
+
+def _command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]) -> str:
+    """The command, from what an installer recorded of the installation's origin (PEP 610) and its requirements."""
+    import shlex
+
+    source = _source_of(origin, extra)
+    if source:
+        return f"pip install {source}"
+    named = [match for each in requirements if (match := re.match(_EXTRA, each)) and match[2] == extra]
+    packages = [shlex.quote(_in_order(match[1])) for match in named]
+    return f"pip install {' '.join(packages)}" if packages else f"install the packages of remora's extra '{extra}'"
+
+
+def _source_of(origin: dict[str, Any], extra: str) -> str:
+    """What pip installs again from the same place, as words of a shell; empty without such a place."""
+    import shlex
+    from urllib.parse import unquote, urlsplit
+
+    url = str(origin.get("url", ""))
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path))
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        folder = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
+        return shlex.quote(f"{_DISTRIBUTION}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}{folder}")
+    if parts.scheme == "file" and not path.exists():
+        return ""  # a wheel that an image was built from, a checkout that moved
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return editable + shlex.quote(f"{path}[{extra}]")
+    return shlex.quote(f"{_DISTRIBUTION}[{extra}] @ {url}") if url else ""
+
+
+def _in_order(requirement: str) -> str:
+    """A requirement with its lower limit first, as people write it."""
+    match = re.fullmatch(_LIMITS, requirement)
+    if match is None:
+        return requirement
+    return match[1] + ",".join(sorted((limit.strip() for limit in match[2].split(",") if limit), reverse=True))
