@@ -194,14 +194,15 @@ def _add_config(commands: Any) -> None:
         type=_count,
         default=None,
         metavar="N",
-        help="GPUs of the machine that will serve; enough if not given",
+        help="GPUs of the machine that will serve; those that a configuration asks for if not given",
     )
+    check.add_argument("--backend-directory", default="", metavar="DIR", help="custom backends by folder, as for serve")
 
     def run(action: str) -> Command:
         def command(options: argparse.Namespace) -> int:
-            from remora import cli_config
+            from remora import cli_check, cli_config
 
-            return {"show": cli_config.show, "derive": cli_config.derive, "check": cli_config.check}[action](options)
+            return {"show": cli_config.show, "derive": cli_config.derive, "check": cli_check.check}[action](options)
 
         return command
 

@@ -42,14 +42,19 @@ def check_steps(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
         tensors[row.name] = _tensor(name, row.data_type, row.reshape.shape or row.dims, batches=batches)
     for step in config.ensemble_scheduling.step:
         model = models[step.model_name]
-        if 0 < model.max_batch_size < config.max_batch_size:
-            raise ConfigError(
-                f"ensemble {name} allows maximum batch size {config.max_batch_size}, but it contains model "
-                f"{step.model_name} which only allows maximum batch size to be {model.max_batch_size}"
-            )
+        check_batch_size(config, step.model_name, model)
         _check_inputs(name, step, model, tensors)
         _check_outputs(name, step, model, tensors)
     return _check_sources(config, models, tensors)
+
+
+def check_batch_size(config: ModelConfig, name: str, model: ModelConfig) -> None:
+    """Check that the model of a step takes the batches of the ensemble. Raises ConfigError."""
+    if 0 < model.max_batch_size < config.max_batch_size:
+        raise ConfigError(
+            f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
+            f"{name} which only allows maximum batch size to be {model.max_batch_size}"
+        )
 
 
 def _check_inputs(ensemble: str, step: ModelEnsembling.Step, model: ModelConfig, tensors: dict[str, _Tensor]) -> None:
