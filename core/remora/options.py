@@ -298,6 +298,12 @@ class ServerOptions:
         metavar="GROUP,...:HEADER=VALUE",
         many=True,
     )
+    allowed_host: tuple[str, ...] = option(
+        "A host name that requests to a loopback address may carry, and whose web pages may load models and change "
+        "settings. May be given again.",
+        metavar="NAME",
+        many=True,
+    )
     http_max_input_size: int = option(
         "The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES"
     )

@@ -525,7 +525,7 @@ def test_what_waited_for_its_turn_is_not_run_once_its_client_has_gone(tmp_path: 
         started.read_text()  # its turn has begun
         if left == "by its own will":
             with socket.create_connection(("127.0.0.1", port)) as client:
-                client.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nleft")
+                client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nleft")
                 assert ask(port, "GET", "/").status == 200  # what came before has been read
             for _ in range(2):
                 assert ask(port, "GET", "/").status == 200  # and its end noticed

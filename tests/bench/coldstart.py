@@ -40,7 +40,7 @@ def request() -> bytes:
         {"name": "input", "shape": [1, 64], "datatype": "FP32", "parameters": {"binary_data_size": tensor.nbytes}}
     ]
     header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    return b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\n%b: %d\r\nContent-Length: %d\r\n\r\n%b%b" % (
+    return b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\n%b: %d\r\nContent-Length: %d\r\n\r\n%b%b" % (
         b"Inference-Header-Content-Length",
         len(header),
         len(header) + tensor.nbytes,

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from remora.engine import Engine
 from remora.messages import Buffer
 from remora.options import ServerOptions
+from remora.protocols.cross_site import host_names
 from remora.protocols.http1 import Head, too_large
 from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
 from remora.protocols.restriction import Restrictions
@@ -84,6 +85,7 @@ class V2App:
         except re.error as error:
             raise ValueError(f"http_header_forward_pattern={pattern!r} is not a regular expression: {error}") from error
         self._restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
+        self._allowed_hosts = host_names(options.allowed_host)
         self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,6 +141,7 @@ class V2App:
                 max_input_bytes=limit,
                 serves_metrics=options.allow_metrics,
                 restrictions=self._restrictions,
+                allowed_hosts=self._allowed_hosts,
             )
             known = self._open = (loop, service)
         return known[1]

@@ -20,6 +20,7 @@ from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.install_advice import install_command
 from remora.options import ServerOptions
+from remora.protocols.cross_site import host_names
 from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_rest import InferCodec
 from remora.regions import DISABLED, Regions
@@ -29,7 +30,7 @@ from remora.server.early_port import BACKLOG, EarlyPort
 from remora.server.http import Connection, Handover, Listener, Service
 from remora.server.leaving import give_up, give_up_after, leave
 from remora.server.mailbox import LoopMailbox
-from remora.server.rest import MetricsService, RestService
+from remora.server.rest import MetricsService, RestService, at
 from remora.server.splice import NoServerError, Splices
 from remora.system.machine import process_age_s
 from remora.system.shared_memory import SharedMemory
@@ -98,6 +99,7 @@ class Server:
         self._own: OwnGrpc | None = None
         self._inner = f"remora-{secrets.token_hex(16)}" if options.grpc_on_http_port else ""
         self._regions: Regions = DISABLED
+        self._allowed_hosts: frozenset[str] = frozenset()
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, loading: Future[Engine] | None = None) -> None:
@@ -108,6 +110,7 @@ class Server:
         loop = asyncio.get_running_loop()
         options = self.options
         self._check_ports()
+        self._allowed_hosts = host_names(options.allowed_host)
         Restrictions(_grpc_restrictions(options), "--grpc-restricted-protocol")  # gRPC may be opened much later
         mailbox = LoopMailbox(loop)
         if options.allow_client_shm:
@@ -125,6 +128,7 @@ class Server:
             pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
+            allowed_hosts=self._allowed_hosts,
         )
         inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
         if options.allow_grpc:  # said before a probe can ask
@@ -173,10 +177,10 @@ class Server:
         """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
         options, http, metrics = self.options, 0, 0
         if options.allow_http:
-            front = self._front(inside)
+            front = at(options.http_address, self._front(inside), self._allowed_hosts)
             http2 = self._takes_http2(front) if options.grpc_on_http_port else None
             http = await self._listen(front, options.http_address, options.http_port, "HTTP", http2)
-        doors = [await self._listen(door.front(inside), door.address, door.port, door.what) for door in self.doors]
+        doors = [await self._open_door(door, inside) for door in self.doors]
         grpc = 0
         if self._own is not None and options.allow_grpc:
             grpc = await self._own.listen()
@@ -186,8 +190,13 @@ class Server:
             mailbox.alone = self._listeners[0].is_alone
         if options.allow_metrics:
             address = options.metrics_address or options.http_address
-            metrics = await self._listen(MetricsService(inside.rest), address, options.metrics_port, "metrics")
+            service = at(address, MetricsService(inside.rest), self._allowed_hosts)
+            metrics = await self._listen(service, address, options.metrics_port, "metrics")
         self.ports = Ports(http, grpc, metrics, tuple(doors))
+
+    async def _open_door(self, door: Door, inside: Inside) -> int:
+        service = at(door.address, door.front(inside), self._allowed_hosts)
+        return await self._listen(service, door.address, door.port, door.what)
 
     def _takes_http2(self, service: Service) -> Handover:
         """What takes the HTTP port's connections of HTTP/2."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from copy import copy
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.engine import Engine
 from remora.errors import MalformedError, RemoraError, RetiredError, UnsupportedError
@@ -26,6 +26,7 @@ from remora.messages import (
 )
 from remora.model import ServedModel
 from remora.model_table import LoadingError
+from remora.protocols.cross_site import is_loopback, refuse_host, refuse_page
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import failure
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
@@ -53,6 +54,9 @@ from remora.server.generate import GenerateRoutes
 from remora.server.probes import PATHS as PROBES
 from remora.server.probes import probe
 from remora.server.waiting import WaitingRoom
+
+if TYPE_CHECKING:
+    from remora.server.http import Service
 
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
@@ -82,6 +86,10 @@ Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
 """Runs slow work elsewhere and responds with its answer."""
 
 
+Refuse = Callable[[str, Head], HttpAnswer | None]
+"""Refuses a request that does an action, such as "infer"; None where it may pass."""
+
+
 class _Plan:
     """What a head asks for: worked out once, kept in the head's memo entry."""
 
@@ -100,10 +108,10 @@ class _Plan:
         "version",
     )
 
-    def __init__(self, head: Head, restrictions: Restrictions, pages: Container[str]) -> None:
+    def __init__(self, head: Head, refuse: Refuse, pages: Container[str]) -> None:
         self.route: Route | None = None
         self.refusal: HttpAnswer | None = None
-        self.locked = False  # the refusal is for want of a secret: nothing else is looked at
+        self.locked = False  # the refusal is for want of a secret or a page's: nothing else is looked at
         action = ""
         self.infers = False  # without a deadline: the usual case
         self.generates: Route | None = None
@@ -121,11 +129,11 @@ class _Plan:
         except Refusal as refusal:
             self.refusal = refusal.answer
             action = action or refusal.action
-        key = _missing_key(head, action or _page_action(head.path, pages), restrictions) if restrictions else None
-        if key is not None:
+        refused = refuse(action or _page_action(head.path, pages), head)
+        if refused is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
-            self.refusal = want_of(key)
+            self.refusal = refused
         self.model = self.route.model if self.route else ""
         self.version = self.route.version if self.route else -1
         length = self.header_length = head.get(b"inference-header-content-length")
@@ -153,13 +161,6 @@ def _page_action(path: str, pages: Container[str]) -> str:
     return "pages" if path in PROBES or path in pages else ""
 
 
-def _missing_key(head: Head, action: str, restrictions: Restrictions) -> str | None:
-    """The header that this request should have carried (spec H30); None when it may pass."""
-    if not action:
-        return None
-    return restrictions.missing(GROUP_OF_ACTION[action], lambda name: head.get(name.lower().encode()))
-
-
 def want_of(key: str) -> HttpAnswer:
     """The refusal of a request without the secret header ``key``."""
     return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
@@ -177,6 +178,7 @@ class RestService:
         pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
         restrictions: groups of calls that need a secret header.
+        allowed_hosts: hosts whose web pages may change the server.
     """
 
     def __init__(
@@ -190,9 +192,11 @@ class RestService:
         pages: Pages | None = None,
         serves_metrics: bool = True,
         restrictions: Restrictions = _OPEN,
+        allowed_hosts: Container[str] = (),
     ) -> None:
         self._engine = engine
         self._restrictions = restrictions
+        self._allowed_hosts = allowed_hosts
         self._resolve = engine.resolve
         self._traces = engine.traces
         self._codec = codec
@@ -234,7 +238,7 @@ class RestService:
         """Answer one request through ``exchange``, now or later; what this returns, if anything, can be cancelled."""
         plan = head.note
         if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head, self._restrictions, self._pages.paths if self._pages is not None else ())
+            plan = head.note = _Plan(head, self.locked, self._pages.paths if self._pages is not None else ())
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
@@ -287,12 +291,21 @@ class RestService:
         return None
 
     def locked(self, action: str, head: Head) -> HttpAnswer | None:
-        """The refusal for a host's own route that does what ``action`` does, such as "infer"; None when it may pass.
+        """Return the refusal of a request that does what ``action`` does, such as "infer"; None when it may pass.
 
-        Every route that reaches a model asks this first: a restriction that holds for V2 alone protects nothing.
+        Every route that reaches a model calls this first: a restriction that holds for V2 alone protects nothing.
         """
-        key = _missing_key(head, action, self._restrictions) if self._restrictions else None
-        return None if key is None else want_of(key)
+        if not action:
+            return None
+        group = GROUP_OF_ACTION[action]
+        if self._restrictions:
+            key = self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
+            if key is not None:
+                return want_of(key)
+        # An inference by another site's page is let through: the page cannot read its answer without CORS headers,
+        # which a proxy may add on purpose.
+        reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
+        return failure(403, reason, plain=True) if reason else None
 
     def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
         """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
@@ -426,3 +439,31 @@ class MetricsService:
             exchange.respond(self._rest.metrics())
         else:
             exchange.respond(HttpAnswer(200, METRICS_HEADERS, []))
+
+
+_KNOWN_HOSTS = 64
+
+
+class _LoopbackService:
+    """A port that only this machine reaches, where requests for other hosts are refused."""
+
+    def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
+        self._service = service
+        self._allowed = allowed_hosts
+        self._known: set[bytes] = set()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        host = head.get(b"host") or b""
+        if host not in self._known:
+            reason = refuse_host(host, self._allowed)
+            if reason:
+                exchange.respond(failure(403, reason, plain=True))
+                return None
+            if len(self._known) < _KNOWN_HOSTS:
+                self._known.add(host)
+        return self._service.handle(head, body, exchange)
+
+
+def at(address: str, service: Service, allowed_hosts: Container[str]) -> Service:
+    """Return what answers on a port of ``address``: ``service``, behind a look at the Host header on loopback."""
+    return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service

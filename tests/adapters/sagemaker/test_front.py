@@ -209,7 +209,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(base: Path) -> Non
     environ = {"SAGEMAKER_BASE_DIR": str(base), "SAGEMAKER_MAX_PAYLOAD_IN_MB": "1"}
     with opened(sagemaker.host(environ)) as door:
         with socket.create_connection(("127.0.0.1", door.port), timeout=60) as client:
-            client.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")
+            client.sendall(b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\n\r\n")
             reply = client.recv(4096)
         assert reply.startswith(b"HTTP/1.1 400 ")
         assert b"exceeds the maximum" in reply

@@ -530,9 +530,10 @@ async def main():
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.ports.http)
     body = sys.argv[2]
-    post = f"POST /v2/models/rows/infer HTTP/1.1\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n{body}"
+    head = f"POST /v2/models/rows/infer HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: {len(body)}"
+    post = f"{head}\\r\\n\\r\\n{body}"
     paths = ("/v2/metrics", "/v2/other", "/v2/docs", "/v2/openapi.json", "/v2/status")
-    for request in (post, *(f"GET {path} HTTP/1.1\\r\\nHost: a.test\\r\\n\\r\\n" for path in paths)):
+    for request in (post, *(f"GET {path} HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n" for path in paths)):
         writer.write(request.encode())
         head = await reader.readuntil(b"\\r\\n\\r\\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\\r\\n")[0])

@@ -91,7 +91,7 @@ def test_a_port_whose_connections_cannot_be_taken_is_left_to_the_server(
 
 
 def test_the_server_answers_those_who_came_before_it_and_those_who_come_later(tmp_path: Path) -> None:
-    asked = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    asked = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     async def run() -> None:
         early = EarlyPort("127.0.0.1", 0)
