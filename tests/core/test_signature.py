@@ -633,6 +633,41 @@ def test_any_form_fits_or_is_refused(data: st.DataObject, text: str, specs: list
         assert {array.shape[0] for array in request.inputs.values()} == {request.rows}
 
 
+def asked(model: Signature, wanted: InferForm, data: list[Data]) -> object:
+    try:
+        request = model.request(wanted, data)
+    except InvalidArgumentError as error:
+        return error.message
+    arrays = [(name, array.dtype, array.shape, array.tolist()) for name, array in request.inputs.items()]
+    return repr((arrays, request.requested, request.rows, request.shape_key))
+
+
+@settings(max_examples=300)
+@given(
+    st.data(),
+    configs,
+    st.lists(
+        st.tuples(st.lists(inputs, max_size=3), st.sampled_from(["", "OUTPUT0", "O"]), st.sampled_from(["", "a"]))
+    ),
+)
+def test_a_remembered_layout_is_the_one_that_is_checked_anew(
+    data: st.DataObject, text: str, drawn: list[tuple[list[InputSpec], str, str]]
+) -> None:
+    model = signature(text)
+    forms = [form(*specs, outputs=(wanted,) if wanted else (), id=id) for specs, wanted, id in drawn]
+    for each in forms * 2:
+        parts: list[Data] = [data.draw(sources) for _ in each.inputs]
+        assert asked(model, each, parts) == asked(signature(text), each, parts)
+
+
+@given(st.permutations([FIT, (FIT[0],), FIT[::-1], (spec("INPUT0", 2, 4), spec("INPUT1", 2, 4))]), st.integers(0, 48))
+def test_layouts_of_several_forms_are_not_mixed_up(found: list[tuple[InputSpec, ...]], size: int) -> None:
+    model = signature(ADDSUB)
+    for each in [form(*specs) for specs in found] * 2:
+        parts: list[Data] = [bytes(size) for _ in each.inputs]
+        assert asked(model, each, parts) == asked(signature(ADDSUB), each, parts)
+
+
 @given(st.integers(1, 8))
 def test_every_lawful_number_of_rows_fits(rows: int) -> None:
     assert ask(ADDSUB, form(spec("INPUT0", rows, 4), spec("INPUT1", rows, 4))).rows == rows

@@ -11,6 +11,7 @@ from remora.protocols.http2_frames import COMPRESSION_ERROR, Fields, Http2Error
 
 _MEMO_ENTRIES = 256
 _MEMO_BYTES = 512
+_MEMO_FIELDS = 64
 
 
 class Unpacker:
@@ -37,7 +38,7 @@ class Unpacker:
         same = (entries[0] if entries else None) is newest
         if not same or (len(entries), self._decoder.header_table_size) != before:
             self._memo.clear()
-        elif len(block) <= _MEMO_BYTES:
+        elif len(block) <= _MEMO_BYTES and len(fields) <= _MEMO_FIELDS:  # a field may take one byte in a block
             if len(self._memo) >= _MEMO_ENTRIES:
                 self._memo.clear()
             self._memo[block] = fields

@@ -64,6 +64,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 _MEMO_ENTRIES = 512
 _MEMO_BYTES = 4_096
+_MEMO_TENSORS = 128
 _UINT64 = 2**64 - 1
 
 
@@ -173,13 +174,15 @@ def read_infer(message: Buffer) -> InferMessage:
     """
     parts = _split(message)
     if parts is not None:
-        names, rest, raw = parts
+        names, rest, raw, tensors = parts
         try:
             model, version, request_id = (str(name, "utf-8") for name in names)
         except UnicodeDecodeError:
             parts = None
         else:
-            head = _head(model, rest) if len(rest) <= _MEMO_BYTES else _head.__wrapped__(model, rest)
+            # Clients choose all of it: an empty tensor takes two bytes here and hundreds once it is decoded.
+            short = len(model) + len(rest) <= _MEMO_BYTES and tensors <= _MEMO_TENSORS
+            head = _head(model, rest) if short else _head.__wrapped__(model, rest)
     if parts is None:
         request = parsed(pb.ModelInferRequest, message)
         raw = list(request.raw_input_contents[:MAX_TENSORS])
@@ -198,8 +201,8 @@ _REST_TAGS = frozenset((0x22, 0x2A, 0x32))
 _RAW_TAG = 0x3A
 
 
-def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]] | None:
-    """The top level of a message: its three names, the other fields together, the raw entries; None for odd ones.
+def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data], int] | None:
+    """The three names of a message, its other fields joined, its raw entries, the count of the others; None if odd.
 
     Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end, a name twice.
     """
@@ -241,7 +244,7 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
             raise too_many()
     if run < end:
         rest.append(view[run:end])
-    return names, b"".join(rest), raw
+    return names, b"".join(rest), raw, kept
 
 
 @lru_cache(maxsize=_MEMO_ENTRIES)

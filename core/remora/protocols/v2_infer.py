@@ -24,6 +24,7 @@ _ALL_BINARY = ReplyFormat.of(True, {})
 _LEADING_NUMBER = re.compile(rb"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 _MAX_KNOWN = 1024
 _MAX_KNOWN_BYTES = 16 * 1024
+_MAX_KNOWN_TOTAL = 2 * 1024 * 1024
 
 
 class _Known(NamedTuple):
@@ -60,6 +61,7 @@ class InferCodec:
         self.regions = regions
         """Where tensors in shared memory are."""
         self._known: dict[bytes, _Known] = {}
+        self._known_bytes = 0
         self._printer = ReplyPrinter(binary_headers)
         self.forwards = forward_pattern is not None
         """Whether request headers may become parameters."""
@@ -116,10 +118,18 @@ class InferCodec:
         form, data, reply, slices = read_request(view, length, model, self._limits, self.regions)
         # A header with an id or a sequence rarely comes twice: it would only push out those that do.
         if slices is not None and not reply.places and not form.id and not form.sequence_id:
-            if len(self._known) >= _MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-            self._known[header] = _Known(form, reply, slices, len(body))
+            self._remember(header, _Known(form, reply, slices, len(body)))
         return form, data, reply
+
+    def _remember(self, header: bytes, known: _Known) -> None:
+        if self._known.pop(header, None) is not None:  # with a body of another length
+            self._known_bytes -= len(header)
+        while len(self._known) >= _MAX_KNOWN or self._known_bytes + len(header) > _MAX_KNOWN_TOTAL:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._known_bytes -= len(oldest)
+        self._known[header] = known
+        self._known_bytes += len(header)
 
     def forwarded(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
         """The request headers that become parameters, as text (spec H25).

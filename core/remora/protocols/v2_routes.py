@@ -12,6 +12,7 @@ from typing import NamedTuple
 from remora.protocols.http_answer import Refusal
 
 _MAX_VERSION = 2**63 - 1
+_MEMO_PATH = 256
 _POST = ("POST",)
 _GET = ("GET",)
 _BOTH = ("GET", "POST")
@@ -59,9 +60,13 @@ class Route(NamedTuple):
     repository: str = ""
 
 
-@lru_cache(maxsize=4096)
 def route(method: bytes | str, path: str) -> Route:
     """The route of a request. Raises Refusal: 404 without one, 405 for another method, 400 for a version too big."""
+    # A long path is not kept, because clients choose it and the memo counts entries, not bytes.
+    return _remembered(method, path) if len(path) <= _MEMO_PATH else _route(method, path)
+
+
+def _route(method: bytes | str, path: str) -> Route:
     verb = method.decode("latin-1") if isinstance(method, bytes) else method
     found = _find(path.split("/", 9))
     if found is None:
@@ -73,6 +78,9 @@ def route(method: bytes | str, path: str) -> Route:
     if where.action in ("trace", "logging"):
         where = where._replace(verb=verb)
     return where._replace(version=_version(version, where.plain_errors)) if version else where
+
+
+_remembered = lru_cache(maxsize=4096)(_route)
 
 
 def _methods(where: Route) -> tuple[str, ...]:

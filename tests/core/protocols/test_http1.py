@@ -218,6 +218,34 @@ def test_any_bytes_are_a_head_or_a_bad_request(data: bytes) -> None:
     assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1
 
 
+def parsed(parser: HeadParser, block: bytes) -> tuple[object, ...]:
+    try:
+        head = parser.parse(block)
+    except BadRequest as error:
+        return error.status, error.text
+    facts = head.content_length, head.chunked, head.expects_continue, head.keep_alive, head.http10
+    return head.method, head.path, head.query, head.headers, *facts
+
+
+BLOCKS = st.one_of(
+    st.lists(tokens, max_size=8).map(lambda parts: b"GET / HTTP/1.1\r\n" + b"".join(parts) + b"\r\n\r\n"),
+    st.sampled_from(
+        [
+            block_of(f"{method} /{target} HTTP/{version}", *lines)
+            for method, target, version in (("GET", "x", "1.1"), ("POST", "x?a=b", "1.1"), ("GET", "x", "1.0"))
+            for lines in (("Host: h",), ("Host: h", "Content-Length: 3"), ("Host: h", "a: b"), ("a: b", "Host: h"))
+        ]
+    ),
+)
+
+
+@given(st.lists(BLOCKS, max_size=12))
+def test_a_remembered_head_is_the_one_that_is_parsed_anew(blocks: list[bytes]) -> None:
+    parser = HeadParser()
+    for block in blocks * 2:
+        assert parsed(parser, block) == parsed(HeadParser(), block)
+
+
 # -- chunked bodies -------------------------------------------------------------------------------------------------
 
 

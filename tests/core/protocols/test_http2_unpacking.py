@@ -50,6 +50,14 @@ def test_an_entry_that_was_replaced_within_one_block_is_not_the_old_one(evicting
         assert unpacker.fields(NEWEST) == ((b"key", value),)
 
 
+def test_blocks_of_many_fields_are_not_remembered() -> None:
+    unpacker = Unpacker(MOST)
+    assert len(unpacker.fields(b"\x82" * 500)) == 500
+    assert not unpacker._memo
+    unpacker.fields(b"\x82")
+    assert unpacker._memo
+
+
 @given(st.lists(st.lists(fields, min_size=1, max_size=4), min_size=2, max_size=12), st.booleans())
 def test_blocks_of_an_encoder_unpack_as_a_plain_decoder_unpacks_them(requests: list[list], huffman: bool) -> None:
     encoder, plain, unpacker = Encoder(), Decoder(max_header_list_size=MOST), Unpacker(MOST)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError
 from remora.messages import DTYPES, InferForm, InputSpec, Parameter, Response, Tensor, TensorInfo
+from remora.protocols import v2_generate
 from remora.protocols.http_answer import Refusal
 from remora.protocols.v2_generate import (
     check_encoding,
@@ -316,3 +317,27 @@ def test_any_members_are_a_request_or_one_of_our_errors(body: dict[str, object])
     for spec, values in zip(form.inputs, data, strict=True):
         if spec.datatype != "BYTES":
             assert len(values) == int(np.prod(spec.shape))
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from([*(row.name for row in INPUTS), "more", "id"]),
+            st.sampled_from([0, 1, True, 1.0, "x", [1, 2], [True, False, True, True], ["a"], [], 300]),
+            max_size=3,
+        ),
+        max_size=8,
+    )
+)
+def test_a_remembered_form_is_the_one_that_is_made_anew(bodies: list[dict[str, Any]]) -> None:
+    def outcome(body: dict[str, Any]) -> object:
+        try:
+            return repr(decode(body))
+        except (RemoraError, Refusal) as error:
+            return repr(error)
+
+    anew = []
+    for body in bodies:
+        v2_generate._plain_form.cache_clear()
+        anew.append(outcome(body))
+    assert [outcome(body) for body in bodies * 2] == anew * 2

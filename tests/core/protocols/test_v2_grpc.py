@@ -534,6 +534,35 @@ def test_the_walk_and_the_library_make_the_same_call(message: Any) -> None:
     assert call[:2] == expected[:2]
 
 
+def read(message: bytes) -> object:
+    try:
+        call = decode_infer(message)
+    except RemoraError as error:
+        return type(error), error.message
+    return repr((call, values(call)))  # By text: a NaN is not equal to itself.
+
+
+@given(st.lists(MESSAGE, max_size=6))
+def test_a_remembered_head_is_the_one_that_is_read_anew(messages: list[Any]) -> None:
+    sent = [each.SerializeToString() for each in messages]
+    anew = []
+    for message in sent:
+        v2_grpc._head.cache_clear()
+        anew.append(read(message))
+    assert [read(message) for message in sent * 2] == anew * 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"\x0a\xa0\x8d\x06" + b"m" * 100_000, b"\x0a\x01m" + b"\x2a\x00" * 2_000, b"\x0a\x01m" + b"\x32\x00" * 2_000],
+    ids=["name", "inputs", "outputs"],
+)
+def test_heads_that_take_much_memory_are_not_remembered(message: bytes) -> None:
+    v2_grpc._head.cache_clear()
+    read_infer(message)
+    assert not v2_grpc._head.cache_info().currsize
+
+
 # -- Metadata -------------------------------------------------------------------------------------------------------
 
 
@@ -805,3 +834,19 @@ def test_text_among_the_elements_of_an_output_is_sent_as_over_http() -> None:
     response = Response([Tensor("S", "BYTES", np.array(["é", b"b"], object))])
     message = pb.ModelInferResponse.FromString(encode_infer("m", "1", InferForm(()), response))
     assert message.raw_output_contents[0] == b"\2\0\0\0\xc3\xa9\1\0\0\0b"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("A", "B", "é", "\udcff")),
+            st.sampled_from(("FP32", "INT32")),
+            st.lists(st.sampled_from((0, 1, 2)), max_size=2).map(tuple),
+        ),
+        max_size=8,
+    )
+)
+def test_a_remembered_output_is_the_one_that_is_encoded_anew(outputs: list[tuple[str, str, tuple[int, ...]]]) -> None:
+    for name, datatype, shape in outputs * 2:
+        found = v2_grpc._encode_output(name, datatype, shape)
+        assert found == v2_grpc._encode_output.__wrapped__(name, datatype, shape)

@@ -233,3 +233,61 @@ def test_any_bytes_are_a_request_or_refused(body: bytes, header_length: bytes | 
 def test_any_json_is_a_request_or_refused(request: object, tail: bytes, framed: bool) -> None:
     header = json.dumps(request).encode("utf-8", "surrogatepass")
     decode_or_refuse(header + tail, str(len(header)).encode() if framed else None)
+
+
+def plain(data: Any) -> object:
+    return bytes(data) if isinstance(data, bytes | memoryview) else list(data)
+
+
+def outcome(codec: InferCodec, body: bytes, length: bytes | None) -> object:
+    try:
+        form, data, reply = codec.decode(body, length, model="m")
+    except Refusal as refusal:
+        return refusal.answer
+    except RemoraError as error:
+        return type(error), error.message
+    return repr((form, [plain(each) for each in data], reply))
+
+
+SENT = st.builds(
+    lambda sizes, members, tail, cut: (binary(*sizes, **members)[0], bytes(sum(sizes)) + tail, cut),
+    st.lists(st.sampled_from((0, 4, 8)), max_size=2),
+    st.sampled_from(
+        (
+            {},
+            {"id": "a"},
+            {"parameters": {"x": 1}},
+            {"parameters": {"x": True}},
+            {"parameters": {"x": 1.0}},
+            {"parameters": {"priority": 1}},
+            {"parameters": {"binary_data_output": True}},
+            {"parameters": {"sequence_id": 1}},
+            {"parameters": {"sequence_id": "1"}},
+        )
+    ),
+    st.sampled_from((b"", b"", b"", b"1234")),
+    st.sampled_from((0, 0, 0, -1, 1)),
+)
+
+
+@given(st.lists(SENT, max_size=12))
+def test_a_remembered_header_means_what_it_means_when_it_is_read_anew(sent: list[tuple[bytes, bytes, int]]) -> None:
+    codec = InferCodec()
+    for header, tail, cut in sent * 2:
+        body, length = header + tail, len(header) + cut
+        expected = outcome(InferCodec(), body, b"%d" % length)
+        recalled = codec.recall(body, length)
+        assert outcome(codec, body, b"%d" % length) == expected
+        if recalled is not None:
+            form, data, reply = recalled
+            assert repr((form, [plain(each) for each in data], reply)) == expected
+
+
+def test_the_memo_is_bounded_in_bytes() -> None:
+    codec = InferCodec()
+    for index in range(1_000):
+        header, length = binary(4, parameters={"n": index, "long": "x" * 15_000})
+        codec.decode(header + bytes(4), length)
+        codec.decode(header + bytes(4), length)
+    assert sum(map(len, codec._known)) == codec._known_bytes
+    assert 1 << 20 < codec._known_bytes <= 2 << 20

@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora.errors import error_of
 from remora.messages import DTYPES, InferForm, Response, Tensor
+from remora.protocols.http_answer import Wire
+from remora.protocols.v2_reply import ReplyPrinter
 from remora.protocols.v2_rest import HttpAnswer, InferCodec, ReplyFormat, encode_error
+from remora.server.http import fixed_part
 
 ADD = Tensor("OUT", "FP32", np.array([[5, -0.5]], "<f4"))
 JSON_REPLY = ReplyFormat.of(False, {})
@@ -129,3 +134,38 @@ def test_each_code_has_its_status(code: str, status: int) -> None:
         encode_error(error_of(code, "", from_model=True), plain=False),
     ):
         assert plain.headers == ((b"Content-Type", b"text/plain"),)
+
+
+ANSWERS = st.lists(
+    st.builds(
+        lambda name, datatype, shape, value: Tensor(name, datatype, array_of(datatype, shape, value)),
+        st.sampled_from(("OUT", "X")),
+        st.sampled_from(("FP32", "INT32", "INT64", "BYTES", "BOOL")),
+        st.sampled_from(((1, 2), (2, 1), (2,), (0,), (), (1, 6_000))),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+def array_of(datatype: str, shape: tuple[int, ...], value: int) -> Any:
+    if datatype == "BYTES":
+        made = np.empty(shape, object)
+        made[...] = b"x" * value
+        return made
+    return np.full(shape, value, DTYPES[datatype])
+
+
+@given(st.lists(st.tuples(st.sampled_from("mn"), st.sampled_from("12"), ANSWERS, st.booleans()), max_size=10))
+def test_a_remembered_answer_is_the_one_that_is_printed_anew(
+    sent: list[tuple[str, str, list[Tensor], bool]],
+) -> None:
+    printer, starts = ReplyPrinter(), dict[Wire, bytes]()
+    for name, version, outputs, as_binary in sent * 2:
+        asked = name, version, InferForm(()), Response(outputs), ReplyFormat.of(as_binary, {})
+        got, expected = printer.answer(*asked), ReplyPrinter().answer(*asked)
+        assert got[:2] == expected[:2]
+        assert [bytes(piece) for piece in got.body] == [bytes(piece) for piece in expected.body]
+        if got.wire is not None:
+            assert starts.setdefault(got.wire, fixed_part(got)) == fixed_part(expected)

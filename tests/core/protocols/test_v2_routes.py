@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.protocols import v2_routes
 from remora.protocols.v2_rest import Refusal, Route, route
 
 
@@ -117,3 +119,32 @@ def test_any_path_is_routed_or_refused(path: str) -> None:
         else:
             found = 200
         assert found in (200, 400, 404, 405)
+
+
+def routed(find: Callable[[str, str], Route], method: str, path: str) -> Route | tuple[int, bytes]:
+    try:
+        return find(method, path)
+    except Refusal as refusal:
+        return refusal.answer.status, bytes(refusal.answer.body[0])
+
+
+METHODS = st.sampled_from(("GET", "POST", "PUT"))
+PARTS = st.sampled_from(
+    ("v2", "models", "m", "versions", "1", "01", "infer", "ready", "trace", "setting", "logging", "")
+)
+PATHS = st.lists(PARTS, max_size=7).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.lists(st.tuples(METHODS, PATHS), max_size=12))
+def test_a_remembered_route_is_the_one_that_is_found_anew(asked: list[tuple[str, str]]) -> None:
+    for method, path in asked * 2:
+        assert routed(route, method, path) == routed(v2_routes._route, method, path)
+
+
+def test_long_paths_are_not_remembered() -> None:
+    v2_routes._remembered.cache_clear()
+    for name in ("m" * 300, "m" * 60_000):
+        assert route("GET", f"/v2/models/{name}").model == name
+    assert not v2_routes._remembered.cache_info().currsize
+    route("GET", "/v2/models/m")
+    assert v2_routes._remembered.cache_info().currsize == 1

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes import FakeClock, FakeMailbox, Replies, UntouchableMemory, config_of
 from remora.device_arrays import DeviceArray
@@ -705,3 +707,33 @@ def test_a_tensor_that_cannot_be_fetched_from_its_device_ends_its_request_alone(
     assert isinstance(outcome, InternalError)
     assert "the device is lost" in outcome.message
     assert bench.scheduler.pending + bench.scheduler.running == 0
+
+
+WORDS = st.builds(
+    lambda fields, parameters, id: InferForm((), id=id, parameters=parameters, **fields),
+    st.sampled_from(
+        (
+            {},
+            {"priority": 1},
+            {"timeout_us": 1},
+            {"sequence_id": 1},
+            {"sequence_id": "1"},
+            {"sequence_id": 1, "sequence_start": True},
+            {"sequence_id": 1, "sequence_end": True},
+        )
+    ),
+    st.sampled_from(({}, {}, {"a": 1}, {"a": True})),
+    st.sampled_from(("", "", "r")),
+)
+SPECS = st.sampled_from([(InputSpec("I", "INT32", (size,)),) for size in (1, 2)] + [()])
+
+
+@given(st.lists(st.tuples(WORDS, st.integers(0, 1), SPECS), max_size=12))
+def test_a_remembered_form_of_a_step_is_the_one_that_is_made_anew(
+    asked: list[tuple[InferForm, int, tuple[InputSpec, ...]]],
+) -> None:
+    kept = Bench(CHAIN).scheduler
+    for form, number, inputs in asked * 2:
+        fresh = Bench(CHAIN).scheduler
+        found = kept.form(form, kept.plan.steps[number], inputs)
+        assert repr(found) == repr(fresh.form(form, fresh.plan.steps[number], inputs))

@@ -332,3 +332,13 @@ def test_a_planted_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch, right: st
 
     with pytest.raises((AssertionError, IndexError, KeyError)):
         play_with_it()
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=4, unique=True), max_size=12))
+def test_a_remembered_flow_is_the_one_that_is_cut_anew(wanted: list[list[str]]) -> None:
+    def plan() -> EnsemblePlan:
+        return plan_of(step(0, "a", "b", decoupled=True), step(1, "a", "c"), step(2, "bc", "d"), outputs="dcba")
+
+    kept = plan()
+    for requested in wanted * 2:
+        assert kept.flow(tuple(requested)) == plan().flow(tuple(requested))

@@ -42,9 +42,11 @@ class RequestWriter:
         head = self._heads.get(key)
         if head is None:
             head = _request_head(request)
-            if len(self._heads) >= _REMEMBERED:
-                self._heads.clear()
-            self._heads[key] = head
+            # Clients choose ids and parameters: a form with an id does not come again, and a long one is not kept.
+            if not request.form.id and len(head) <= wire.LONGEST_REMEMBERED:
+                if len(self._heads) >= _REMEMBERED:
+                    self._heads.clear()
+                self._heads[key] = head
         return head
 
 
@@ -137,9 +139,10 @@ class RequestReader:
         known = self._forms.get(id(head))
         if known is None or known.head is not head:
             known = _form_of(head)
-            if len(self._forms) >= _REMEMBERED:
-                self._forms.clear()
-            self._forms[id(head)] = known
+            if head.remembered:
+                if len(self._forms) >= _REMEMBERED:
+                    self._forms.clear()
+                self._forms[id(head)] = known
         return known
 
 

@@ -84,10 +84,14 @@ class TensorHead(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A decoded head: its tensors, and the other fields as plain JSON values."""
+    """A decoded head: its tensors, and the other fields as plain JSON values.
+
+    ``remembered`` heads are the same object when their bytes come again.
+    """
 
     tensors: tuple[TensorHead, ...]
     fields: dict[str, Any]
+    remembered: bool = False
 
 
 class Item(NamedTuple):
@@ -171,7 +175,8 @@ _NO_HEAD = Head((), {})
 _ZEROS = bytes(16)
 _IN_ARENA = 1
 _REMEMBERED_HEADS = 512
-_LONGEST_REMEMBERED = 4096
+LONGEST_REMEMBERED = 4096
+"""The longest head that is kept, in bytes."""
 
 
 # -- heads ----------------------------------------------------------------------------------------------------------
@@ -193,7 +198,8 @@ class Heads:
         known = self._known.get(data)
         if known is None:
             known = _read_head(data)
-            if len(data) <= _LONGEST_REMEMBERED:
+            if len(data) <= LONGEST_REMEMBERED:
+                known = known._replace(remembered=True)
                 if len(self._known) >= _REMEMBERED_HEADS:
                     self._known.clear()
                 self._known[data] = known

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from remora.backends.worker import wire
@@ -80,6 +80,71 @@ def test_a_batch_of_requests_comes_as_it_was_sent(batch: list[Request]) -> None:
         for each, sent in zip(found, batch, strict=True):
             assert list(each.inputs) == list(sent.inputs)
             assert all(same(each.inputs[name], sent.inputs[name]) for name in sent.inputs)
+
+
+FORMS = [
+    InferForm((), parameters=parameters, id=id)
+    for parameters in ({"a": 1}, {"a": True}, {"a": 1.0}, {"a": "1"}, {})
+    for id in ("", "", "r1")
+]
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.builds(
+                request_of,
+                st.sampled_from(FORMS),
+                IN=st.builds(array_of, st.sampled_from(((1, 3), (2, 3))), st.sampled_from(("INT32", "BYTES"))),
+            ),
+            max_size=3,
+        ),
+        max_size=6,
+    )
+)
+def test_what_is_remembered_of_requests_is_what_is_made_anew(batches: list[list[Request]]) -> None:
+    kinds: dict[InferForm, object] = {}  # a form's tensors have one datatype each
+    writer, heads, reader = RequestWriter(), Heads(), RequestReader()
+    for batch in batches * 2:
+        for each in batch:
+            assume(kinds.setdefault(each.form, each.inputs["IN"].dtype) == each.inputs["IN"].dtype)
+        encoded = wire.encode(Kind.EXECUTE, 1, writer.drafts(batch))
+        assert encoded == wire.encode(Kind.EXECUTE, 1, RequestWriter().drafts(batch))
+        found = reader.requests(wire.decode(bytearray(encoded), heads).items)
+        assert repr([told(each) for each in found]) == repr([told(each) for each in batch])
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.builds(
+                lambda name, datatype, shape, parameters: Response(
+                    [Tensor(name, datatype, array_of(shape, datatype))], parameters
+                ),
+                st.sampled_from(("OUT", "X")),
+                st.sampled_from(("INT32", "FP32", "BYTES")),
+                st.sampled_from(((1, 3), (3, 1), (3,), (0,))),
+                st.sampled_from(({}, {"a": 1}, {"a": True})),
+            ),
+            max_size=3,
+        ),
+        max_size=6,
+    )
+)
+def test_what_is_remembered_of_answers_is_what_is_made_anew(batches: list[list[Response]]) -> None:
+    writer = OutcomeWriter()
+    for batch in batches * 2:
+        encoded = wire.encode(Kind.EXECUTE, 1, writer.drafts(batch))
+        assert encoded == wire.encode(Kind.EXECUTE, 1, OutcomeWriter().drafts(batch))
+
+
+def test_long_heads_and_ids_are_not_remembered() -> None:
+    writer, heads, reader = RequestWriter(), Heads(), RequestReader()
+    for form in (InferForm((), parameters={"long": "x" * 10_000}), InferForm((), id="r" * 10_000)):
+        items = wire.decode(bytearray(wire.encode(Kind.EXECUTE, 1, writer.drafts([request_of(form)]))), heads).items
+        assert told(reader.requests(items)[0]) == told(request_of(form))
+    assert not writer._heads
+    assert [len(known.head.fields["parameters"]) for known in reader._forms.values()] == [0]
 
 
 def test_requests_that_look_alike_travel_as_one() -> None:
