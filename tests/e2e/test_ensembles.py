@@ -212,6 +212,7 @@ def test_an_ensemble_over_http_answers_again_and_again(server: RunningServer) ->
             "id": "7",
             "model_name": "mixed",
             "model_version": "1",
+            "parameters": {"sequence_id": 0, "sequence_start": False, "sequence_end": False},
             "outputs": [{"name": "OUT", "datatype": "FP32", "shape": [2], "data": [0.0, 1.0]}],
         }
 

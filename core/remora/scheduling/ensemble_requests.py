@@ -10,6 +10,7 @@ It holds no thread: the step that finishes starts the next, in the thread that f
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,27 @@ from typing import Any, NamedTuple, Protocol
 
 from remora.device_arrays import DeviceArray, DeviceId, on_host
 from remora.errors import CancelledError, InvalidArgumentError, RemoraError, UnavailableError, about, error_of
-from remora.messages import Array, Data, InferForm, InputSpec, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
+from remora.messages import (
+    Array,
+    Data,
+    InferForm,
+    InputSpec,
+    Mailbox,
+    Outcome,
+    Parameter,
+    Response,
+    Streamed,
+    Tensor,
+    Ticket,
+)
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.ensembles import EnsemblePlan, EnsembleRun, Progress, Start, Step
 from remora.signature import Signature, UnreadableError
 
+_log = logging.getLogger("remora.models")
+
 _NO_STEPS: frozenset[int] = frozenset()
+_SIGNED_LIMIT = 1 << 63
 _PATIENCE_S = 1.0
 """How long a response waits for room behind it at the most. Ensembles whose steps wait for each other in a circle would
 never make any; the limit then slows them down instead of stopping them."""
@@ -106,7 +122,10 @@ class Owner(Protocol):
 
     @property
     def outputs(self) -> Mapping[str, tuple[int, ...]]:
-        """The dims of each output, the batch dimension aside."""
+        """The dims in which steps give each output, the batch dimension aside: those of its reshape if it has one."""
+
+    def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs in the shapes that the ensemble declares."""
 
     def now(self) -> int:
         """The engine's monotonic clock."""
@@ -332,12 +351,16 @@ class EnsembleRequest:
     def _response(self, answer: dict[str, Value]) -> Response:
         owner = self._owner
         outputs: list[Tensor] = []
+        if len(answer) < len(self._run.places):
+            for name in self._run.places:
+                if name not in answer:
+                    _log.debug("Composing models did not output tensor %s", name)
         for name, (data, datatype, batched) in answer.items():
             data = on_host(data)
             if batched != owner.batches:
                 data = data.reshape(fit_batch(data.shape, owner.outputs[name], batches=owner.batches))
             outputs.append(Tensor(name, datatype, data))
-        return Response(outputs)
+        return Response(owner.to_wire(outputs), sequence_parameters(self.ticket.request.form) if outputs else None)
 
     def _finish(self, error: RemoraError | None) -> None:
         """Count the request, stop what still runs for it and give the models back. Only who ended it calls."""
@@ -381,6 +404,14 @@ class EnsembleRequest:
                 lambda: self._over or all(self._run.open(reader) < plan.max_inflight for reader in readers),
                 _PATIENCE_S,
             )
+
+
+def sequence_parameters(form: InferForm) -> dict[str, Parameter]:
+    """Return the parameters that every response of an ensemble with an output has, also outside a sequence."""
+    number = form.sequence_id
+    if not isinstance(number, str) and number >= _SIGNED_LIMIT:
+        number -= 2 * _SIGNED_LIMIT  # as Triton, because a parameter of gRPC is a signed number
+    return {"sequence_id": number, "sequence_start": form.sequence_start, "sequence_end": form.sequence_end}
 
 
 def in_ensemble(name: str, error: RemoraError) -> RemoraError:

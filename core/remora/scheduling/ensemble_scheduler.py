@@ -62,7 +62,10 @@ class EnsembleScheduler:
         self.models = models
         self.batches = signature.max_batch_size > 0
         self.inputs = {row.name: row.datatype for row in signature.inputs}
-        self.outputs = {row.name: tuple(row.dims) for row in config.output}
+        self.outputs = {
+            row.name: tuple(row.reshape.shape if row.HasField("reshape") else row.dims) for row in config.output
+        }
+        self.to_wire = signature.to_wire
         self.now: Callable[[], int] = clock.monotonic_ns
         self.costs = CostModel()
         self._recorder = recorder

@@ -218,6 +218,11 @@ class EnsembleRun(Generic[T]):
         """Whether the request may get any number of answers."""
         return self._flow.streamed
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The outputs that an answer has when the steps give all of them."""
+        return self._flow.places
+
     def open(self, step: Step) -> int:
         """How many executions of a step are under way."""
         return self._open.get(step.number, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -395,6 +396,96 @@ def test_an_output_that_is_not_there_is_left_out_of_the_answer() -> None:
     outcome = bench.replies.only(ticket)
     assert isinstance(outcome, Response)
     assert outcome.outputs == []
+
+
+def test_an_output_that_no_step_produced_is_named_in_the_debug_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "remora.models")
+    outputs = "".join(f'output {{ name: "{name}" {ROW} }}' for name in ("OUT", "middle"))
+    bench = Bench(outputs=outputs)
+    ticket = bench.ask()
+    bench["first"].answer(numbers(1))
+    bench["second"].answer()
+    outcome = bench.replies.only(ticket)
+    assert isinstance(outcome, Response)
+    assert [tensor.name for tensor in outcome.outputs] == ["middle"]
+    assert [record.message for record in caplog.records] == ["Composing models did not output tensor OUT"]
+
+
+def test_an_optional_input_of_the_second_step_may_be_left_out() -> None:
+    text = ONE + ' input { name: "J" data_type: TYPE_INT32 dims: -1 optional: true }'
+    bench = Bench(
+        steps_text(("first", "I=IN", "O=middle"), ("second", "I=middle J=MORE", "O=OUT")),
+        models=[FakeStep("second", text)],
+        inputs=f'input {{ name: "IN" {ROW} }} input {{ name: "MORE" {ROW} optional: true }}',
+    )
+    ticket = bench.ask()
+    bench["first"].answer(numbers(1))
+    assert list(bench["second"].tickets[0].request.inputs) == ["I"]
+    bench["second"].answer(numbers(2))
+    assert isinstance(bench.replies.only(ticket), Response)
+
+
+# -- what an answer says besides its outputs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "answered"),
+    [(0, 0), (5, 5), ("seven", "seven"), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)],
+)
+def test_an_answer_names_its_requests_sequence(number: int | str, answered: int | str) -> None:
+    bench = Bench()
+    specs = (InputSpec("IN", "INT32", (4,)),)
+    ticket = bench.ask(InferForm(specs, sequence_id=number, sequence_start=True))
+    bench["first"].answer(numbers(1))
+    bench["second"].answer(numbers(2))
+    outcome = bench.replies.only(ticket)
+    assert isinstance(outcome, Response)
+    assert outcome.parameters == {"sequence_id": answered, "sequence_start": True, "sequence_end": False}
+
+
+def test_each_answer_of_a_stream_names_the_sequence_and_one_without_outputs_does_not() -> None:
+    bench = Bench(steps_text(("first", "I=IN", "O=OUT")), models=[FakeStep("first", decoupled=True)])
+    ticket = bench.ask(InferForm((InputSpec("IN", "INT32", (4,)),), sequence_id=3, sequence_end=True))
+    step = bench["first"].tickets[0]
+    one = Response([Tensor("O", "INT32", numbers(1))])
+    FakeStep.deliver(step, Streamed(one, False))
+    FakeStep.deliver(step, Streamed(Response([]), False))
+    FakeStep.deliver(step, Streamed(None, True))
+    found = [each.outcome for each in bench.replies.outcomes[ticket] if isinstance(each, Streamed)]
+    assert [each and each.parameters for each in found if isinstance(each, Response | None)] == [
+        {"sequence_id": 3, "sequence_start": False, "sequence_end": True},
+        {},
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batches", "step_batches", "given", "dims", "reshape", "expected"),
+    [
+        (4, 4, (2, 4, 1, 2), "8", "4,1,2", (2, 8)),
+        (0, 0, (4, 1, 2), "8", "4,1,2", (8,)),
+        (4, 0, (4, 1, 2), "8", "4,1,2", (1, 8)),
+        (0, 4, (1, 4, 1, 2), "8", "4,1,2", (8,)),
+        (0, 4, (1, 4, 1, 2), "8", "1,4,1,2", (8,)),
+        (4, 4, (2, 3, 2), "-1,1,2", "-1,2", (2, 3, 1, 2)),
+        (4, 4, (3,), "1", "", (3, 1)),
+    ],
+)
+def test_an_output_is_answered_in_the_shape_that_the_ensemble_declares(
+    batches: int, step_batches: int, given: tuple[int, ...], dims: str, reshape: str, expected: tuple[int, ...]
+) -> None:
+    shape = f"data_type: TYPE_INT32 dims: [{dims}] reshape {{ shape: [{reshape}] }}"
+    bench = Bench(
+        steps_text(("first", "I=IN", "O=OUT")),
+        models=[FakeStep("first", f"max_batch_size: {step_batches} " + ONE)],
+        inputs=f'max_batch_size: {batches} input {{ name: "IN" {ROW} }}',
+        outputs=f'output {{ name: "OUT" {shape} }}',
+    )
+    ticket = bench.ask(IN=np.zeros((1, 4) if batches else (4,), np.int32))
+    bench["first"].answer(np.zeros(given, np.int32))
+    outcome = bench.replies.only(ticket)
+    assert isinstance(outcome, Response), outcome
+    assert outcome.outputs[0].data.shape == expected
 
 
 def test_a_missing_input_ends_in_tritons_words() -> None:
