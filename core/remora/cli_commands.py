@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,9 +96,11 @@ def _runs(parser: argparse.ArgumentParser, command: Command) -> None:
             raise  # whoever read our output has seen enough: nothing failed that is worth a line
         except (RemoraError, OSError) as error:
             print(f"{parser.prog}: {reason_of(error)}", file=sys.stderr)
+            for note in getattr(error, "__notes__", ()):
+                print(f"{parser.prog}: {note}", file=sys.stderr)
             return 1
 
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, parser=parser)
 
 
 # -- infer ------------------------------------------------------------------------------------------------------------
@@ -118,6 +121,7 @@ def _add_infer(commands: Any) -> None:
     where.add_argument(
         "--repository", type=Path, metavar="PATH", help="load the model from here instead, without a server"
     )
+    _add_header(infer)
     inputs = infer.add_argument_group("inputs")
     inputs.add_argument(
         "--random", action="store_true", help="make up every input that is not given; the same each time"
@@ -236,7 +240,7 @@ def _add_models(commands: Any) -> None:
         parser = kinds.add_parser(action, aliases=aliases, help=help_text, description=f"{help_text.capitalize()}.")
         name_help = "only this model" if action == "list" else "the model's name"
         parser.add_argument("name", nargs="?" if action == "list" else None, metavar="NAME", help=name_help)
-        parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+        _add_server(parser)
         _add_timeout(parser, 600.0)
         if action == "list":
             parser.add_argument("--ready", action="store_true", help="only versions that are ready")
@@ -281,7 +285,7 @@ def _add_explain(commands: Any) -> None:
     explain.add_argument(
         "--version", type=_count, dest="model_version", metavar="N", help="a version; the newest if not given"
     )
-    explain.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+    _add_server(explain)
     explain.add_argument("--json-out", action="store_true", help="print the explanation as JSON")
     _add_timeout(explain, 60.0)
 
@@ -311,7 +315,7 @@ def _add_startup(commands: Any) -> None:
         help="where the time of a server's start went",
         description="Print the phases of a running server's start, what went on beside them, and slow imports.",
     )
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+    _add_server(parser)
     parser.add_argument("--json-out", action="store_true", help="print it as JSON")
     _add_timeout(parser, 10.0)
 
@@ -339,6 +343,7 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="a report that --save kept: names what grew")
     parser.add_argument("--serve", action="append", default=[], metavar="FLAG", help="a flag for the server, --FLAG=X")
     parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
+    _add_header(parser)
     _add_timeout(parser, 300.0)
 
     def run(options: argparse.Namespace) -> int:
@@ -378,6 +383,23 @@ def _version(options: argparse.Namespace) -> int:
 
 
 # -- argument types ---------------------------------------------------------------------------------------------------
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="the server (default %(default)s)")
+    _add_header(parser)
+
+
+def _add_header(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="send this header; NAME=@FILE reads the value from a file; may be repeated; the environment variable "
+        "REMORA_HEADERS holds more of them, one a line",
+    )
+    parser.set_defaults(header_variable=os.environ.get("REMORA_HEADERS", ""))
 
 
 def _add_timeout(parser: argparse.ArgumentParser, default_s: float) -> None:

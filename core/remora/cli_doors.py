@@ -5,11 +5,14 @@ A door takes a method, a path and a body and gives an answer. What is asked and 
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from remora.protocols.http_answer import Headers, HttpAnswer
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+_NO_HEADERS: Mapping[str, str] = {}
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 _PATH_SAFE = re.compile(r"[!-~]+")
 _SHOWN = 300
 
@@ -52,11 +58,13 @@ class HttpDoor:
     Args:
         url: ``http://HOST[:PORT][/PREFIX]`` or https. Without a scheme it is http.
         timeout_s: how long to wait for a connection, and for each answer.
+        headers: sent with each request.
 
     Raises UsageError for a URL of another form.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, headers: Mapping[str, str] = _NO_HEADERS) -> None:
+        self._headers = {name: value.encode() for name, value in headers.items()}
         self._timeout_s = timeout_s
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -71,7 +79,8 @@ class HttpDoor:
         self._connection = kind(host, port, timeout=timeout_s)
 
     def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> Answer:
-        headers = {"Content-Type": "application/json" if header_length is None else "application/octet-stream"}
+        headers: dict[str, str | bytes] = dict(self._headers)
+        headers["content-type"] = "application/json" if header_length is None else "application/octet-stream"
         if header_length is not None:
             headers[_HEADER_LENGTH] = str(header_length)
         try:
@@ -159,6 +168,37 @@ def _as_length(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
+# -- headers ----------------------------------------------------------------------------------------------------------
+
+
+def server_of(options: argparse.Namespace) -> HttpDoor:
+    """The server that the arguments of a command name. Raises UsageError, OSError for a header's file."""
+    return HttpDoor(options.url, options.timeout, headers_of(options))
+
+
+def headers_of(options: argparse.Namespace) -> dict[str, str]:
+    """The headers of the environment and, over them, of the arguments. Raises UsageError, OSError."""
+    return read_headers((*options.header_variable.splitlines(), *options.header))
+
+
+def read_headers(words: Iterable[str]) -> dict[str, str]:
+    """Headers out of ``NAME=VALUE`` and ``NAME=@FILE``, by their names in lower case; the last of a name counts.
+
+    Raises UsageError, which never repeats a value, and OSError for a file that cannot be read.
+    """
+    headers = {}
+    for word in filter(None, map(str.strip, words)):
+        name, equals, value = word.partition("=")
+        if not equals or not _TOKEN.fullmatch(name):
+            raise UsageError("--header and REMORA_HEADERS: expected NAME=VALUE or NAME=@FILE")
+        if value.startswith("@"):
+            value = Path(value[1:]).read_text(encoding="utf-8").strip()
+        if not _VALUE.fullmatch(value):
+            raise UsageError(f"--header {name}: its value holds a line break or another control character")
+        headers[name.lower()] = value
+    return headers
+
+
 # -- asking -----------------------------------------------------------------------------------------------------------
 
 
@@ -191,4 +231,7 @@ def accepted(door: Door, answer: Answer) -> Answer:
     text = answer.body[:_SHOWN].decode(errors="replace")
     with suppress(ValueError, KeyError, TypeError):  # not a V2 error: its first words must do
         text = json.loads(answer.body)["error"]
-    raise RemoraError(f"{door.name} refused ({answer.status}): {one_line(text) or 'it gives no reason'}")
+    error = RemoraError(f"{door.name} refused ({answer.status}): {one_line(text) or 'it gives no reason'}")
+    if answer.status in (401, 403):
+        error.add_note("--header NAME=VALUE or the variable REMORA_HEADERS sends a header, such as a key")
+    raise error

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from remora.cli_doors import HttpDoor, ask, model_path
+from remora.cli_doors import ask, model_path, server_of
 from remora.cli_output import columns
 from remora.errors import MalformedError
 
@@ -25,7 +25,7 @@ _MEANING = {
 
 def explain(options: argparse.Namespace) -> int:
     """Print the explanation of a model. Raises RemoraError with the server's reason."""
-    door = HttpDoor(options.url, options.timeout)
+    door = server_of(options)
     try:
         found = ask(door, "GET", f"{model_path(options.model, options.model_version)}/explain")
     finally:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.cli_doors import Door, EngineDoor, HttpDoor, accepted, ask, model_path
+from remora.cli_doors import Door, EngineDoor, accepted, ask, model_path, server_of
 from remora.cli_inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 from remora.cli_output import UsageError, columns, warnings_shown
 from remora.errors import InvalidArgumentError, MalformedError
@@ -63,7 +63,7 @@ def infer(options: argparse.Namespace, clock: Clock | None = None) -> int:
 @contextmanager
 def _open_door(options: argparse.Namespace) -> Iterator[Door]:
     if options.repository is None:
-        door = HttpDoor(options.url, options.timeout)
+        door = server_of(options)
         try:
             yield door
         finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from remora.cli_doors import HttpDoor, ask, model_path
+from remora.cli_doors import HttpDoor, ask, model_path, server_of
 from remora.cli_output import UsageError, columns, one_line
-from remora.errors import MalformedError, NotFoundError
+from remora.errors import MalformedError, NotFoundError, RemoraError
 
 _INDEX = "/v2/repository/index"
 _HEADINGS = ("model", "version", "state", "reason")
@@ -18,7 +20,7 @@ _HEADINGS = ("model", "version", "state", "reason")
 
 def show(options: argparse.Namespace) -> int:
     """Print the repository index. Raises RemoraError, NotFoundError for a model that is not in it."""
-    door = HttpDoor(options.url, options.timeout)
+    door = server_of(options)
     try:
         entries = _index(door, ready=options.ready)
     finally:
@@ -56,15 +58,37 @@ def unload(options: argparse.Namespace) -> int:
 
 
 def _change(options: argparse.Namespace, action: str, document: dict[str, Any]) -> int:
-    door = HttpDoor(options.url, options.timeout)
+    door = server_of(options)
     try:
         path = model_path(options.name).replace("/v2/", "/v2/repository/", 1)
-        ask(door, "POST", f"{path}/{action}", document)
+        try:
+            ask(door, "POST", f"{path}/{action}", document)
+        except RemoraError as error:
+            for note in _remedies(door, options.name, error.message):
+                error.add_note(note)
+            raise
         entries = [entry for entry in _index(door, ready=False) if entry["name"] == options.name]
     finally:
         door.close()
     print(columns([_HEADINGS, *map(_row, entries)]) if entries else f"{options.name}: {action}ed")
     return 0
+
+
+def _remedies(door: HttpDoor, name: str, refusal: str) -> list[str]:
+    """What a server adds to its refusal in other places: modes, the names that it knows, reasons of earlier loads."""
+    if "if polling is enabled" in refusal:
+        return ["models of this server cannot be changed by clients: start it with --model-control-mode=explicit"]
+    if f"'{name}'" not in refusal:
+        return []
+    with suppress(RemoraError):
+        entries = _index(door, ready=False)
+        reasons = [str(entry["reason"]) for entry in entries if entry["name"] == name and entry.get("reason")]
+        if not any(entry["name"] == name for entry in entries):
+            close = get_close_matches(name, [str(entry["name"]) for entry in entries], n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            return [f"the repository of this server has no model '{name}'{hint}"]
+        return [one_line(reason) for reason in reasons if one_line(reason) not in one_line(refusal)]
+    return []
 
 
 def _index(door: HttpDoor, *, ready: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from remora.cli_doors import HttpDoor, accepted, ask, model_path
+from remora.cli_doors import HttpDoor, accepted, ask, headers_of, model_path, server_of
 from remora.cli_output import UsageError, columns
 from remora.errors import RemoraError, UnavailableError
 from remora.startup import over_budget
@@ -23,7 +23,7 @@ _PAUSE_S = 0.005
 
 def startup(options: argparse.Namespace) -> int:
     """Print a running server's start. Raises RemoraError when there is none."""
-    door = HttpDoor(options.url, options.timeout)
+    door = server_of(options)
     try:
         report = ask(door, "GET", "/v2/startup")
     finally:
@@ -55,7 +55,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     words = [sys.executable, "-m", "remora", "serve", *options.paths, *flags, *options.serve]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(words, stdout=log, stderr=log)
-        door = HttpDoor(f"http://127.0.0.1:{port}", options.timeout)
+        door = HttpDoor(f"http://127.0.0.1:{port}", options.timeout, headers_of(options))
         try:
             _wait(server, door, options.timeout)
             for entry in ask(door, "POST", "/v2/repository/index", {"ready": True}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from fakes import UNTRACED
 from remora.cli import main
-from remora.cli_doors import Answer, EngineDoor, HttpDoor, model_path
+from remora.cli_doors import Answer, EngineDoor, HttpDoor, headers_of, model_path
 from remora.errors import NotFoundError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
@@ -41,8 +42,11 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def served(respond: Respond) -> Iterator[str]:
-    """The URL of an HTTP server on a free port that answers with what ``respond(method, path, body, length)`` gives."""
+def served(respond: Respond, seen: list[dict[str, str]] | None = None) -> Iterator[str]:
+    """The URL of an HTTP server on a free port that answers with what ``respond(method, path, body, length)`` gives.
+
+    The headers of each request are added to ``seen``, by their names in lower case.
+    """
 
     class Exchange(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -50,6 +54,8 @@ def served(respond: Respond) -> Iterator[str]:
         def answer(self) -> None:
             length = self.headers.get(_LENGTH)
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            if seen is not None:
+                seen.append({name.lower(): value for name, value in self.headers.items()})
             answer = respond(self.command, self.path, body, None if length is None else int(length))
             self.send_response(answer.status)
             if answer.header_length is not None:
@@ -154,7 +160,6 @@ def test_a_model_is_loaded_with_another_configuration_and_unloaded(url: str, tmp
     ("arguments", "said"),
     [
         (("models", "load", "stray"), "load failed for model 'stray'"),
-        (("models", "load", "none"), "failed to load 'none'"),
         (("models", "list", "none"), "has no model 'none'"),
         (("models", "list", "none", "--ready"), "has no ready model 'none'"),
         (("models", "load", "a b"), "no model can be called 'a b'"),
@@ -169,6 +174,78 @@ def test_the_servers_reason_is_the_last_word(arguments: tuple[str, ...], said: s
     assert err.startswith(f"remora {arguments[0]}")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_load_of_an_unknown_model_names_the_nearest_one(url: str, capsys: Captured) -> None:
+    code, _, err = run(capsys, "models", "load", "strai", "--url", url)
+    assert code == 1
+    first, second = err.splitlines()
+    assert first.endswith("failed to load 'strai', failed to poll from model repository")
+    assert second == "remora models load: the repository of this server has no model 'strai'; did you mean 'stray'?"
+
+
+def test_a_load_where_clients_may_load_nothing_names_the_mode_to_start_with(capsys: Captured) -> None:
+    refusal = b'{"error":"explicit model load / unload is not allowed if polling is enabled"}'
+    with served(always(503, refusal)) as url:
+        code, _, err = run(capsys, "models", "load", "m", "--url", url)
+    assert code == 1
+    assert "start it with --model-control-mode=explicit" in err.splitlines()[1]
+
+
+def test_a_reason_that_only_the_index_has_follows_the_refusal(capsys: Captured) -> None:
+    def respond(method: str, path: str, body: bytes, length: int | None) -> Answer:
+        if path.endswith("index"):
+            return written([{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no\nfile"}])
+        return Answer(400, None, b'{"error":"failed to load \'m\'"}')
+
+    with served(respond) as url:
+        _, _, err = run(capsys, "models", "load", "m", "--url", url)
+    assert err.splitlines()[1] == "remora models load: no file"
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("infer", "m", "--random"),
+        ("models", "list"),
+        ("models", "load", "m"),
+        ("models", "unload", "m"),
+        ("explain", "m"),
+        ("startup",),
+    ],
+    ids=" ".join,
+)
+def test_every_command_that_asks_a_server_sends_the_headers_that_it_was_given(
+    command: tuple[str, ...], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("out of a file\n")
+    monkeypatch.setenv("REMORA_HEADERS", "x-tenant=one\nx-key=of the environment\n")
+    seen: list[dict[str, str]] = []
+    with served(always(403, b"no"), seen) as url:
+        code, _, err = run(capsys, *command, "--url", url, "--header", f"X-Key=@{key}", "--header", "x-more=a=b")
+    assert code == 1
+    assert "--header NAME=VALUE" in err.splitlines()[1]
+    assert {name: seen[0][name] for name in ("x-key", "x-tenant", "x-more")} == {
+        "x-key": "out of a file",
+        "x-tenant": "one",
+        "x-more": "a=b",
+    }
+
+
+@pytest.mark.parametrize("word", ["no-equals", "=value", "na me=1", "x-key=secret\x00"])
+def test_a_header_that_cannot_be_sent_is_wrong_usage_and_its_value_is_not_repeated(word: str, capsys: Captured) -> None:
+    code, _, err = run(capsys, "models", "list", "--header", word)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "secret" not in err
+
+
+def test_a_header_goes_to_the_server_whose_start_is_measured() -> None:
+    options = argparse.Namespace(header=["x-key=1"], header_variable="X-Key=0\nx-other=2")
+    assert headers_of(options) == {"x-key": "1", "x-other": "2"}
 
 
 # -- servers that are not ---------------------------------------------------------------------------------------------
