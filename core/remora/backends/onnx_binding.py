@@ -1,8 +1,12 @@
-"""Runs of an ONNX Runtime session on tensors on its device; the law: one thread at a time, and nothing moves twice.
+"""Runs of an ONNX Runtime session on tensors on its device.
 
-Inputs are bound where they are: a tensor on the device at its address, an array of the host after one copy through
-memory that the device reads without a detour. Outputs are made on the device. They stay there, or come back in one
+A ``Binding`` is used by one thread at a time. An input that the session reads on its device is bound at its address
+there: a tensor that lies on the device as it is, an array of the host after one copy through pinned memory. An input
+that the session reads on the host is bound there. Outputs are made on the device, and stay there or come back in one
 copy each. With CUDA graphs the memory of inputs and outputs is fixed for each set of shapes: a graph replays addresses.
+
+Invariant: the bytes of an input are at its address before the input is bound, because ``bind_input`` copies them
+at once when a node on another device reads them.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ import numpy as np
 
 from remora.backends.onnx_plan import GraphPlan
 from remora.backends.transfers import Places, Transfer
-from remora.device_arrays import Block, DeviceArray, Memory
+from remora.device_arrays import Block, DeviceArray, Memory, on_host
 from remora.messages import DTYPES, Array, Tensor
 
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
+_ON_HOST = ("cpu", 0)
 _NEVER = -1
 """The graph number that means "run without a graph"."""
 
@@ -62,14 +67,23 @@ class Binding:
         self._transfer = transfer
         self._types = types
         self._entries = entries
-        self._graphs = graphs
-        self._device = ("cpu", 0) if memory.device[0] == 1 else ("cuda", memory.device[1])
+        self._device = _ON_HOST if memory.device[0] == 1 else ("cuda", memory.device[1])
+        found = frozenset[str]() if self._device == _ON_HOST else inputs_on_host(inner)
+        self._on_host = found or frozenset()
+        """The names of the inputs that are bound in main memory."""
+        # A graph replays what an input on the host held when the graph was captured.
+        self._graphs = graphs if found is not None and not found else None
         # What the Python classes check costs ten times what they call; the engine and the C++ classes check it as well.
         session = getattr(inner, "_sess", None)
         self._call = getattr(session, "run_with_iobinding", None)
         self._plain = self._options({} if graphs is None else {"gpu_graph_id": str(_NEVER)})
         self._fixed: dict[tuple[Shapes, tuple[str, ...]], _Fixed] = {}
         self._places = Places(memory)
+
+    @property
+    def replays(self) -> bool:
+        """True if equal shapes may be answered by a CUDA graph."""
+        return self._graphs is not None
 
     def run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
         """The outputs ``wanted``, in that order; on the device where they may stay. Raises what ONNX Runtime raises."""
@@ -90,13 +104,21 @@ class Binding:
     def _run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], options: Any) -> list[DeviceArray]:
         binding = self._inner.io_binding()
         copies: list[tuple[int, Array]] = []
+        addresses: dict[str, int] = {}
+        kept: list[Array] = []  # borrowed by the binding until the run is over
         for name, given in inputs.items():
-            address = self._places.of(name, given, copies)
-            self._bind(binding.bind_input, name, given.shape, address)
+            if name in self._on_host:
+                kept.append(np.ascontiguousarray(on_host(given)))
+                addresses[name] = kept[-1].ctypes.data
+            else:
+                addresses[name] = self._places.of(name, given, copies)
         self._transfer.to_device(copies)
+        for name, address in addresses.items():
+            self._bind(binding.bind_input, name, inputs[name].shape, address)
         for name in wanted:
             binding.bind_output(name, *self._device)
         self._execute(binding, options)
+        del kept
         values = binding.get_outputs()
         # The values are parts of the binding, so each keeps it alive.
         return [
@@ -105,18 +127,20 @@ class Binding:
         ]
 
     def _execute(self, binding: Any, options: Any) -> None:
-        """Run the session, and wait for its device."""
+        """Run the session. The CPU, CUDA and TensorRT providers wait for their own streams before a run returns.
+
+        ``synchronize_outputs`` is not called, because for CUDA it waits for the whole device and holds the GIL meanwhile.
+        """
         inner = getattr(binding, "_iobinding", None)
         if self._call is None or inner is None:
             self._inner.run_with_iobinding(binding, options)
         else:
             self._call(inner, options)
-        binding.synchronize_outputs()
 
     def _bind(self, bind: Callable[..., None], name: str, shape: Sequence[int], address: int) -> None:
         datatype = self._types[name]
         kind: Any = _BFLOAT16 if datatype == "BF16" else DTYPES[datatype]
-        bind(name, *self._device, kind, list(shape), address)
+        bind(name, *(_ON_HOST if name in self._on_host else self._device), kind, list(shape), address)
 
     # -- CUDA graphs ------------------------------------------------------------------------------------------------
 
@@ -128,23 +152,29 @@ class Binding:
         if fixed is None:
             if not self._graphs.wants(shapes, len(self._fixed)):
                 return None
-            # Once without: it tells the outputs' shapes, and lets the libraries choose their kernels.
+            # The run without a graph gives the outputs' shapes, and the libraries choose their kernels in it.
             fixed = self._prepare(inputs, wanted, self._run(inputs, wanted, self._plain))
             self._fixed[shapes, wanted] = fixed
+        else:
+            self._fill(fixed.inputs, inputs)
+        self._execute(fixed.binding, fixed.options)
+        return [DeviceArray(out.datatype, out.shape, out.memory, out.address, out.owner) for out in fixed.outputs]
+
+    def _fill(self, blocks: Mapping[str, Block], inputs: Mapping[str, Array]) -> None:
+        """Copy inputs into their fixed memory."""
         copies: list[tuple[int, Array]] = []
         for name, given in inputs.items():
             if isinstance(given, DeviceArray):
                 if given.nbytes:
-                    self._memory.copy(fixed.inputs[name].address, given.address, given.nbytes)
+                    self._memory.copy(blocks[name].address, given.address, given.nbytes)
             else:
-                copies.append((fixed.inputs[name].address, np.ascontiguousarray(given)))
+                copies.append((blocks[name].address, np.ascontiguousarray(given)))
         self._transfer.to_device(copies)
-        self._execute(fixed.binding, fixed.options)
-        return [DeviceArray(out.datatype, out.shape, out.memory, out.address, out.owner) for out in fixed.outputs]
 
     def _prepare(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], found: Sequence[DeviceArray]) -> _Fixed:
         binding = self._inner.io_binding()
         blocks = {name: self._memory.take(array.nbytes) for name, array in inputs.items()}
+        self._fill(blocks, inputs)
         for name, array in inputs.items():
             self._bind(binding.bind_input, name, array.shape, blocks[name].address)
         outputs = []
@@ -159,3 +189,12 @@ class Binding:
         for key, value in {**self._entries, **more}.items():
             options.add_run_config_entry(key, value)
         return options
+
+
+def inputs_on_host(inner: Any) -> frozenset[str] | None:
+    """The names of the inputs that a session reads in main memory; None where ONNX Runtime is too old to list them."""
+    infos = getattr(inner, "get_input_memory_infos", None)
+    if infos is None:
+        return None
+    named = zip(inner.get_inputs(), infos(), strict=True)
+    return frozenset(each.name for each, info in named if info.name.lower().startswith("cpu") or "Pinned" in info.name)

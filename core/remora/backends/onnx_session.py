@@ -7,6 +7,7 @@ Runtime's own tensor objects.
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -23,8 +24,12 @@ from remora.errors import InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
+_log = logging.getLogger(__name__)
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _REASON = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+_BOUND_REASON = "Error in execution: "
+_THROWN = re.compile(r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+")
+"""A place in ONNX Runtime's source, which is in the texts of exceptions and not in those of returned statuses."""
 
 
 class Bound(NamedTuple):
@@ -119,6 +124,12 @@ class OnnxSession:
         """A way to run it for one instance, with tensors on its device; see `onnx_binding`."""
         types = {**self._inputs, **self._outputs}
         binding = Binding(self._runtime, self._inner, memory, transfer, types, self._entries, graphs)
+        if graphs is not None and not binding.replays:
+            _log.warning(
+                "model '%s' runs without CUDA graphs: some of its inputs are read on the host, or onnxruntime is too old "
+                "to list them",
+                self._model,
+            )
 
         def run(stays: bool) -> Run:
             def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
@@ -197,7 +208,18 @@ def _bfloat16_bits(value: Any) -> Array:
 
 
 def reason_of(error: Exception) -> str:
-    """ONNX Runtime's reason in one line, numbered as Triton numbers it."""
-    match = _REASON.search(str(error))
-    code, text = (f" {match[1]}", match[2]) if match else ("", f"{type(error).__name__}: {error}")
+    """ONNX Runtime's reason in one line, numbered as Triton numbers it.
+
+    A run with bound inputs raises the text without the number. The number is then found from the text: 1 (failure)
+    for an exception inside ONNX Runtime, 2 (invalid argument) for all else that such a run refuses.
+    """
+    said = str(error)
+    match = _REASON.search(said)
+    if match:
+        code, text = f" {match[1]}", match[2]
+    elif said.startswith(_BOUND_REASON):
+        text = said.removeprefix(_BOUND_REASON)
+        code = " 1" if _THROWN.search(text) else " 2"
+    else:
+        code, text = "", f"{type(error).__name__}: {error}"
     return f"onnx runtime error{code}: {' '.join(text.split())}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 from fakes import config_of
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends.onnx_binding import Binding
+from remora.backends.onnx_plan import GraphPlan
+from remora.backends.onnx_session import reason_of
 from remora.backends.onnxruntime import OnnxRuntimeBackend
 from remora.backends.transfers import CudaTransfer
 from remora.device_arrays import HOST, CudaMemory, DeviceArray, HostMemory
@@ -111,8 +114,24 @@ def test_outputs_outlive_the_next_run_and_the_instance(tmp_path: Path) -> None:
 
 
 def test_a_failure_keeps_onnx_runtimes_reason(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="onnx runtime error"):
+    with pytest.raises(InternalError, match="^onnx runtime error 2: Got invalid dimensions for input: x"):
         answer(model(tmp_path), np.zeros((2, 3), "f4"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Error in execution: Invalid rank for input: x\n Please fix", "2: Invalid rank for input: x Please fix"),
+        (
+            "Error in execution: Non-zero status code returned while running Gather node. Status Message: indices",
+            "2: Non-zero status code returned while running Gather node. Status Message: indices",
+        ),
+        ("Error in execution: Status Message: /src/core/cuda_call.cc:129 CUDA failure 700", "1: Status Message:"),
+        ("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : no", "6: no"),
+    ],
+)
+def test_a_bound_runs_reason_is_numbered_as_any_others(text: str, expected: str) -> None:
+    assert reason_of(RuntimeError(text)).startswith(f"onnx runtime error {expected}")
 
 
 # -- CUDA graphs: what they ask of memory ---------------------------------------------------------------------------
@@ -242,6 +261,132 @@ def test_memory_that_is_not_there_fails_the_run_and_nothing_else(
         binding.run({"x": X}, (), stays=False)
 
 
+# -- a session that reads its inputs when they are bound ------------------------------------------------------------
+
+
+class ReadingBinding:
+    """ONNX Runtime's binding for a model whose nodes read every input on another device: it reads at once."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, tuple[str, Array]] = {}
+        self.outputs: list[Any] = []
+        self.made: list[Any] = []
+
+    def bind_input(self, name: str, device: str, number: int, kind: Any, shape: list[int], address: int) -> None:
+        size = int(np.prod(shape)) * 4
+        values = np.frombuffer(ctypes.string_at(address, size), "f4").reshape(shape)
+        self.read[name] = (device, values)
+
+    def bind_output(self, name: str, device: str, number: int, *fixed: Any) -> None:
+        self.outputs.append(fixed)
+
+    def get_outputs(self) -> list[Any]:
+        return self.made
+
+    def synchronize_outputs(self) -> None:
+        raise AssertionError("this waits for the whole device, with the interpreter's lock")
+
+
+class ReadingSession:
+    """Doubles ``x``. ``places``: the names of the memory that it reads its inputs in; None: it cannot list them."""
+
+    def __init__(self, memory: CudaMemory, places: tuple[str, ...] | None) -> None:
+        self.memory = memory
+        self.graphs: list[str] = []
+        self.bindings: list[ReadingBinding] = []
+        if places is not None:
+            self.get_input_memory_infos = lambda: [SimpleNamespace(name=place) for place in places]
+
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name="x")]
+
+    def io_binding(self) -> ReadingBinding:
+        self.bindings.append(ReadingBinding())
+        return self.bindings[-1]
+
+    def run_with_iobinding(self, binding: ReadingBinding, options: Any) -> None:
+        self.graphs.append(options.entries.get("gpu_graph_id", ""))
+        values = binding.read["x"][1] * 2
+        (fixed,) = binding.outputs
+        block = self.memory.take(values.nbytes)
+        address = fixed[-1] if fixed else block.address
+        self.memory.copy(address, values.ctypes.data, values.nbytes)
+        binding.made = [SimpleNamespace(shape=lambda: list(values.shape), data_ptr=lambda: address, block=block)]
+
+
+class Options:
+    def __init__(self) -> None:
+        self.entries: dict[str, str] = {}
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        self.entries[key] = value
+
+
+def reading(stand_in: StandIn, transfer: CudaTransfer, places: tuple[str, ...] | None, *, graphs: bool) -> Binding:
+    memory = CudaMemory(stand_in.runtime, 0)
+    session = ReadingSession(memory, places)
+    plan = GraphPlan() if graphs else None
+    runtime = SimpleNamespace(RunOptions=Options)
+    return Binding(runtime, session, memory, transfer, {"x": "FP32", "y": "FP32"}, {}, plan)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("places", [("Cuda",), ("Cpu",), ("CudaPinned",), None])
+def test_an_input_is_bound_once_its_bytes_are_there(
+    stand_in: StandIn, transfer: CudaTransfer, places: tuple[str, ...] | None, graphs: bool
+) -> None:
+    binding = reading(stand_in, transfer, places, graphs=graphs)
+    session = binding._inner
+    for values in (X, X + 1, X[:1] + 7):
+        (found,) = binding.run({"x": values}, ("y",), stays=False)
+        if not session.graphs or session.graphs[-1] in ("-1", ""):  # a replay reads its fixed memory itself
+            np.testing.assert_array_equal(found.data, values * 2)
+    device = "cuda" if places in (("Cuda",), None) else "cpu"
+    assert {each.read["x"][0] for each in session.bindings} == {device}
+    np.testing.assert_array_equal(session.bindings[0].read["x"][1], X)
+    binding.close()
+
+
+def test_what_a_graph_captures_is_in_its_memory_before_it_is_bound(stand_in: StandIn, transfer: CudaTransfer) -> None:
+    binding = reading(stand_in, transfer, ("Cuda",), graphs=True)
+    (found,) = binding.run({"x": X}, ("y",), stays=False)
+    np.testing.assert_array_equal(found.data, X * 2)
+    assert binding._inner.graphs == ["-1", "1"]
+    binding.close()
+
+
+@pytest.mark.parametrize("places", [("Cpu",), None])
+def test_a_session_that_reads_an_input_on_the_host_gets_no_graphs(
+    stand_in: StandIn, transfer: CudaTransfer, places: tuple[str, ...] | None
+) -> None:
+    """A graph replays the kernels with the values that were on the host when it was captured."""
+    binding = reading(stand_in, transfer, places, graphs=True)
+    assert not binding.replays
+    for values in (X, X + 1):
+        (found,) = binding.run({"x": values}, ("y",), stays=False)
+        np.testing.assert_array_equal(found.data, values * 2)
+    assert binding._inner.graphs == ["-1", "-1"]
+    binding.close()
+
+
+def test_a_tensor_on_the_device_that_is_read_on_the_host_comes_to_the_host(
+    stand_in: StandIn, transfer: CudaTransfer
+) -> None:
+    binding = reading(stand_in, transfer, ("Cpu",), graphs=False)
+    block = binding._memory.take(X.nbytes)
+    binding._memory.copy(block.address, X.ctypes.data, X.nbytes)
+    given = DeviceArray("FP32", X.shape, binding._memory, block.address, block.owner)
+    (found,) = binding.run({"x": given.as_array()}, ("y",), stays=False)
+    np.testing.assert_array_equal(found.data, X * 2)
+    binding.close()
+
+
 class _NoSession:
     def io_binding(self) -> Any:
         return SimpleNamespace()
+
+    def get_input_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name="Cuda")]
+
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name="x")]
