@@ -12,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from remora.backends.registry import BUILT_IN, find_backend, kinds_of
 from remora.cli_output import warnings_shown
 from remora.composing import step_models
 from remora.config import (
+    ANY_KIND,
     find_config,
     infer_backend,
     normalise,
@@ -132,7 +134,8 @@ def normalised(config: ModelConfig, name: str, gpus: int) -> ModelConfig:
     filled.CopyFrom(config)
     with suppress(ConfigError):  # a configuration alone need not tell its backend: the model's file does
         infer_backend(filled, name, ())
-    normalise(filled, name, gpus=range(gpus))
+    kinds = kinds_of(find_backend(filled.backend)) if filled.backend in BUILT_IN else ANY_KIND
+    normalise(filled, name, gpus=range(gpus), kinds=kinds)
     return filled
 
 

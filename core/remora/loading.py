@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import Backend, BackendModel, Instance, Source
-from remora.backends.registry import backend_in, find_backend
+from remora.backends.registry import backend_in, find_backend, kinds_of
 from remora.config import (
     Placement,
     check_names,
@@ -186,12 +186,16 @@ class ModelLoader:
                 self._cpus,
                 self.calls,
             )
-            opened = self._placed(backend.open(source, config))
-            normalise(config, folder.name, gpus=self._gpus)  # a model sees the defaults, and may add to them
+            opened = backend.open(source, config)
+            kinds = kinds_of(backend, opened)
+            opened = self._placed(opened)
+            normalise(
+                config, folder.name, gpus=self._gpus, kinds=kinds
+            )  # a model sees the defaults, and may add to them
             if not self._options.disable_auto_complete_config:
                 opened.complete(config)
                 _adopt_labels(config, folder)
-            normalise(config, folder.name, gpus=self._gpus)
+            normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
             validate(config, folder.name, gpus=self._gpus, least=self._least_number)
             if not self._options.batching_delay:
                 _wait_for_nobody(config)
@@ -231,6 +235,7 @@ class ModelLoader:
                 backlog_hold=self._options.backlog_delay_scheduler,
             )
             served.places = places
+            served.kinds = kinds
             self.ledger.add(folder.name, "session", begin_ns)
             self._warm(folder)(served, instances)
             return served
@@ -252,7 +257,7 @@ class ModelLoader:
         config.instance_group.MergeFrom(plan.config.instance_group)
         config.version_policy.CopyFrom(plan.config.version_policy)
         try:
-            normalise(config, model.name, gpus=self._gpus)
+            normalise(config, model.name, gpus=self._gpus, kinds=model.kinds)
             validate(config, model.name, gpus=self._gpus, least=self._least_number)
             model.adjust(config, placements(config) or (Placement(model.name),), self._warm(plan.folder))
         except RemoraError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance
 from remora.classification import classify
-from remora.config import BatchPolicy, Placement, batch_policy, sequence_policy
+from remora.config import ANY_KIND, BatchPolicy, Placement, batch_policy, sequence_policy
 from remora.device_arrays import DeviceId
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
 from remora.messages import (
@@ -111,6 +111,8 @@ class ServedModel:
         """Labels of its metrics besides name and version, where a host has several engines."""
         self.places: tuple[Placement, ...] = ()
         """Where each of the instances lives."""
+        self.kinds: tuple[str, ...] = ANY_KIND
+        """What KIND_AUTO stands for."""
         self._backend_model = backend_model
         self._instances = instances
         self._labels = labels

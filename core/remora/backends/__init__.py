@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.2"
+API_VERSION = "1.3"
 """The version of these protocols. The first number changes when a backend must be changed, the second when something is
 added that a backend may use. A backend that sets ``api_version`` is refused where the first number differs."""
 
@@ -146,7 +146,7 @@ class RemoteInstance(Instance, Protocol):
 
 
 class BackendModel(Protocol):
-    """One version of one model, opened."""
+    """One version of one model, opened. It may have ``preferred_kinds``; see `Backend`."""
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in what ``config`` leaves out: max_batch_size, inputs, outputs, policies (spec C13, C14).
@@ -162,7 +162,12 @@ class BackendModel(Protocol):
 
 
 class Backend(Protocol):
-    """A framework."""
+    """A framework.
+
+    It or its models, which come first, may have ``preferred_kinds``: the kinds of devices that KIND_AUTO stands for,
+    the preferred one first, as a tuple of ``"GPU"``, ``"CPU"`` and ``"MODEL"``. The first kind that the machine has
+    counts; without the attribute GPUs come before the CPU (since 1.3).
+    """
 
     name: str
 

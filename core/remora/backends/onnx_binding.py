@@ -129,7 +129,7 @@ class Binding:
     def _execute(self, binding: Any, options: Any) -> None:
         """Run the session. The CPU, CUDA and TensorRT providers wait for their own streams before a run returns.
 
-        ``synchronize_outputs`` is not called, because for CUDA it waits for the whole device and holds the GIL meanwhile.
+        ``synchronize_outputs`` is not called, because for CUDA it waits for the whole device with the GIL held.
         """
         inner = getattr(binding, "_iobinding", None)
         if self._call is None or inner is None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from remora.errors import UnavailableError
 from remora.system.gpus import Gpus
@@ -25,7 +28,10 @@ OFF = "off"
 """The setting that keeps no engines."""
 
 TELL_EVERY_S = 15.0
-_MAJORS = (11, 10)
+_NEEDED = re.compile(rb"libnvinfer\.so\.(\d+)")
+_DEFAULT_MAJOR = 10
+_LIBRARIES = ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser")
+_WHEEL = "tensorrt_libs"
 
 
 def engine_folder(setting: str) -> Path | None:
@@ -67,18 +73,44 @@ def engine_cache(folder: Path, model: Path, runtime: str, machine: str, options:
     }
 
 
-def gpu_and_tensorrt(device: int, gpus: Gpus | None = None, load: Callable[[str], object] = ctypes.CDLL) -> str:
+def needed_tensorrt(runtime: Any) -> int:
+    """The major version of TensorRT that ONNX Runtime's provider is linked with; 10 where its file cannot be read."""
+    capi = Path(getattr(runtime, "__file__", None) or "").parent / "capi"
+    try:
+        found = _NEEDED.search((capi / "libonnxruntime_providers_tensorrt.so").read_bytes())
+    except OSError:
+        return _DEFAULT_MAJOR
+    return int(found[1]) if found else _DEFAULT_MAJOR
+
+
+def load_tensorrt(major: int, load: Callable[..., object] = ctypes.CDLL) -> None:
+    """Load TensorRT's libraries of a major version from its wheels, where the loader does not look for them.
+
+    ONNX Runtime then finds them by their names. Nothing happens where the wheels are missing or of another version.
+    """
+    spec = importlib.util.find_spec(_WHEEL)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for name in _LIBRARIES:
+            library = Path(place) / f"{name}.so.{major}"
+            if library.is_file():
+                try:
+                    load(str(library), mode=ctypes.RTLD_GLOBAL)
+                except OSError as error:
+                    _log.warning("TensorRT's %s cannot be loaded: %s", library.name, error)
+
+
+def gpu_and_tensorrt(
+    device: int, major: int = _DEFAULT_MAJOR, gpus: Gpus | None = None, load: Callable[[str], object] = ctypes.CDLL
+) -> str:
     """What engines depend on besides model and options, in words: the GPU's kind, and TensorRT's version."""
     visible = (gpus or Gpus()).visible()
     gpu = visible[device] if device < len(visible) else None
     kind = "unknown GPU" if gpu is None else f"{gpu.name} {gpu.capability[0]}.{gpu.capability[1]} {gpu.memory_bytes}"
-    for major in _MAJORS:
-        try:
-            library = load(f"libnvinfer.so.{major}")
-            return f"{kind}, TensorRT {library.getInferLibVersion()}"  # type: ignore[attr-defined]
-        except (OSError, AttributeError):
-            continue
-    return f"{kind}, unknown TensorRT"
+    try:
+        library = load(f"libnvinfer.so.{major}")
+        return f"{kind}, TensorRT {library.getInferLibVersion()}"  # type: ignore[attr-defined]
+    except (OSError, AttributeError):
+        return f"{kind}, unknown TensorRT"
 
 
 @contextmanager

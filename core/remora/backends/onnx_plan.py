@@ -109,15 +109,24 @@ def plan_graphs(config: ModelConfig) -> GraphPlan | None:
 
 
 class ProviderPlan(NamedTuple):
-    """Which execution providers a session gets, the preferred one first, and which it was to have but cannot."""
+    """Which execution providers a session gets, the preferred one first, and which it was to have but cannot.
+
+    ``left_out`` names what was asked for and would give wrong answers.
+    """
 
     chain: tuple[tuple[str, dict[str, str]], ...]
     missing: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names alone."""
         return tuple(name for name, _ in self.chain)
+
+    @property
+    def captures(self) -> bool:
+        """True if the session captures CUDA graphs."""
+        return any(options.get("enable_cuda_graph") in ("1", "true", "True") for _, options in self.chain)
 
 
 def plan_session(config: ModelConfig, settings: Mapping[str, str], cpus: int) -> SessionPlan:
@@ -180,16 +189,30 @@ def insists_on_gpu(config: ModelConfig) -> bool:
     return any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
 
 
-def plan_providers(config: ModelConfig, device: Device, available: Collection[str]) -> ProviderPlan:
+def plan_providers(
+    config: ModelConfig, device: Device, available: Collection[str], *, graphs: bool = True
+) -> ProviderPlan:
     """The execution providers for a session on ``device``; ``available`` are those of the installed ONNX Runtime.
 
+    CUDA graphs belong to the CUDA provider alone. TensorRT's provider keeps one graph for all shapes and addresses, so
+    its second set of shapes would be answered with memory that no kernel has written.
+
     Raises:
-        ConfigError: for an accelerator or one of its parameters that nobody knows, with Triton's texts.
+        ConfigError: for an accelerator or one of its parameters that no provider has, with Triton's texts.
     """
     wanted = _gpu_chain(config, device) if device.kind == "GPU" else _cpu_chain(config)
-    chain = [(name, options) for name, options in wanted if name in available]
+    chain = [(name, dict(options)) for name, options in wanted if name in available]
     missing = [name for name, _ in wanted if name not in available]
-    return ProviderPlan((*chain, (CPU_PROVIDER, {})), tuple(missing))
+    left_out = []
+    for name, options in chain:
+        if name == TENSORRT_PROVIDER and options.pop("trt_cuda_graph_enable", "0") in ("1", "true", "True"):
+            left_out.append("trt_cuda_graph_enable")
+    if config.optimization.cuda.graphs and device.kind == "GPU" and graphs:
+        if chain and chain[0][0] == CUDA_PROVIDER:
+            chain[0] = (CUDA_PROVIDER, {"enable_cuda_graph": "1", **chain[0][1]})
+        elif chain:
+            left_out.append("cuda.graphs")
+    return ProviderPlan((*chain, (CPU_PROVIDER, {})), tuple(missing), tuple(left_out))
 
 
 def _gpu_chain(config: ModelConfig, device: Device) -> list[tuple[str, dict[str, str]]]:
@@ -203,11 +226,6 @@ def _gpu_chain(config: ModelConfig, device: Device) -> list[tuple[str, dict[str,
             cuda.update(options)
         else:
             raise ConfigError(f"unknown Execution Accelerator '{accelerator.name}' is requested")
-    if config.optimization.cuda.graphs:  # either captures all of the model, so only the first in the chain may
-        if chain:
-            chain = [(name, {"trt_cuda_graph_enable": "1", **given}) for name, given in chain]
-        else:
-            cuda = {"enable_cuda_graph": "1", **cuda}
     chain.append((CUDA_PROVIDER, {**cuda, "device_id": str(device.id)}))
     return chain
 

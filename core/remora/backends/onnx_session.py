@@ -43,7 +43,9 @@ class Bound(NamedTuple):
 class OnnxSession:
     """A session and the way values go in and out of it. Any number of threads may run it at once."""
 
-    def __init__(self, model: str, runtime: Any, inner: Any, plan: SessionPlan) -> None:
+    def __init__(self, model: str, runtime: Any, inner: Any, plan: SessionPlan, *, captures: bool = True) -> None:
+        self.captures = captures
+        """True if equal shapes may be answered by a CUDA graph."""
         self.signature = read_signature(
             model, inner.get_inputs(), inner.get_outputs(), inner.get_overridable_initializers()
         )
@@ -126,8 +128,8 @@ class OnnxSession:
         binding = Binding(self._runtime, self._inner, memory, transfer, types, self._entries, graphs)
         if graphs is not None and not binding.replays:
             _log.warning(
-                "model '%s' runs without CUDA graphs: some of its inputs are read on the host, or onnxruntime is too old "
-                "to list them",
+                "model '%s' runs without CUDA graphs: some of its inputs are read on the host, or onnxruntime is too "
+                "old to list them",
                 self._model,
             )
 

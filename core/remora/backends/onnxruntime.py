@@ -10,7 +10,6 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +110,14 @@ class OnnxModel:
         self._device = first_device(config, runtime.get_available_providers())
         self._signature = self._session(config, self._device).signature
 
+    @property
+    def preferred_kinds(self) -> tuple[str, ...]:
+        """What KIND_AUTO stands for; see `Backend`."""
+        on_gpu = CUDA_PROVIDER in self._runtime.get_available_providers()
+        if self._device.kind == "GPU":
+            on_gpu = CUDA_PROVIDER in self._sessions[self._device].providers
+        return ("GPU", "CPU") if on_gpu else ("CPU",)
+
     def complete(self, config: ModelConfig) -> None:
         """Fill in what ``config`` leaves out from the model's own tensors, and check the rest (spec C13).
 
@@ -141,6 +148,8 @@ class OnnxModel:
             device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
         graphs = plan_graphs(config)
         session = self._session(config, device)
+        if not session.captures:
+            graphs = None
         quick = all(provider == CPU_PROVIDER for provider in session.providers)
         memory = self._memory(session, device, on_cpu=quick)
         if memory is None:
@@ -208,25 +217,54 @@ class OnnxModel:
             return self._sessions[device]
 
     def _open(self, config: ModelConfig, device: Device) -> OnnxSession:
+        """A session on a device, with one accelerator less for each that cannot be used."""
         name, runtime = self._source.name, self._runtime
-        plan = plan_session(config, self._source.settings, self._source.cpus)
-        providers = plan_providers(config, device, runtime.get_available_providers())
+        available = set(runtime.get_available_providers())
+        first = plan_providers(config, device, available)
         if device.kind == "GPU":
-            self._need(providers.missing, f"onnxruntime {runtime.__version__} is built without it")
+            if CUDA_PROVIDER in first.missing:
+                raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
             preload = getattr(runtime, "preload_dlls", None)  # finds CUDA's libraries where pip has put them
             if preload is not None:
                 preload()
-        for missing in providers.missing:
+        for missing in first.missing:
             _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
+        for option in first.left_out:
+            _log.warning(
+                "model '%s' runs without %s: TensorRT's provider keeps one CUDA graph for all shapes", name, option
+            )
+        graphs = True
+        while True:
+            providers = plan_providers(config, device, available, graphs=graphs)
+            try:
+                return self._open_with(config, providers, device)
+            except InternalError as error:
+                if providers.captures:
+                    graphs, less = False, "CUDA graphs"
+                elif TENSORRT_PROVIDER in providers.names:
+                    available.discard(TENSORRT_PROVIDER)
+                    less = f"the {TENSORRT_PROVIDER}"
+                else:
+                    raise
+                _log.warning("%s; going on without %s", error, less)
+
+    def _open_with(self, config: ModelConfig, providers: ProviderPlan, device: Device) -> OnnxSession:
+        name, runtime = self._source.name, self._runtime
+        plan = plan_session(config, self._source.settings, self._source.cpus)
         if any("enable_cuda_graph" in options for _, options in providers.chain):  # unless a binding says otherwise
             plan = plan._replace(run_entries={**plan.run_entries, "gpu_graph_id": "-1"})
         inner = self._create(plan, providers, device)
         lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
-        if device.kind == "GPU":
-            self._need(lost, "its libraries or the GPU cannot be used")
+        if device.kind == "GPU" and CUDA_PROVIDER in lost:
+            raise self._unusable("its libraries or the GPU cannot be used")
         for missing in lost:
-            _log.warning("model '%s': the %s cannot be used here; going on without", name, missing)
-        return OnnxSession(name, runtime, inner, plan)
+            hint = ""
+            if missing == TENSORRT_PROVIDER:
+                from remora.backends.onnx_engines import needed_tensorrt
+
+                hint = f" (it needs the libraries of TensorRT {needed_tensorrt(runtime)})"
+            _log.warning("model '%s': the %s cannot be used here%s; going on without", name, missing, hint)
+        return OnnxSession(name, runtime, inner, plan, captures=device.kind == "CPU" or providers.captures)
 
     def _keeping_engines(self, providers: ProviderPlan, device: Device) -> tuple[ProviderPlan, bool]:
         """The providers, with TensorRT's engines kept; and whether one will be built, which takes long and is said."""
@@ -234,13 +272,17 @@ class OnnxModel:
             engine_cache,
             engine_folder,
             gpu_and_tensorrt,
+            load_tensorrt,
+            needed_tensorrt,
         )
+
+        load_tensorrt(needed_tensorrt(self._runtime))
 
         folder = engine_folder(self._source.settings.get("tensorrt-engine-cache", ""))
         options = dict(providers.chain)[TENSORRT_PROVIDER]
         kept: dict[str, str] = {}
         if folder is not None:
-            machine = gpu_and_tensorrt(device.id)
+            machine = gpu_and_tensorrt(device.id, needed_tensorrt(self._runtime))
             try:
                 kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
             except OSError as error:
@@ -254,12 +296,11 @@ class OnnxModel:
         )
         return providers._replace(chain=chain), building
 
-    def _need(self, missing: Sequence[str], why: str) -> None:
-        if missing:
-            raise _GpuUnusableError(
-                f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {' and '.join(missing)} is not there: "
-                f"{why}; {install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
-            )
+    def _unusable(self, why: str) -> _GpuUnusableError:
+        return _GpuUnusableError(
+            f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {CUDA_PROVIDER} is not there: "
+            f"{why}; {install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
+        )
 
     def _create(self, plan: SessionPlan, providers: ProviderPlan, device: Device) -> Any:
         runtime, path = self._runtime, self._path
@@ -288,9 +329,9 @@ class OnnxModel:
 
                 flavour = f"{runtime.__version__} {plan.graph_level} {plan.entries}"
                 if device.kind == "GPU":
-                    from remora.backends.onnx_engines import gpu_and_tensorrt
+                    from remora.backends.onnx_engines import gpu_and_tensorrt, needed_tensorrt
 
-                    flavour += f" {providers.chain} {gpu_and_tensorrt(device.id)}"
+                    flavour += f" {providers.chain} {gpu_and_tensorrt(device.id, needed_tensorrt(runtime))}"
                 cache = OptimizedModels(Path(folder), flavour)
                 level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
                 return cache.load(path, create, lambda file: create(file, graph_optimization_level=level))

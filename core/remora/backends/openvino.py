@@ -56,6 +56,7 @@ class OpenVinoBackend:
     """Serves ``model.xml`` and ONNX files; its settings are defaults for the parameters of `compile_options`."""
 
     name = "openvino"
+    preferred_kinds = ("CPU",)
 
     def open(self, source: Source, config: ModelConfig) -> OpenVinoModel:
         """Read the model and compile it for the CPU.
@@ -106,7 +107,7 @@ class OpenVinoModel:
         if placement.kind == "GPU":
             raise ConfigError(
                 f"model '{config.name}' asks for a GPU, but OpenVINO models run on the CPU here: set the instance "
-                "group's kind to KIND_CPU, or KIND_AUTO"
+                "group's kind to KIND_CPU or KIND_AUTO"
             )
         run = _Run(self._compiled.create_infer_request(), self._inputs, self._outputs)
         return array_instance(placement.name, config, run, quick=True)

@@ -64,8 +64,13 @@ class PyTorchModel:
         self._opening = threading.Lock()
         self._runners = concurrent_instances(config)
         self._set_inter_op_threads()
-        self._first = self._device(_first_placement(config))
+        self._first = self._device(_first_placement(config, torch.cuda.device_count()))
         self._program(self._first)
+
+    @property
+    def preferred_kinds(self) -> tuple[str, ...]:
+        """What KIND_AUTO stands for; see `Backend`."""
+        return ("GPU", "CPU") if self._torch.cuda.device_count() else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in and check what an exported program declares; the other formats declare nothing (spec C15).
@@ -280,12 +285,16 @@ def _pick(name: str, place: int | str, result: Any, *, text: bool) -> Any:
     return results[place]
 
 
-def _first_placement(config: ModelConfig) -> Placement:
-    """Where the first instance will live, as far as one can tell before the engine has placed it."""
+def _first_placement(config: ModelConfig, gpus: int) -> Placement:
+    """Where the first instance will live, as far as that is known before the engine has placed it."""
     group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
-    if group.kind == ModelInstanceGroup.KIND_GPU:
-        return Placement("", "GPU", group.gpus[0] if group.gpus else 0)
-    return Placement("", "MODEL" if group.kind == ModelInstanceGroup.KIND_MODEL else "CPU")
+    if group.kind == ModelInstanceGroup.KIND_MODEL:
+        return Placement("", "MODEL")
+    number = group.gpus[0] if group.gpus else 0
+    on_gpu = group.kind == ModelInstanceGroup.KIND_GPU
+    if on_gpu or (group.kind == ModelInstanceGroup.KIND_AUTO and number < gpus):
+        return Placement("", "GPU", number)
+    return Placement("", "CPU")
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from remora.backends import API_VERSION, Backend
+from remora.backends import API_VERSION, Backend, BackendModel
+from remora.config import ANY_KIND
 from remora.errors import ConfigError, InvalidArgumentError
 
 BUILT_IN = {
@@ -86,6 +87,11 @@ def _backend_of(code: Path, name: str) -> Backend:
     backend: Backend = made()
     _check_version(backend, name)
     return backend
+
+
+def kinds_of(backend: Backend, model: BackendModel | None = None) -> tuple[str, ...]:
+    """What KIND_AUTO stands for with a backend, and with one of its models where it is opened; see `Backend`."""
+    return tuple(getattr(model, "preferred_kinds", getattr(backend, "preferred_kinds", ANY_KIND)))
 
 
 def installed_backends() -> list[tuple[str, str]]:

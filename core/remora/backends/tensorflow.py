@@ -90,6 +90,7 @@ class TensorFlowModel:
         warn_of_unused(config, _KNOWN, "tensorflow")
         check_operations(source.name, _operations(path / "saved_model.pb"))
         self._set_threads(config)
+        self._let_gpu_memory_grow()
         self._loaded: Any = tensorflow.saved_model.load(
             str(path), tags=[said(config, source.settings, "TF_GRAPH_TAG") or _DEFAULT_TAG]
         )
@@ -104,6 +105,11 @@ class TensorFlowModel:
         takes, gives = self._function.structured_input_signature[1], self._function.structured_outputs
         self._inputs = [_info(source.name, "input", name, spec) for name, spec in takes.items()]
         self._outputs = [_info(source.name, "output", name, spec) for name, spec in gives.items()]
+
+    @property
+    def preferred_kinds(self) -> tuple[str, ...]:
+        """What KIND_AUTO stands for; see `Backend`."""
+        return ("GPU", "CPU") if self._tensorflow.config.list_physical_devices("GPU") else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in what ``config`` leaves out from the signature, and check the rest. Raises ConfigError."""
@@ -127,6 +133,15 @@ class TensorFlowModel:
     def close(self) -> None:
         """Let the model go."""
         self._loaded = self._function = None
+
+    def _let_gpu_memory_grow(self) -> None:
+        """Have TensorFlow take a GPU's memory as it needs it, because other frameworks need some of it as well."""
+        devices = self._tensorflow.config
+        for gpu in devices.list_physical_devices("GPU"):
+            try:
+                devices.experimental.set_memory_growth(gpu, True)
+            except RuntimeError as error:  # the process has used the GPU before
+                _log.warning("TensorFlow keeps all of a GPU's memory to itself: %s", error)
 
     def _set_threads(self, config: ModelConfig) -> None:
         """The pools can be set up before their first use only; unless a model asks, they get the process's share."""

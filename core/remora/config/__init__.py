@@ -9,7 +9,7 @@ from __future__ import annotations
 from remora.config.completing import ModelTensor, complete_from_tensors
 from remora.config.datatypes import data_type_of, dtype_name
 from remora.config.inferring import infer_backend
-from remora.config.normalising import normalise
+from remora.config.normalising import ANY_KIND, normalise
 from remora.config.policies import (
     BatchPolicy,
     Placement,
@@ -29,6 +29,7 @@ from remora.config.validating import check_names, validate, validate_written
 from remora.config.writing import to_dict, to_json, to_text
 
 __all__ = [
+    "ANY_KIND",
     "BatchPolicy",
     "ModelTensor",
     "Placement",

@@ -17,13 +17,24 @@ _PAIRED_ON_CPU = frozenset({"onnxruntime", "tensorflow"})
 """Backends that get two instances on a CPU when nobody says how many (spec I02)."""
 
 
-def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = ()) -> None:
+ANY_KIND: tuple[str, ...] = ("GPU", "CPU")
+"""What KIND_AUTO stands for, the preferred kind first, where a backend has no preference."""
+
+_KINDS = {
+    "GPU": ModelInstanceGroup.KIND_GPU,
+    "CPU": ModelInstanceGroup.KIND_CPU,
+    "MODEL": ModelInstanceGroup.KIND_MODEL,
+}
+
+
+def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = (), kinds: Sequence[str] = ANY_KIND) -> None:
     """Fill in every default that does not depend on the model itself.
 
     Args:
         config: changed in place.
         name: the model's name, for a configuration that does not give it.
         gpus: the ids of the GPUs that the engine may use.
+        kinds: the kinds of devices that the backend prefers for KIND_AUTO, the first one that is there counts.
     """
     config.name = config.name or name
     if not config.HasField("version_policy"):
@@ -36,7 +47,7 @@ def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = ()) -> No
     for pinned in ("input_pinned_memory", "output_pinned_memory"):
         if not config.optimization.HasField(pinned):
             getattr(config.optimization, pinned).enable = True
-    _fill_instance_groups(config, gpus)
+    _fill_instance_groups(config, gpus, kinds)
 
 
 def _fill_batching(config: ModelConfig) -> None:
@@ -50,14 +61,15 @@ def _fill_batching(config: ModelConfig) -> None:
             sequences.oldest.preferred_batch_size.extend(whole)
 
 
-def _fill_instance_groups(config: ModelConfig, gpus: Sequence[int]) -> None:
+def _fill_instance_groups(config: ModelConfig, gpus: Sequence[int], kinds: Sequence[str]) -> None:
     if not config.instance_group:
         config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == ModelInstanceGroup.KIND_AUTO:
             there = bool(gpus) and all(gpu in gpus for gpu in group.gpus)
-            group.kind = ModelInstanceGroup.KIND_GPU if there else ModelInstanceGroup.KIND_CPU
+            usable = [kind for kind in kinds if kind != "GPU" or there]
+            group.kind = _KINDS[usable[0] if usable else "CPU"]
         if group.count < 1:
             paired = group.kind == ModelInstanceGroup.KIND_CPU and config.backend in _PAIRED_ON_CPU
             group.count = 2 if paired else 1

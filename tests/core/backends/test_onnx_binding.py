@@ -114,7 +114,7 @@ def test_outputs_outlive_the_next_run_and_the_instance(tmp_path: Path) -> None:
 
 
 def test_a_failure_keeps_onnx_runtimes_reason(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="^onnx runtime error 2: Got invalid dimensions for input: x"):
+    with pytest.raises(InternalError, match=r"^onnx runtime error 2: Got invalid dimensions for input: x"):
         answer(model(tmp_path), np.zeros((2, 3), "f4"))
 
 

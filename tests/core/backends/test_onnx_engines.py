@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 
 from remora.backends import onnx_engines
-from remora.backends.onnx_engines import engine_cache, engine_folder, gpu_and_tensorrt, telling
+from remora.backends.onnx_engines import (
+    engine_cache,
+    engine_folder,
+    gpu_and_tensorrt,
+    load_tensorrt,
+    needed_tensorrt,
+    telling,
+)
 from remora.errors import UnavailableError
 from remora.system.gpus import Gpu
 
@@ -59,11 +67,50 @@ def test_whatever_an_engine_depends_on_gives_it_a_folder_of_its_own(tmp_path: Pa
     assert len({plain, *others}) == 7
 
 
-def test_the_machine_is_told_by_its_gpu_and_tensorrts_version() -> None:
+def test_the_machine_is_told_by_its_gpu_and_the_tensorrt_that_the_provider_needs() -> None:
     gpus: Any = FakeGpus(A100)
-    assert gpu_and_tensorrt(0, gpus, nvinfer(101300)) == f"NVIDIA A100 8.0 {40 << 30}, TensorRT 101300"
-    assert gpu_and_tensorrt(0, gpus, nvinfer(110400, 11)).endswith("TensorRT 110400")
-    assert gpu_and_tensorrt(1, gpus, nvinfer(1, 9)) == "unknown GPU, unknown TensorRT"
+    assert gpu_and_tensorrt(0, 10, gpus, nvinfer(101300)) == f"NVIDIA A100 8.0 {40 << 30}, TensorRT 101300"
+    assert gpu_and_tensorrt(0, 11, gpus, nvinfer(110400, 11)).endswith("TensorRT 110400")
+    assert gpu_and_tensorrt(0, 10, gpus, nvinfer(110400, 11)).endswith("unknown TensorRT"), "it builds no engine here"
+    assert gpu_and_tensorrt(1, 10, gpus, nvinfer(1, 9)) == "unknown GPU, unknown TensorRT"
+
+
+def test_the_provider_itself_names_the_tensorrt_that_it_needs(tmp_path: Path) -> None:
+    runtime = SimpleNamespace(__file__=str(tmp_path / "__init__.py"))
+    assert needed_tensorrt(runtime) == 10, "it cannot be read"
+    (tmp_path / "capi").mkdir()
+    provider = tmp_path / "capi" / "libonnxruntime_providers_tensorrt.so"
+    provider.write_bytes(b"\x7fELF\0libnvonnxparser.so.11\0libnvinfer.so.11\0")
+    assert needed_tensorrt(runtime) == 11
+    provider.write_bytes(b"linked with nothing")
+    assert needed_tensorrt(runtime) == 10
+    assert needed_tensorrt(SimpleNamespace()) == 10
+
+
+def test_tensorrts_libraries_are_loaded_from_its_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded: list[str] = []
+
+    def load(name: str, mode: int) -> object:
+        assert mode == ctypes.RTLD_GLOBAL
+        loaded.append(Path(name).name)
+        if "plugin" in name:
+            raise OSError("no such symbol")
+        return object()
+
+    load_tensorrt(10, load)
+    assert loaded == [], "there are no wheels"
+    wheel = tmp_path / "tensorrt_libs"
+    wheel.mkdir()
+    for name in ("__init__.py", "libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10"):
+        (wheel / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load_tensorrt(11, load)
+    assert loaded == [], "they are of another version"
+    load_tensorrt(10, load)
+    assert loaded == ["libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10"]
+    assert "TensorRT's libnvinfer_plugin.so.10 cannot be loaded: no such symbol" in caplog.text
 
 
 def test_engines_are_kept_where_one_says_or_beside_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,10 +246,26 @@ def test_specifications_that_cannot_be_kept_are_refused(spec: str, reason: str) 
         plan_graphs(config(GRAPHED + f"optimization {{ cuda {{ graphs: true graph_spec {{ {spec} }} }} }}"))
 
 
-def test_one_provider_of_the_chain_captures_graphs() -> None:
+ACCELERATED = 'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" %s } }'
+
+
+def test_the_cuda_provider_captures_graphs_and_tensorrts_does_not() -> None:
     graphs = "optimization { cuda { graphs: true } %s }"
-    (cuda, _) = plan_providers(config(graphs % ""), Device("GPU"), ALL).chain
-    assert cuda[1]["enable_cuda_graph"] == "1"
-    accelerated = 'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }'
-    (tensorrt, cuda, _) = plan_providers(config(graphs % accelerated), Device("GPU"), ALL).chain
-    assert (tensorrt[1]["trt_cuda_graph_enable"], "enable_cuda_graph" in cuda[1]) == ("1", False)
+    plan = plan_providers(config(graphs % ""), Device("GPU"), ALL)
+    assert plan.chain[0] == (CUDA_PROVIDER, {"enable_cuda_graph": "1", "device_id": "0"})
+    assert (plan.captures, plan.left_out) == (True, ())
+    plan = plan_providers(config(graphs % (ACCELERATED % "")), Device("GPU"), ALL)
+    assert plan.names == (TENSORRT_PROVIDER, CUDA_PROVIDER, CPU_PROVIDER)
+    assert not any("graph" in option for _, options in plan.chain for option in options)
+    assert (plan.captures, plan.left_out) == (False, ("cuda.graphs",))
+    without = plan_providers(config(graphs % (ACCELERATED % "")), Device("GPU"), (CUDA_PROVIDER, CPU_PROVIDER))
+    assert without.captures, "the CUDA provider is the first one then"
+    assert not plan_providers(config(graphs % ""), Device("GPU"), ALL, graphs=False).captures
+
+
+def test_tensorrts_own_switch_for_graphs_is_left_out() -> None:
+    """Its provider replays the first graph for all shapes and addresses that come after it."""
+    asked = ACCELERATED % 'parameters { key: "trt_cuda_graph_enable" value: "1" }'
+    plan = plan_providers(config(f"optimization {{ {asked} }}"), Device("GPU"), ALL)
+    assert plan.chain[0] == (TENSORRT_PROVIDER, {"device_id": "0"})
+    assert plan.left_out == ("trt_cuda_graph_enable",)

@@ -17,6 +17,7 @@ from google.protobuf import text_format
 
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends import onnxruntime as backend_module
+from remora.backends.onnx_plan import Device
 from remora.backends.onnxruntime import OnnxModel, OnnxRuntimeBackend
 from remora.config import data_type_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
@@ -528,7 +529,107 @@ def test_tensorrts_engines_are_kept_by_model_and_options(
     (tmp_path / "file").touch()
     assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), tmp_path / "file")
     assert "model 'm': its TensorRT engines are not kept: " in caplog.text
-    assert load(identity(), accelerator.format(""), "off", "cuda { graphs: true }")["trt_cuda_graph_enable"] == "1"
+    assert "trt_cuda_graph_enable" not in load(identity(), accelerator.format(""), "off", "cuda { graphs: true }")
+    assert "model 'm' runs without cuda.graphs: TensorRT's provider keeps one CUDA graph" in caplog.text
+
+
+GRAPHS_AND_TENSORRT = (
+    "optimization { cuda { graphs: true } execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "available", "fails_with", "lost", "serving", "told"),
+    [
+        (
+            GRAPHS_AND_TENSORRT,
+            ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+            (),
+            ("TensorrtExecutionProvider",),
+            ("CUDAExecutionProvider", "CPUExecutionProvider"),
+            "cannot be used here (it needs the libraries of TensorRT 10); going on without",
+        ),
+        (
+            GRAPHS_AND_TENSORRT,
+            ("CUDAExecutionProvider",),
+            (),
+            (),
+            ("CUDAExecutionProvider", "CPUExecutionProvider"),
+            "onnxruntime lacks the TensorrtExecutionProvider it asks for; going on without",
+        ),
+        (
+            GRAPHS_AND_TENSORRT,
+            ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+            ("TensorrtExecutionProvider",),
+            (),
+            ("CUDAExecutionProvider", "CPUExecutionProvider"),
+            "no engine; going on without the TensorrtExecutionProvider",
+        ),
+        (
+            "optimization { cuda { graphs: true } }",
+            ("CUDAExecutionProvider",),
+            ("enable_cuda_graph",),
+            (),
+            ("CUDAExecutionProvider", "CPUExecutionProvider"),
+            "no engine; going on without CUDA graphs",
+        ),
+    ],
+)
+def test_one_accelerator_less_is_tried_at_a_time(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    available: tuple[str, ...],
+    fails_with: tuple[str, ...],
+    lost: tuple[str, ...],
+    serving: tuple[str, ...],
+    told: str,
+) -> None:
+    class FakeSession:
+        """A session on a GPU, as far as the CPU's can play it; it fails with some providers or options."""
+
+        def __init__(self, file: str, options: Any, *, providers: list[Any], enable_fallback: int) -> None:
+            given = {name for name, _ in providers} | {key for _, values in providers for key in values}
+            if given & set(fails_with):
+                raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : no engine")
+            self._names = [name for name, _ in providers if name not in lost]
+            self._inner = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+        def get_providers(self) -> list[str]:
+            return self._names
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    gpu_runtime = SimpleNamespace(
+        **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},
+        __version__=runtime.__version__,
+    )
+    gpu_runtime.get_available_providers = lambda: [*available, "CPUExecutionProvider"]
+    gpu_runtime.preload_dlls = lambda: None
+    gpu_runtime.InferenceSession = FakeSession
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    where = source(tmp_path, identity())
+    for kind in ("", "instance_group { kind: KIND_GPU }"):
+        caplog.clear()
+        opened = OnnxModel(gpu_runtime, where, where.path / "model.onnx", config(f"{text} {kind}"))
+        assert opened._sessions[Device("GPU", 0)].providers == serving
+        assert opened.preferred_kinds == ("GPU", "CPU")
+        assert told in caplog.text
+
+
+def test_auto_means_the_cpu_where_onnxruntime_cannot_use_the_gpu(tmp_path: Path) -> None:
+    gpu_runtime = SimpleNamespace(
+        **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},
+        __version__=runtime.__version__,
+    )
+    gpu_runtime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    gpu_runtime.preload_dlls = lambda: None
+    gpu_runtime.InferenceSession = drop
+    where = source(tmp_path, identity())
+    assert OnnxModel(gpu_runtime, where, where.path / "model.onnx", config()).preferred_kinds == ("CPU",)
+    assert OnnxModel(runtime, where, where.path / "model.onnx", config()).preferred_kinds == ("CPU",)
 
 
 def test_parameters_that_mean_nothing_are_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from fakes import config_of
-from remora.backends.pytorch import _Run
+from remora.backends import Source, pytorch
+from remora.backends.pytorch import PyTorchModel, _Run
 from remora.backends.pytorch_plan import plan_run
-from remora.backends.pytorch_program import COMPILED, Program
+from remora.backends.pytorch_program import COMPILED, SCRIPT, Program
 from remora.errors import InternalError
 
 CONFIG = config_of(
@@ -102,3 +104,47 @@ def test_the_device_is_done_with_the_inputs_of_a_model_that_fails() -> None:
     with pytest.raises(InternalError, match="PyTorch execute failure: after the first kernel"):
         run_of(torch, failing)({"x": np.ones(2, "f4")}, ("y",))
     assert torch.happened == ORDER
+
+
+class Placing:
+    """What is asked of torch about devices, where it sees so many GPUs."""
+
+    __version__ = "2"
+
+    def __init__(self, gpus: int) -> None:
+        self.cuda = SimpleNamespace(device_count=lambda: gpus)
+
+    def device(self, kind: str, index: int = 0) -> str:
+        return f"{kind}:{index}"
+
+    def get_num_interop_threads(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "group", "devices"),
+    [
+        (0, "", ["cpu:0"]),
+        (0, "instance_group { gpus: 1 }", ["cpu:0"]),
+        (2, "", ["cuda:0"]),
+        (2, "instance_group { gpus: 1 }", ["cuda:1"]),
+        (2, "instance_group { gpus: 2 }", ["cpu:0"]),
+        (2, "instance_group { kind: KIND_CPU }", ["cpu:0"]),
+        (2, "instance_group { kind: KIND_MODEL }", ["None"]),
+    ],
+)
+def test_a_program_is_read_onto_the_device_that_it_will_run_on(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, group: str, devices: list[str]
+) -> None:
+    """A copy on any other device would stay there for the model's life."""
+    read: list[str] = []
+    monkeypatch.setattr(
+        pytorch,
+        "load_program",
+        lambda torch, path, device, **given: (read.append(str(device)), Program(len, SCRIPT))[1],
+    )
+    torch: Any = Placing(gpus)
+    config = config_of(f'name: "m" backend: "pytorch" {group}')
+    opened = PyTorchModel(torch, Source("m", 1, Path(), Path(), Path()), Path("model.pt"), config)
+    assert read == devices
+    assert opened.preferred_kinds == (("GPU", "CPU") if gpus else ("CPU",))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from remora.backends import Placement
-from remora.backends.tensorflow import TensorFlowBackend, check_operations
+from remora.backends.tensorflow import TensorFlowBackend, TensorFlowModel, check_operations
 from remora.errors import ConfigError, InternalError, NotFoundError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import Example, Opened, open_model, request_of, run
@@ -123,3 +124,42 @@ def test_frozen_graphs_and_missing_models_are_told(tmp_path: Path) -> None:
     (version / "model.savedmodel").mkdir()
     with pytest.raises(NotFoundError, match=r"unable to find '1/model\.savedmodel/saved_model\.pb'"):
         opened(Example(tmp_path / "m", {}, {}))
+
+
+class Devices:
+    """TensorFlow's ``config``, where it sees some GPUs."""
+
+    def __init__(self, gpus: int, *, late: bool = False) -> None:
+        self.gpus = [f"GPU:{number}" for number in range(gpus)]
+        self.growing: list[str] = []
+        self.experimental = self
+        self._late = late
+
+    def list_physical_devices(self, kind: str) -> list[str]:
+        assert kind == "GPU"
+        return self.gpus
+
+    def set_memory_growth(self, gpu: str, enable: bool) -> None:
+        if self._late:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        assert enable
+        self.growing.append(gpu)
+
+
+def seeing(devices: Devices) -> TensorFlowModel:
+    made = object.__new__(TensorFlowModel)
+    made._tensorflow = SimpleNamespace(config=devices)
+    return made
+
+
+def test_a_gpus_memory_is_taken_as_it_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    devices = Devices(2)
+    seeing(devices)._let_gpu_memory_grow()
+    assert devices.growing == ["GPU:0", "GPU:1"]
+    seeing(Devices(1, late=True))._let_gpu_memory_grow()
+    assert "TensorFlow keeps all of a GPU's memory to itself: Physical devices cannot be modified" in caplog.text
+
+
+def test_auto_means_the_cpu_where_tensorflow_sees_no_gpu() -> None:
+    assert seeing(Devices(0)).preferred_kinds == ("CPU",)
+    assert seeing(Devices(1)).preferred_kinds == ("GPU", "CPU")

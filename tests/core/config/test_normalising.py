@@ -154,6 +154,25 @@ def test_instance_groups_get_names_kinds_and_counts(written: str, gpus: int, exp
     assert [(group["name"], group["kind"], group["count"], group["gpus"]) for group in groups] == expected
 
 
+@pytest.mark.parametrize(
+    ("kinds", "gpus", "expected"),
+    [
+        (("CPU",), 1, "KIND_CPU"),
+        (("CPU", "GPU"), 1, "KIND_CPU"),
+        (("GPU",), 0, "KIND_CPU"),
+        (("MODEL", "CPU"), 1, "KIND_MODEL"),
+        (("GPU", "CPU"), 1, "KIND_GPU"),
+    ],
+)
+def test_auto_is_the_first_kind_that_the_backend_prefers_and_the_machine_has(
+    kinds: tuple[str, ...], gpus: int, expected: str
+) -> None:
+    config = parse_config("instance_group { } instance_group { kind: KIND_CPU }", path="test", syntax="pbtxt")
+    normalise(config, "m", gpus=range(gpus), kinds=kinds)
+    first, second = to_dict(config)["instance_group"]
+    assert (first["kind"], second["kind"]) == (expected, "KIND_CPU")
+
+
 def test_devices_that_are_left_out_leave_the_others_their_numbers() -> None:
     config = parse_config("instance_group { } instance_group { gpus: 0 }", path="test", syntax="pbtxt")
     normalise(config, "m", gpus=(1, 3))

@@ -50,6 +50,7 @@ class TreesBackend:
     """Serves ``xgboost.json``, ``xgboost.ubj``, LightGBM's ``model.txt`` and Treelite's ``checkpoint.tl``."""
 
     name = "fil"
+    preferred_kinds = ("CPU",)
 
     def open(self, source: Source, config: ModelConfig) -> TreesModel:
         """Load the forest.
@@ -101,7 +102,7 @@ class TreesModel:
         if placement.kind == "GPU":
             raise ConfigError(
                 f"model '{config.name}' asks for a GPU, but forests run on the CPU here: set the instance group's kind "
-                "to KIND_CPU, or KIND_AUTO"
+                "to KIND_CPU or KIND_AUTO"
             )
         forest, plan = self.forest, self._plan
         dims = {row.name: tuple(row.dims) for row in config.output}
