@@ -5,6 +5,7 @@ JSON's ``true`` is no integer here and ``2.0`` neither, though Python counts bot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from remora.errors import InvalidArgumentError, MalformedError
@@ -19,10 +20,10 @@ NOT_ARRAY = "attempt to access JSON non-array as array"
 NOT_OBJECT = "attempt to get members for non-object"
 
 
-def document(text: bytes | memoryview) -> Any:
+def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any] = parse) -> Any:
     """The value of a request's JSON. Raises MalformedError, InvalidArgumentError when it nests too deep (spec H28)."""
     try:
-        return parse(text)
+        return read(text)
     except JsonDepthError as error:
         raise too_deep(str(error)) from None
     except JsonTextError as error:

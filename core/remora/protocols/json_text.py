@@ -70,20 +70,50 @@ class JsonDepthError(JsonTextError):
     """Arrays and objects nested deeper than MAX_DEPTH."""
 
 
+class Members(dict[str, Any]):
+    """An object that may repeat a name: the first value counts, as in RapidJSON, and ``names`` repeats it too."""
+
+    __slots__ = ("names",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.names.append(name)
+        self.setdefault(name, value)
+
+
 def parse(text: bytes | memoryview) -> Any:
-    """The value of a JSON document. Raises JsonTextError."""
+    """The value of a JSON document, in which the last of equal names counts. Raises JsonTextError."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return Reader(bytes(text)).document()
 
 
+def parse_members(text: bytes | memoryview) -> Any:
+    """The value of a JSON document with objects as Members; much slower than `parse`. Raises JsonTextError."""
+    return Reader(bytes(text), Members).document()
+
+
+def has_more_members(text: bytes, count: int) -> bool:
+    """True if the objects in a JSON document have more than ``count`` members. The document must be valid."""
+    # A member has a colon outside of strings, and nothing else has one: most texts need only the first count.
+    if text.count(b":") == count:
+        return False
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(text.split(b'"')[::2]).count(b":") > count
+
+
 class Reader:
     """Reads one document, slowly and exactly. Nesting takes no Python stack."""
 
-    __slots__ = ("_at", "_runs", "_steps", "_text")
+    __slots__ = ("_at", "_objects", "_runs", "_steps", "_text")
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, objects: type[dict[str, Any]] = dict) -> None:
+        self._objects = objects
         # A NUL stands for the end of the text, so that looking one byte ahead needs no test.
         self._text = text + b"\0"
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
@@ -152,9 +182,9 @@ class Reader:
             self._at += 1
             if self._skip() == ord("}"):
                 self._at += 1
-                return {}, False
+                return self._objects(), False
             names.append(self._name())
-            return {}, True
+            return self._objects(), True
         if byte == ord("["):
             self._at += 1
             if self._skip() == ord("]"):

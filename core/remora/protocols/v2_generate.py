@@ -7,7 +7,7 @@ beside the model's name and version, keys in alphabetical order. Everything here
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Respon
 from remora.protocols import json_access as access
 from remora.protocols import json_print, json_tensors
 from remora.protocols.http_answer import Refusal
+from remora.protocols.json_text import Members, has_more_members, parse_members
 from remora.protocols.v2_reply import elements
 from remora.protocols.v2_request import Limits, as_parameter, check_values
 
@@ -49,16 +50,15 @@ def decode_generate(
     Numbers come as flat arrays in the dtype of the model's input, text as lists of bytes. Requests that say the same
     besides their values share one form. Raises MalformedError and InvalidArgumentError with Triton's texts (spec X09).
     """
-    text = memoryview(body)
-    check_values(text, limits)
-    request = access.document(text)
+    check_values(memoryview(body), limits)
+    request = _document(bytes(body))
     has_id, request_id = access.find(request, "id")
     if has_id:
         access.as_text(request_id, "id")
     if not isinstance(request, dict):
         raise MalformedError(access.NOT_OBJECT)
     reading = _Reading({row.name: row for row in inputs}, request_id or "", limits)
-    for key, value in request.items():
+    for key, value in _members(request):
         if key == _NESTED:
             reading.nested(value)
         else:
@@ -67,6 +67,23 @@ def decode_generate(
     if not reading.id and not reading.parameters:
         return _plain_form(specs), reading.data
     return InferForm(specs, id=reading.id, parameters=reading.parameters), reading.data
+
+
+def _document(text: bytes) -> Any:
+    """The request, with objects as Members where one of them repeats a name: an input that comes twice is refused."""
+    request = access.document(text)
+    if isinstance(request, dict):
+        nested = request.get(_NESTED)
+        if has_more_members(text, len(request) + (len(nested) if isinstance(nested, dict) else 0)):
+            return access.document(text, parse_members)
+    return request
+
+
+def _members(found: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The members of an object in their order; each time that a name comes, its first value."""
+    if isinstance(found, Members):
+        return [(name, found[name]) for name in found.names]
+    return found.items()
 
 
 @lru_cache(maxsize=512)
@@ -96,7 +113,7 @@ class _Reading:
             raise MalformedError(
                 f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
             )
-        for key, inner in value.items():
+        for key, inner in _members(value):
             try:
                 self.member(key, inner)
             except RemoraError as error:

@@ -207,6 +207,46 @@ def test_an_input_may_lie_within_parameters() -> None:
     assert form.parameters == {"k": 1}
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"n": 1, "n": 2}', "[request id: <id_unknown>] input 'n' already exists in request"),
+        (b'{"id": "a", "id": "b", "n": 1, "n": 2}', "[request id: a] input 'n' already exists in request"),
+        (b'{"n": 1, "\\u006e": "no number"}', "[request id: <id_unknown>] input 'n' already exists in request"),
+        (b'{"n": 1, "x": NaN, "n": 1}', "[request id: <id_unknown>] input 'n' already exists in request"),
+        (b'{"text": "a: \\"b\\\\", "n": 1, "n": 2}', "[request id: <id_unknown>] input 'n' already exists in request"),
+        (b'{"n": [1, 2], "n": 2}', "The schema can not convert input 'n' to tensor with proper shape"),
+        (
+            b'{"parameters": {"n": 1, "n": 2}}',
+            "Converting keyword: 'parameters': [request id: <id_unknown>] input 'n' already exists in request",
+        ),
+        (
+            b'{"parameters": {"n": 1}, "parameters": {"text": "a"}}',
+            "Converting keyword: 'parameters': [request id: <id_unknown>] input 'n' already exists in request",
+        ),
+        (b'{"x": {}, "x": 1}', "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."),
+    ],
+)
+def test_an_input_that_comes_twice_is_refused_with_tritons_text(body: bytes, text: str) -> None:
+    assert refusal(body).message == text
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [
+        (b'{"x": 1, "x": 2, "n": 3}', {"x": 1}),
+        (b'{"x": 1, "x": {}, "n": 3}', {"x": 1}),
+        (b'{"parameters": {"x": 1}, "parameters": 3, "n": 3}', {"x": 1}),
+        (b'{"x": "a:b\\\\", "y": "\\":\\"", "n": 3}', {"x": "a:b\\", "y": '":"'}),
+        (b'{"x": 1, "parameters": {"x": 2}, "n": 3}', {"x": 2}),
+    ],
+)
+def test_of_a_parameter_that_comes_twice_the_first_counts(body: bytes, parameters: dict[str, Parameter]) -> None:
+    form, (data,) = decode(body)
+    assert form.parameters == parameters
+    assert list(data) == [3]
+
+
 def test_requests_that_differ_only_in_values_share_a_form() -> None:
     assert decode({"text": "a"})[0] is decode({"text": "b"})[0]
     assert decode({"text": "a", "k": 1})[0] is not decode({"text": "a", "k": 1})[0]

@@ -13,7 +13,15 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from remora.protocols import json_print
-from remora.protocols.json_text import MAX_DEPTH, JsonDepthError, JsonTextError, Reader, parse
+from remora.protocols.json_text import (
+    MAX_DEPTH,
+    JsonDepthError,
+    JsonTextError,
+    Reader,
+    has_more_members,
+    parse,
+    parse_members,
+)
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -128,6 +136,28 @@ def test_integers_beyond_64_bits_are_floats_on_both_roads() -> None:
         value = parse(text)
         assert type(value[1] if isinstance(value, list) else value) is float
     assert type(parse(b"18446744073709551615")) is int
+
+
+def test_of_equal_names_the_first_value_counts_and_each_name_is_kept() -> None:
+    found = parse_members(b'{"a":1,"b":{"c":2,"c":3},"a":4,"\\u0061":5,"d":{}}')
+    assert found == {"a": 1, "b": {"c": 2}, "d": {}}
+    assert found.names == ["a", "b", "a", "a", "d"]
+    assert found["b"].names == ["c", "c"]
+
+
+def members_in(value: object) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(members_in, value.values()))
+    return sum(map(members_in, value)) if isinstance(value, list) else 0
+
+
+@given(JSON_VALUES, st.booleans())
+@example({'\\":': ['":"', "\\", ":\\"]}, True)
+def test_members_are_counted_whatever_strings_hold(value: object, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    count = members_in(value)
+    assert not has_more_members(text, count)
+    assert has_more_members(text, count - 1)
 
 
 def test_nesting_beyond_the_limit_is_an_error_of_its_own_and_takes_no_stack() -> None:
