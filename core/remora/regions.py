@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
@@ -134,6 +134,12 @@ def object_name(key: str) -> str:
 def unopenable(key: str) -> InternalError:
     """The error for a key under which there is nothing that can be opened (spec X01)."""
     return InternalError(f"Unable to open shared memory region: '{key}'")
+
+
+def check_key(region: Region, registered: Iterable[AnyRegion]) -> None:
+    """Refuse a key that is registered under another name. Raises InternalError, as Triton 2.51."""
+    if any(isinstance(other, Region) and other.key == region.key for other in registered):
+        raise InternalError(f"Invalid shared memory region: '{region.key}'")
 
 
 def check_name(region: AnyRegion) -> None:

@@ -28,6 +28,7 @@ from remora.regions import (
     R,
     Region,
     Target,
+    check_key,
     check_name,
     check_new,
     check_within,
@@ -68,7 +69,11 @@ class SharedMemory:
                     f"failed to register shared memory region '{region.name}': there are {MAX_REGIONS} already, "
                     "unregister some"
                 )
-            made = self._mapped(region) if isinstance(region, Region) else _opened(region, self._runtime)
+            if isinstance(region, Region):
+                check_key(region, [other for other, _ in self._regions.values()])
+                made = self._mapped(region)
+            else:
+                made = _opened(region, self._runtime)
             self._regions[region.name] = (region, made)
 
     def _mapped(self, region: Region) -> _Mapping:
