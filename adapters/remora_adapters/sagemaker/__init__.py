@@ -70,8 +70,8 @@ def beside(options: ServerOptions, environ: Mapping[str, str]) -> Door:
     if options.sagemaker_safe_port_range:
         ports = safe_ports("--sagemaker-safe-port-range", options.sagemaker_safe_port_range)
         _refuse_unsafe(options, ports)
-    multi_model = environ.get("SAGEMAKER_MULTI_MODEL", "").lower() in ("true", "1")
-    rules = replace(rules_of(environ, Path("/opt/ml"), multi_model), as_triton=True)
+    # Only the start script of Triton's image reads SAGEMAKER_MULTI_MODEL: the server itself pings "ready" by default.
+    rules = replace(rules_of(environ, Path("/opt/ml"), multi_model=False), as_triton=True)
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     return Door("SageMaker", "0.0.0.0", options.sagemaker_port, _front(rules, scratch))

@@ -20,6 +20,7 @@ from remora.messages import Buffer, ServerLive, ServerReady
 from remora.model_table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.v2_infer import json_length
 from remora.server.doors import Inside
 from remora.server.exchange import Cancellable, Exchange
 from remora.server.rest import RestService
@@ -184,6 +185,7 @@ class SageMakerService:
         try:
             session = sessions.session_of(plan.session, uuid.uuid4().hex)
             length = routes.header_length(head)
+            json_part = len(body) if length is None else json_length(length, len(body))
         except ValueError as error:
             exchange.respond(failure(400, str(error), plain=True))
             return None
@@ -191,10 +193,9 @@ class SageMakerService:
             exchange.respond(refusal.answer)
             return None
         assert session is not None
-        json_length = len(body) if length is None else min(int(length), len(body))
-        text, json_length, ends = sessions.as_sequence(body, json_length, session)
+        text, json_part, ends = sessions.as_sequence(body, json_part, session)
         extra = sessions.headers_of(session, ends=ends, now_s=time.time(), idle_s=self._idle_s(model))
-        v2 = self._v2_head(head, model, b"%d" % json_length if length is not None else None)
+        v2 = self._v2_head(head, model, b"%d" % json_part if length is not None else None)
         return model.rest.handle(v2, text, Back(exchange, extra, only_good=True))
 
     def _idle_s(self, model: Model) -> int:
@@ -212,8 +213,8 @@ class SageMakerService:
         if accept in ("", "*/*") and self._rules.accept:
             accept = self._rules.accept
 
-        def v2_head(json_length: int | None) -> Head:
-            length = None if json_length is None else b"%d" % json_length
+        def v2_head(json_part: int | None) -> Head:
+            length = None if json_part is None else b"%d" % json_part
             return self._v2_head(head, model, length, infers=True)
 
         try:
@@ -251,9 +252,10 @@ class SageMakerService:
     # -- the platform's questions -----------------------------------------------------------------------------------
 
     def _ping(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        call = ServerLive() if self._rules.ping_live else ServerReady()
-        locked = self._rest.locked("ready", head)
-        exchange.respond(locked or (_OK if self._engine.perform(call) else _NOT_READY))
+        good = bool(self._engine.perform(ServerLive() if self._rules.ping_live else ServerReady()))
+        if self._rules.as_triton and not self._rules.ping_live:
+            good = good and not self._hosted.failed
+        exchange.respond(self._rest.locked("ready", head) or (_OK if good else _NOT_READY))
 
     def _execution_parameters(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         if self._rules.as_triton:

@@ -29,6 +29,7 @@ _log = logging.getLogger("remora.sagemaker")
 _UNLOAD_S = 350.0
 """The platform waits 360 s for a DELETE."""
 _STOP_S = 2.0
+_MAX_FAILED = 1024
 _PART = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._\-]*")
 
 
@@ -74,6 +75,8 @@ class HostedModels:
         self._over = over
         self._find = find
         self._table: dict[str, Hosted] = {}
+        self.failed: dict[str, None] = {}
+        """The targets whose model was found and failed to load, until it loads: in Triton the server is not ready."""
 
     def get(self, name: str) -> Hosted | None:
         """The model of that name, if it is loaded."""
@@ -126,16 +129,24 @@ class HostedModels:
         root = str(self._root)
         parts = url[len(root) + 1 :].split("/") if url.startswith(f"{root}/") else []
         if len(parts) < 2 or parts[1] != "model" or not all(_PART.fullmatch(part) for part in parts if part):
-            raise InvalidArgumentError(f"the model's url must be {root}/<id>/model, got '{url[:200]}'")
+            raise self._elsewhere(url)
         try:
             place = Path(url).resolve()
         except (OSError, RuntimeError) as error:  # links that lead round in a circle
             raise InvalidArgumentError(f"the model's url '{url[:200]}' leads nowhere: {error}") from error
         if not place.is_relative_to(self._root.resolve() / parts[0]):
-            raise InvalidArgumentError(f"the model's url must be {root}/<id>/model, got '{url[:200]}'")
+            raise self._elsewhere(url)
         return place
 
+    def _elsewhere(self, url: str) -> InvalidArgumentError:
+        # The text of Triton's newer releases; 2.51 looks in any folder.
+        return InvalidArgumentError(
+            f"Invalid \"url\" '{url[:200]}': expected a path of the form {self._root}/<hash>/model[/<subdir>]"
+        )
+
     def _load(self, row: Hosted, place: Path) -> None:
+        if not place.exists():
+            raise InvalidArgumentError(f"failed to register '{row.url}', repository not found")
         # The name is the platform's and no path: what is generated for it lies under its digest.
         layout = self._find(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
         engine = Engine(options=replace(self._options, **layout.places), traces=self._traces)
@@ -145,15 +156,22 @@ class HostedModels:
             try:
                 engine.load(inner)
             except RemoraError as error:
+                self._note_failure(row.target)
                 raise _renamed(error, inner, row.target) from error
         except BaseException:
             engine.stop(0.0)
             raise
         for model in engine.models():  # names inside one model may be those inside another
             model.metric_labels = (("target", row.target), ("hosted", row.name))
+        self.failed.pop(row.target, None)
         row.engine, row.inner, row.script = engine, inner, layout.script
         row.rest = self._over(engine, row.target)
         _log.info("model %r (%r) is loaded from %r", row.name, row.target, row.url)
+
+    def _note_failure(self, target: str) -> None:
+        self.failed[target] = None
+        if len(self.failed) > _MAX_FAILED:
+            self.failed.pop(next(iter(self.failed), ""), None)
 
 
 def _close(row: Hosted, timeout_s: float) -> None:

@@ -21,7 +21,6 @@ TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 SESSION = b"x-amzn-sagemaker-session-id"
 _ATTRIBUTES = ATTRIBUTES.lower()
 _ATTRIBUTE_LIMIT = 1024
-_MAX_DIGITS = 18
 _OWN_HEADERS = frozenset(
     # What V2 reads in them is said otherwise here, or not at all: SageMaker has no compressed bodies (spec N04).
     (b"content-type", b"content-length", b"content-encoding", b"accept-encoding", b"inference-header-content-length")
@@ -87,16 +86,14 @@ def media_type(head: Head) -> bytes:
 def header_length(head: Head) -> bytes | None:
     """The length of the JSON part that the content type names, as it is written; None for a body that is all JSON.
 
-    The type must be at the very beginning of the header's value, as in Triton. Raises Refusal for what is no number.
+    Raises Refusal when the type is not at the very beginning of the header's value, as Triton does.
     """
     value = head.get(b"content-type") or b""
-    if not value.startswith(BINARY):
-        return None
-    text = value[len(BINARY) :]
-    if not text.isdigit() or len(text) > _MAX_DIGITS:
-        shown = text[:40].decode("latin-1")
-        raise Refusal(400, f"Unable to parse inference header size, got: {shown}")
-    return text
+    at = value.find(BINARY)
+    if at > 0:
+        expected, got = BINARY.decode(), value.decode("latin-1")
+        raise Refusal(400, f"expect MIME type for binary data starts with '{expected}', got: {got}")
+    return None if at else value[len(BINARY) :]
 
 
 def wants_events(head: Head) -> bool:

@@ -21,7 +21,7 @@ from remora.regions import DISABLED, Regions
 _NOTHING_FORWARDED: Mapping[str, str] = {}
 _RAW_FORM = InferForm(inputs=(), raw=True)
 _ALL_BINARY = ReplyFormat.of(True, {})
-_LEADING_NUMBER = re.compile(rb"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+_LEADING_NUMBER = re.compile(rb"[ \t\n\v\f\r]*+([+-]?)0*+([0-9]*+)")
 _MAX_KNOWN = 1024
 _MAX_KNOWN_BYTES = 16 * 1024
 _MAX_KNOWN_TOTAL = 2 * 1024 * 1024
@@ -98,7 +98,7 @@ class InferCodec:
 
         Raises Refusal for a header length out of range (spec B04), RemoraError as `read_request` does.
         """
-        length = len(body) if header_length is None else _header_length(header_length, len(body))
+        length = len(body) if header_length is None else json_length(header_length, len(body))
         form, data, reply = self._decode(body, length, model) if length else _raw(body)
         if forwarded:
             # A header wins over a parameter of the same name in the body.
@@ -159,17 +159,19 @@ def _raw(body: bytes | bytearray | memoryview) -> tuple[InferForm, list[Data], R
     return _RAW_FORM, [body], _ALL_BINARY
 
 
-def _header_length(text: bytes, body_length: int) -> int:
-    """The JSON part's length that the header names, 0 for a raw request. Reads numbers as C's atoi (spec B03, Q01)."""
+def json_length(text: bytes, body_length: int) -> int:
+    """The JSON part's length that a header names, 0 for a raw request. Reads numbers as C's atoi (spec B03, Q01).
+
+    Raises Refusal for a length that the body does not have (spec B04).
+    """
     if text.isdigit() and len(text) <= 18:
         length = int(text)
         if length <= body_length:
             return length
     else:
-        number = _LEADING_NUMBER.match(text)
-        digits = number.group(1) if number else b"0"
+        sign, digits = _LEADING_NUMBER.match(text).groups()  # type: ignore[union-attr]  # it matches any text
         # 18 digits are beyond any body; longer texts are never turned into a number.
-        length = int(digits[:19])
+        length = int(sign + digits[:18] or b"0") if digits else 0
     if 0 <= length <= body_length:
         return length
     shown = text.decode("latin-1")

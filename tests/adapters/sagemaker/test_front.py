@@ -41,6 +41,22 @@ def test_ping_says_that_the_model_is_ready_and_has_no_body(door: Door) -> None:
     assert (reply.status, reply.body) == (200, b"")
 
 
+@pytest.mark.parametrize("size", ["abc", "", "0x10", " 0"])
+def test_a_header_size_that_is_a_word_makes_a_raw_request_as_in_v2(door: Door, size: str) -> None:
+    for headers in ({}, {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}):
+        reply = door.ask("POST", "/invocations", ROW, {"Content-Type": f"{BINARY}{size}"} | headers)
+        assert reply.status == 200, reply.body
+        length = int(reply.headers["content-type"].removeprefix(BINARY))
+        assert np.frombuffer(reply.body[length:], "<f4").tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}])
+def test_a_header_size_beyond_the_body_is_refused_with_tritons_text(door: Door, headers: dict[str, str]) -> None:
+    reply = door.ask("POST", "/invocations", ROW, {"Content-Type": f"{BINARY}-1"} | headers)
+    assert (reply.status, reply.headers["content-type"]) == (400, "text/plain")
+    assert json.loads(reply.body) == {"error": "inference header size should be in range (0, 16), got: -1"}
+
+
 def test_a_v2_body_is_answered_in_v2(door: Door) -> None:
     reply = door.ask("POST", "/invocations", V2, JSON)
     assert reply.status == 200

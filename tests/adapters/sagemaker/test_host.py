@@ -10,6 +10,7 @@ from fakes import write_model
 from remora.options import EngineOptions, ServerOptions
 from remora.server.doors import Host
 from remora_adapters import sagemaker
+from remora_adapters.sagemaker.settings import Rules
 from sagemaker_door import opened
 
 
@@ -147,11 +148,19 @@ def test_tritons_flag_opens_its_front_end_beside_v2() -> None:
         sagemaker.beside(ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9010"), {})
 
 
+def test_tritons_front_end_pings_ready_whatever_the_start_script_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Rules] = []
+    monkeypatch.setattr(sagemaker, "_front", lambda rules, scratch: seen.append(rules))
+    for environ in ({"SAGEMAKER_MULTI_MODEL": "true"}, {"SAGEMAKER_TRITON_PING_MODE": "live"}):
+        sagemaker.beside(ServerOptions(allow_sagemaker=True), environ)
+    assert [rules.ping_live for rules in seen] == [False, True]
+
+
 def test_tritons_front_end_registers_models_in_mode_explicit_only(tmp_path: Path) -> None:
     front = sagemaker.beside(ServerOptions(allow_sagemaker=True), {}).front
     for mode, text in (
         ("none", b"repository registration is not allowed if model control mode is not EXPLICIT"),
-        ("explicit", b"the model's url must be"),
+        ("explicit", b"expected a path of the form /opt/ml/models/<hash>/model[/<subdir>]"),
     ):
         engine = EngineOptions(paths=(tmp_path,), model_control_mode=mode)
         with opened(Host(engine, ServerOptions(allow_grpc=False, allow_metrics=False), front)) as door:

@@ -171,6 +171,49 @@ def test_a_body_that_cannot_be_read_is_the_clients_fault_on_tritons_own_port_too
         assert door.ask("POST", "/models/h1/invoke", V2, JSON).status == 200
 
 
+def test_ping_on_tritons_own_port_says_no_after_a_failed_load_until_the_target_loads(tmp_path: Path) -> None:
+    endpoint = Endpoint(0)
+    endpoint.root = tmp_path / "models"
+    endpoint.broken("h1", "initialize", "ValueError('no weights')")
+    write_scale(tmp_path / "models" / "h2" / "model" / "scale")
+    none = tmp_path / "none"
+    none.mkdir()
+    for live in (False, True):
+        rules = Rules(as_triton=True, ping_live=live, models_root=endpoint.root)
+        front = sagemaker._front(rules, tmp_path / "scratch")
+        with opened(Host(EngineOptions(paths=(none,), model_control_mode="explicit"), QUIET, front)) as door:
+            endpoint.port = door.port
+            assert endpoint.load("h3").status == 400  # there is no such folder, and no model that failed
+            assert endpoint.ask("GET", "/ping").status == 200
+            assert endpoint.load("h1", target="a").status == 400
+            reply = endpoint.ask("GET", "/ping")
+            assert (reply.status, reply.body) == (200 if live else 400, b"")
+            assert endpoint.load("h2", target="b").status == 200
+            assert endpoint.ask("DELETE", "/models/h2").status == 200
+            assert endpoint.ask("GET", "/ping").status == (200 if live else 400)
+            assert endpoint.load("h2", target="a").status == 200
+            assert endpoint.ask("GET", "/ping").status == 200
+
+
+def test_a_failed_load_leaves_the_platforms_ping_as_it_was(endpoint: Endpoint) -> None:
+    endpoint.broken("h4", "initialize", "ValueError('no weights')")
+    assert endpoint.load("h4").status == 400
+    assert endpoint.ask("GET", "/ping").status == 200
+
+
+def test_a_url_without_a_folder_is_refused_with_tritons_text(endpoint: Endpoint) -> None:
+    reply = endpoint.load("h9")
+    assert reply.status == 400
+    assert json.loads(reply.body) == {"error": f"failed to register '{endpoint.url('h9')}', repository not found"}
+
+
+def test_a_url_elsewhere_is_refused_with_tritons_text(endpoint: Endpoint) -> None:
+    for url in ("/proc/self", f"{endpoint.root}/h1", "s3://bucket/model", f"{endpoint.url('h1')}x"):
+        reply = endpoint.load("h1", url)
+        expected = f"Invalid \"url\" '{url}': expected a path of the form {endpoint.root}/<hash>/model[/<subdir>]"
+        assert (reply.status, json.loads(reply.body)) == (400, {"error": expected})
+
+
 def test_the_same_name_or_the_same_url_again_is_a_conflict(endpoint: Endpoint) -> None:
     assert endpoint.load("h1").status == 200
     for reply in (
@@ -343,7 +386,7 @@ def table(root: Path) -> HostedModels:
     ],
 )
 def test_a_url_that_is_no_models_folder_is_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"must be .*<id>/model"):
+    with pytest.raises(InvalidArgumentError, match=r"form .*<hash>/model"):
         table(tmp_path).add("a", url.format(root=tmp_path), "t")
 
 

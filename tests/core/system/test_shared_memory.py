@@ -109,7 +109,7 @@ def test_a_name_is_taken_until_it_is_given_back(memory: SharedMemory) -> None:
 def test_a_key_is_registered_under_one_name_at_a_time(memory: SharedMemory) -> None:
     memory.register(Region("r", "/a", 0, 8))
     for offset, size in ((0, 8), (PAGE, 8), (0, 9 * PAGE)):
-        with pytest.raises(InternalError, match="^Invalid shared memory region: '/a'$"):
+        with pytest.raises(InternalError, match=r"^Invalid shared memory region: '/a'$"):
             memory.register(Region("other", "/a", offset, size))
     memory.register(Region("without its slash", "a", 0, 8))
     memory.unregister(Region, "r")
