@@ -9,7 +9,7 @@ import argparse
 import http.client
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remora.engine import Engine
     from remora.messages import Buffer
     from remora.protocols.http_answer import Headers, HttpAnswer
+    from remora.server.exchange import Exchange
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _NO_HEADERS: Mapping[str, str] = {}
@@ -104,6 +105,10 @@ class HttpDoor:
         self._connection.close()
 
 
+def _at_once(work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
+    exchange.respond(work())
+
+
 class EngineDoor:
     """A started engine in this process, asked just as a server asks it. The engine stays the caller's.
 
@@ -119,7 +124,7 @@ class EngineDoor:
         from remora.server.rest import RestService
 
         self._timeout_s = timeout_s
-        self._service = RestService(engine, InferCodec(), None, lambda work, exchange: exchange.respond(work()))
+        self._service = RestService(engine, InferCodec(), None, _at_once)
 
     def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> Answer:
         from remora.protocols.http1 import Head

@@ -166,7 +166,7 @@ class ScoringService:
                 answer = empty_answer()
             return _http(answer)
 
-        self._inside.later(score, once)
+        self._inside.later(score, once, lasts=True)
         return once
 
     def _give_up(self, exchange: _Once) -> None:

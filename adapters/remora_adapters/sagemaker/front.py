@@ -328,7 +328,7 @@ class SageMakerService:
                 raise
             return _OK
 
-        self._later(load, exchange)
+        self._later(load, exchange, lasts=True)
 
     def _unload(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         locked = self._rest.locked("unload", head)
@@ -345,7 +345,7 @@ class SageMakerService:
                 self._hosted.forget(plan.route.model)
             return _OK
 
-        self._later(unload, exchange)
+        self._later(unload, exchange, lasts=True)
 
 
 def _asked(body: Buffer) -> tuple[str, str]:

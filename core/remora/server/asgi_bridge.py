@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -42,10 +43,18 @@ _CLOSE: Headers = ((b"Connection", b"close"),)
 _NO_LENGTH = "the Content-Length is not a number of at most 19 digits"
 
 
-def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
-    """Runs work that would block ``loop`` in a thread of its executor; the exchange is answered in the loop."""
+_LASTING = 32
+"""Loads, and other work that runs the code of a model, that may run at once."""
 
-    def later(work: Callable[[], HttpAnswer], exchange: Exchange) -> None:
+
+def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
+    """Run work that would block ``loop`` in a thread; the exchange is answered in the loop.
+
+    Work that lasts has a pool to itself, because loads that never return must not hold up calls that take a moment.
+    """
+    lasting = ThreadPoolExecutor(_LASTING, thread_name_prefix="remora lasting call")
+
+    def later(work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
         def respond(done: asyncio.Future[HttpAnswer]) -> None:
             error = done.exception()
             if error is not None:  # unanswered, the client would wait for ever
@@ -54,7 +63,7 @@ def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
             else:
                 exchange.respond(done.result())
 
-        loop.run_in_executor(None, work).add_done_callback(respond)
+        loop.run_in_executor(lasting if lasts else None, work).add_done_callback(respond)
 
     return later
 

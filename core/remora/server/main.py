@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import secrets
 import signal
@@ -28,7 +27,7 @@ from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.early_port import BACKLOG, EarlyPort
 from remora.server.http import Connection, Handover, Listener, Service
-from remora.server.leaving import give_up, give_up_after, leave
+from remora.server.leaving import MARGIN_S, give_up, give_up_after, in_own_thread, leave, on_signals
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService, at
 from remora.server.splice import NoServerError, Splices
@@ -112,7 +111,7 @@ class Server:
         self._check_ports()
         self._allowed_hosts = host_names(options.allowed_host)
         Restrictions(_grpc_restrictions(options), "--grpc-restricted-protocol")  # gRPC may be opened much later
-        mailbox = LoopMailbox(loop)
+        mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
         if options.allow_client_shm:
             self._regions = SharedMemory()
         rest = RestService(
@@ -123,14 +122,14 @@ class Server:
                 regions=self._regions,
             ),
             mailbox,
-            answer_in_thread(loop),
+            later,
             max_input_bytes=options.http_max_input_size,
             pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
             allowed_hosts=self._allowed_hosts,
         )
-        inside = Inside(self.engine, rest, mailbox, answer_in_thread(loop), options)
+        inside = Inside(self.engine, rest, mailbox, later, options)
         if options.allow_grpc:  # said before a probe can ask
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
@@ -321,16 +320,18 @@ class Server:
         if self._own is not None:
             self._own.end()
         if self._grpc_opening is not None:
-            await asyncio.wait((self._grpc_opening,))
+            await asyncio.wait((self._grpc_opening,), timeout=max(end - loop.time(), 0.0))
         done = True
         if self._grpc is not None:
-            done = await loop.run_in_executor(None, self._grpc.stop, max(end - loop.time(), 0.0))
+            done = await in_own_thread(self._grpc.stop, max(end - loop.time(), 0.0))
         while (sum(listener.close_idle() for listener in self._listeners) or self._splices) and loop.time() < end:
             if self._splices is not None:
                 self._splices.end()  # gRPC has ended, and there is nothing to come
             await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
-        done = await loop.run_in_executor(None, self.engine.stop, left) and done
+        stopping = in_own_thread(self.engine.stop, left)
+        await asyncio.wait((stopping,), timeout=left + _LOOK_S)  # a model may hang when it is closed
+        done = stopping.done() and stopping.result() and done
         countdown.cancel()
         for listener in self._listeners:
             connections: list[Connection | Http2Connection] = [*listener.connections]
@@ -377,14 +378,12 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     server = Server(engine, host.server, host.front, host.doors, early)
     told = asyncio.Event()
 
-    def tell() -> None:
-        if told.is_set():
-            _log.error("a second signal came: ending at once")
-            os._exit(1)  # whatever holds the first one up must not hold this one up
-        told.set()
+    def stop() -> None:
+        seconds = host.server.lame_duck_secs + engine.options.exit_timeout_secs
+        give_up_after(seconds + MARGIN_S)  # what waits at the end of that time is answered then
+        loop.call_soon_threadsafe(told.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, tell)
+    on_signals((signal.SIGTERM, signal.SIGINT), stop)
     starting, stopping = loop.create_task(server.start(loading)), loop.create_task(told.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

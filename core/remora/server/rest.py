@@ -76,14 +76,20 @@ class Pages(Protocol):
         """Answer through ``exchange``, now or later. Must not block."""
 
 
-_SLOW = (ModelLoad, ModelUnload, RepositoryIndex, ModelExplain)
+_LASTING = (ModelLoad, ModelUnload)
+"""Calls that run the code of a model, which may never return."""
+_SLOW = (*_LASTING, RepositoryIndex, ModelExplain)
 """Calls that load models, look at repositories or simulate: too long for the event loop."""
 
 HostsWork = Callable[[Head, Buffer, Exchange], Cancellable | None]
 """Answers an inference in a host's own way, and may raise LoadingError."""
 
-Later = Callable[[Callable[[], HttpAnswer], Exchange], None]
-"""Runs slow work elsewhere and responds with its answer."""
+
+class Later(Protocol):
+    """Runs slow work elsewhere and responds with its answer."""
+
+    def __call__(self, work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
+        """``lasts``: the work runs the code of a model, and must not hold up work that does not."""
 
 
 Refuse = Callable[[str, Head], HttpAnswer | None]
@@ -416,7 +422,7 @@ class RestService:
                 return encode_error(error, plain=where.plain_errors)
 
         if slow:
-            self._later(answer, exchange)
+            self._later(answer, exchange, lasts=isinstance(call, _LASTING))
         else:
             exchange.respond(answer())
 
