@@ -6,6 +6,7 @@ import re
 import zlib
 
 from remora.errors import InvalidArgumentError
+from remora.protocols import inflation
 from remora.protocols.http_answer import HttpAnswer, Refusal
 
 _GZIP = 16 + zlib.MAX_WBITS
@@ -26,23 +27,27 @@ def inflate(body: bytes | bytearray | memoryview, encoding: bytes, limit: int) -
     if not len(body):
         raise Refusal(400, "nothing to be decompressed")
     name = encoding.decode()
-    stream = zlib.decompressobj(_EITHER)
     try:
-        plain = stream.decompress(body, limit + 1)
+        plain = inflation.inflate(body, _EITHER, limit)
     except zlib.error as error:
         raise InvalidArgumentError(f"failed to decompress the request body as {name}: {error}") from None
-    if len(plain) > limit:
+    except inflation.OverLimitError:
         raise InvalidArgumentError(
             f"request body decompressed from {name} exceeds the maximum allowed value of {limit} bytes. "
             "Use --http-max-input-size to increase the limit."
-        )
-    if not stream.eof:
-        raise InvalidArgumentError(f"failed to decompress the request body as {name}: it ends too early")
-    if stream.unused_data:
+        ) from None
+    except inflation.OverRatioError:
         raise InvalidArgumentError(
-            f"failed to decompress the request body as {name}: {len(stream.unused_data)} bytes follow its end"
+            f"request body decompressed from {name} is more than {inflation.MOST_RATIO} times as large as its "
+            f"{len(body)} bytes. Send it uncompressed."
+        ) from None
+    if not plain.whole:
+        raise InvalidArgumentError(f"failed to decompress the request body as {name}: it ends too early")
+    if plain.surplus:
+        raise InvalidArgumentError(
+            f"failed to decompress the request body as {name}: {plain.surplus} bytes follow its end"
         )
-    return plain
+    return plain.data
 
 
 def choose_encoding(accept: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from remora.errors import RemoraError
 from remora.protocols.http2_frames import Fields, pack
+from remora.protocols.inflation import MOST_RATIO, OverLimitError, OverRatioError, inflate
 
 CANCELLED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 8, 12, 13
 CONTENT_TYPE = b"application/grpc"
@@ -144,16 +145,20 @@ class Messages:
         if wbits is None:
             shown = self._encoding[:40].decode("latin-1")
             raise StatusError(UNIMPLEMENTED, f"messages compressed with '{shown}' are not read: use gzip or deflate")
-        stream = zlib.decompressobj(wbits)
         try:
-            plain = stream.decompress(message, self._limit + 1)
+            plain = inflate(message, wbits, self._limit)
         except zlib.error as error:
             raise StatusError(INTERNAL, f"a message cannot be inflated: {error}") from error
-        if len(plain) > self._limit:
-            raise StatusError(RESOURCE_EXHAUSTED, f"Decompressed message is larger than max ({self._limit})")
-        if not stream.eof:
+        except OverLimitError as error:
+            raise StatusError(RESOURCE_EXHAUSTED, f"Decompressed message is larger than max ({self._limit})") from error
+        except OverRatioError as error:
+            text = (
+                f"Decompressed message is more than {MOST_RATIO} times as large as its {len(message)} bytes on the wire"
+            )
+            raise StatusError(RESOURCE_EXHAUSTED, f"{text}: send it uncompressed") from error
+        if not plain.whole:
             raise StatusError(INTERNAL, "a message cannot be inflated: it is cut short")
-        return plain
+        return plain.data
 
 
 def coding_of(level: str, accepts: bytes) -> bytes:

@@ -66,6 +66,7 @@ def test_packed_messages_are_inflated_within_the_limit() -> None:
     bomb = zlib.compressobj(wbits=31)
     packed = bomb.compress(bytes(50_000_000)) + bomb.flush()
     assert refused(flagged(packed), limit=60_000) == RESOURCE_EXHAUSTED
+    assert refused(flagged(packed), limit=1 << 31) == RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("coding", [b"", b"gzip", b"deflate"])
