@@ -19,6 +19,7 @@ from remora._version import __version__
 from remora.options import BOOLEANS
 
 if TYPE_CHECKING:
+    from remora.options import ServerOptions
     from remora.server.doors import Host
     from remora.server.early_port import EarlyPort
 
@@ -121,9 +122,46 @@ def _serve(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
+    try:
+        host = replace(host, server=_checked(host.server))
+    except ValueError as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 1  # as tritonserver, whose scripts look for it
     set_up_logging(host.server)
     _warn_of_ignored(options)
     return _start(host, options.entered_ns)
+
+
+def _checked(options: ServerOptions) -> ServerOptions:
+    """Server options with the secrets that they name. Raises ValueError for what cannot be served with."""
+    if options.http_max_input_size <= 0:
+        raise ValueError(f"--http-max-input-size={options.http_max_input_size}: expected more than 0 bytes")
+    found: dict[str, Any] = {}
+    for field in ("http_restricted_api", "grpc_restricted_protocol"):
+        entries = getattr(options, field)
+        if entries:
+            from remora.protocols.restriction import Restrictions, fill_in_secrets
+
+            flag = f"--{field.replace('_', '-')}"
+            found[field] = fill_in_secrets(entries, flag, _secret_at)
+            Restrictions(found[field], flag)
+    return replace(options, **found) if found else options
+
+
+def _secret_at(place: str) -> str:
+    """The secret in a file, or with ``env:NAME`` in a variable of the environment. Raises ValueError."""
+    scheme, _, name = place.partition(":")
+    if scheme == "env":
+        secret = os.environ.get(name)
+        if secret is None:
+            raise ValueError(f"the variable {name} that should hold a secret is not set")
+        return secret
+    try:
+        with open(place, encoding="utf-8") as file:
+            return file.read().rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"the file {place} that should hold a secret cannot be read: {reason}") from error
 
 
 def _start(host: Host, entered_ns: int) -> int:

@@ -293,8 +293,8 @@ class ServerOptions:
         metavar="REGEX",
     )
     http_restricted_api: tuple[str, ...] = option(
-        "Groups of calls that need a header with a value, such as model-repository,statistics:admin-key=secret. "
-        "May be given again.",
+        "Groups of calls that need a header with a value, such as model-repository,statistics:admin-key=@FILE. "
+        "@FILE takes the value from a file, @env:NAME from a variable. May be given again.",
         metavar="GROUP,...:HEADER=VALUE",
         many=True,
     )

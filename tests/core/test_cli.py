@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from remora.cli import add_options, read_options
+from remora.cli import _checked, add_options, main, read_options
 from remora.options import EngineOptions, ServerOptions
 
 
@@ -48,3 +49,44 @@ def test_the_verbose_level_may_be_a_boolean(word: str, level: int) -> None:
 def test_a_choice_that_is_none_is_refused() -> None:
     with pytest.raises(SystemExit):
         options_of("--model-control-mode=never")
+
+
+SECRETS = [
+    (
+        ("--http-restricted-api=health:key=SECRET", "--http-restricted-api=health:other=SECRET"),
+        "can not be specified in",
+    ),
+    (("--http-restricted-api=nonsense:key=SECRET",), "unknown restricted api 'nonsense'"),
+    (("--grpc-restricted-protocol=nonsense:key=SECRET",), "unknown restricted protocol 'nonsense'"),
+    (("--http-restricted-api=health=SECRET",), "option format is '<config name>:<setting>=<value>'. Got health=..."),
+    (
+        ("--http-restricted-api=health:key=@/nowhere",),
+        "/nowhere that should hold a secret cannot be read: No such file",
+    ),
+    (("--http-restricted-api=health:key=@env:REMORA_NO_SUCH",), "REMORA_NO_SUCH that should hold a secret is not set"),
+    (("--http-max-input-size=0",), "--http-max-input-size=0: expected more than 0 bytes"),
+    (("--http-max-input-size=-5",), "--http-max-input-size=-5: expected more than 0 bytes"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), SECRETS)
+def test_what_cannot_be_served_with_ends_the_start_with_1_and_shows_no_secret(
+    flags: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tmp_path), *flags]) == 1
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert "SECRET" not in shown.err + shown.out
+
+
+def test_secrets_come_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("from a file\n")
+    monkeypatch.setenv("REMORA_TEST_KEY", "from a variable")
+    options = _checked(
+        ServerOptions(
+            http_restricted_api=(f"health:key=@{tmp_path / 'key'}",),
+            grpc_restricted_protocol=("health:key=@env:REMORA_TEST_KEY",),
+        )
+    )
+    assert options.http_restricted_api == ("health:key=from a file",)
+    assert options.grpc_restricted_protocol == ("health:key=from a variable",)

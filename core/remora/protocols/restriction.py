@@ -7,6 +7,7 @@ a group is answered only when the request carries the header with exactly that v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 GROUPS = (
     "health",
@@ -71,6 +72,44 @@ GROUP_OF_RPC: Mapping[str, str] = {
 """The group of each RPC of the inference service, and of grpc.health.v1's."""
 
 
+_WORDS = {"--grpc-restricted-protocol": "protocol"}
+"""What Triton calls a group in the errors about a flag, where it is not "api"."""
+
+
+class _Entry(NamedTuple):
+    groups: list[str]
+    header: str
+    secret: str
+
+
+def _parse(entry: str, flag: str) -> _Entry:
+    """Read ``GROUP[,GROUP...]:HEADER=VALUE``. Raises ValueError, with Triton's text but never with the value."""
+    place, equals, secret = entry.partition("=")
+    groups, colon, header = place.partition(":")
+    if not (groups and colon and header and secret):
+        # Without "=" the text after the colon may be a secret; without a colon too there is but one word.
+        shown = f"{place}=..." if equals else f"{groups}{':...' if colon else ''}"
+        raise ValueError(f"{flag} option format is '<config name>:<setting>=<value>'. Got {shown}")
+    return _Entry(groups.split(","), header, secret)
+
+
+def fill_in_secrets(entries: Sequence[str], flag: str, read: Callable[[str], str]) -> tuple[str, ...]:
+    """Return the entries with each ``HEADER=@PLACE`` replaced by ``HEADER=`` and what ``read(PLACE)`` returns.
+
+    Raises ValueError for an entry of another form, and what ``read`` raises.
+    """
+    found = []
+    for entry in entries:
+        groups, header, secret = _parse(entry, flag)
+        if secret.startswith("@"):
+            secret = read(secret[1:])
+            if not secret or secret.startswith("@"):
+                what = "begins with @" if secret else "is empty"
+                raise ValueError(f"{flag}={','.join(groups)}:{header}=@...: the secret {what}")
+        found.append(f"{','.join(groups)}:{header}={secret}")
+    return tuple(found)
+
+
 class Restrictions:
     """The groups that need a secret.
 
@@ -78,22 +117,25 @@ class Restrictions:
         entries: each ``GROUP[,GROUP...]:HEADER=VALUE``.
         flag: the flag they came from, for error texts.
 
-    Raises ValueError for an entry of another form, a group nobody knows, or a group named twice.
+    Raises ValueError, in Triton's words, for an entry of another form, an unknown group, or a group named twice. The
+    text never holds a value.
     """
 
     def __init__(self, entries: Sequence[str] = (), flag: str = "") -> None:
         self._locks: dict[str, tuple[str, bytes]] = {}
+        word = _WORDS.get(flag, "api")
         for entry in entries:
-            groups, colon, pair = entry.partition(":")
-            key, equals, value = pair.partition("=")
-            if not (colon and equals and key):
-                raise ValueError(f"{flag}={entry}: expected GROUP[,GROUP...]:HEADER=VALUE")
-            for group in groups.split(","):
+            groups, header, secret = _parse(entry, flag)
+            if secret.startswith("@"):  # taken as it stands, the name of a file would be the secret
+                raise ValueError(
+                    f"{flag}={','.join(groups)}:{header}=@...: only the command line reads secrets from files"
+                )
+            for group in groups:
                 if group not in GROUPS:
-                    raise ValueError(f"{flag}={entry}: unknown group '{group}', expected one of {', '.join(GROUPS)}")
+                    raise ValueError(f"unknown restricted {word} '{group}'\n{flag} takes {', '.join(GROUPS)}")
                 if group in self._locks:
-                    raise ValueError(f"{flag}={entry}: the group '{group}' is restricted twice")
-                self._locks[group] = (key, value.encode())
+                    raise ValueError(f"restricted {word} '{group}' can not be specified in multiple config groups")
+                self._locks[group] = (header, secret.encode())
 
     def __bool__(self) -> bool:
         return bool(self._locks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.protocols.restriction import GROUP_OF_ACTION, GROUP_OF_RPC, GROUPS, Restrictions
+from remora.protocols.restriction import GROUP_OF_ACTION, GROUP_OF_RPC, GROUPS, Restrictions, fill_in_secrets
 
 LOCKS = Restrictions(["model-repository,statistics:admin-key=secret", "health:who=me=you"])
 
@@ -29,16 +29,46 @@ def test_a_restricted_group_needs_its_header_and_others_need_none(
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("inference", "expected GROUP"),
-        ("inference:key", "expected GROUP"),
-        ("inference:=value", "expected GROUP"),
-        ("everything:key=value", "unknown group 'everything'"),
-        ("health,health:key=value", "restricted twice"),
+        ("inference", "Got inference$"),
+        ("inference:key", "Got inference:...$"),
+        ("inference:=SECRET", "Got inference:=...$"),
+        ("inference:key=", "Got inference:key=...$"),
+        (":key=SECRET", "Got :key=...$"),
+        ("inference:key:SECRET", "Got inference:...$"),
+        ("inference:key SECRET", "Got inference:...$"),
+        ("key=SECRET", "Got key=...$"),
+        ("everything:key=SECRET", "^unknown restricted api 'everything'\n"),
+        ("health,:key=SECRET", "^unknown restricted api ''\n"),
+        ("health,health:key=SECRET", "^restricted api 'health' can not be specified in multiple config groups$"),
+        ("health:key=@SECRET", "only the command line"),
     ],
 )
-def test_an_entry_that_cannot_be_meant_is_refused(entry: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_entry_that_cannot_be_meant_is_refused_in_tritons_words_without_its_secret(entry: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as refused:
         Restrictions([entry], "--http-restricted-api")
+    assert "SECRET" not in str(refused.value)
+
+
+def test_triton_calls_the_groups_of_grpc_protocols() -> None:
+    for entries, says in (
+        (("nonsense:key=value",), "unknown restricted protocol 'nonsense'"),
+        (("health:key=value", "health:other=value"), "restricted protocol 'health' can not be"),
+        (("health",), "--grpc-restricted-protocol option format is"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Restrictions(entries, "--grpc-restricted-protocol")
+
+
+def test_secrets_are_filled_in_where_an_entry_names_a_place() -> None:
+    entries = ("health,trace:key=@/run/key", "logging:key=plain=@x")
+    found = fill_in_secrets(entries, "--f", {"/run/key": "s=1"}.__getitem__)
+    assert found == ("health,trace:key=s=1", "logging:key=plain=@x")
+
+
+@pytest.mark.parametrize("secret", ["", "@other"])
+def test_a_place_without_a_usable_secret_is_refused(secret: str) -> None:
+    with pytest.raises(ValueError, match=r"--f=health:key=@\.\.\.: the secret"):
+        fill_in_secrets(("health:key=@place",), "--f", lambda place: secret)
 
 
 def test_every_action_and_rpc_belongs_to_a_group_that_can_be_restricted() -> None:
