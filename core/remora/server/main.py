@@ -254,7 +254,11 @@ class Server:
                     listener.connection, address, port, backlog=BACKLOG, reuse_port=self.options.reuse_http_port or None
                 )
         except OSError as error:
-            raise StartError(f"cannot listen for {what} on {address}:{port}: {error.strerror or error}") from error
+            flag = {"HTTP": "--http-port", "metrics": "--metrics-port"}.get(what)
+            remedy = f"; is another server there? Choose another {flag}" if flag else ""
+            raise StartError(
+                f"cannot listen for {what} on {address}:{port}: {error.strerror or error}{remedy}"
+            ) from error
         self._listeners.append(listener)
         self._sockets.append(server)
         return int(server.sockets[0].getsockname()[1])

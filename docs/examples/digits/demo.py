@@ -9,9 +9,10 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +21,8 @@ HERE = Path(__file__).resolve().parent
 SHADES = " .:-=+*#%@"
 DARKEST = 16
 SIDE = 8
-READY_TIMEOUT_S = 60.0
+READY = "READY"
+"""How the server's line begins when all its ports are open."""
 
 
 def picture(pixels: list[float]) -> str:
@@ -50,21 +52,31 @@ def post(url: str, body: bytes) -> dict[str, object]:
     return reply
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> bool:
-    """True as soon as the server says it is ready; False when it has ended or the time is over."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=1):
-                return server.poll() is None
-        except OSError:
-            pass
-        try:
-            server.wait(timeout=0.02)
-        except subprocess.TimeoutExpired:
-            continue
-        return False
+def wait_until_ready(server: subprocess.Popen[str]) -> bool:
+    """True as soon as the child prints that it is ready, False when it ends before; its lines are printed on.
+
+    The port alone would not tell: another server may answer there.
+    """
+    assert server.stderr is not None
+    for line in server.stderr:
+        print(line, end="", file=sys.stderr, flush=True)
+        if line.startswith(READY):
+            threading.Thread(target=print_lines, args=(server,), name="output of the server", daemon=True).start()
+            return True
     return False
+
+
+def print_lines(server: subprocess.Popen[str]) -> None:
+    """Print what the child goes on to print."""
+    for line in server.stderr or ():
+        print(line, end="", file=sys.stderr, flush=True)
+
+
+def is_taken(port: int) -> bool:
+    """True if a program listens to the port of this machine."""
+    with socket.socket() as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def show_first_inference(url: str, request: Path) -> None:
@@ -84,12 +96,13 @@ def serve(models: Path, http_port: int) -> int:
     """Run the server as a child until it ends; its exit status."""
     ports = {"http": http_port, "grpc": http_port + 1, "metrics": http_port + 2}
     flags = [f"--{name}-port={port}" for name, port in ports.items()]
-    server = subprocess.Popen([sys.executable, "-m", "remora", "serve", str(models), *flags])
+    command = [sys.executable, "-m", "remora", "serve", str(models), *flags]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     # Ctrl-C reaches the server as well, which then ends by itself: this process only waits for it.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     url = f"http://localhost:{http_port}"
-    if wait_until_ready(server, url):
+    if wait_until_ready(server):
         try:
             show_first_inference(url, models.parent / "requests" / "seven.json")
         except (urllib.error.URLError, LookupError, TypeError, ValueError) as error:
@@ -97,11 +110,9 @@ def serve(models: Path, http_port: int) -> int:
             server.terminate()
             server.wait()
             return 1
-    elif server.poll() is None:
-        print(f"the server was not ready within {READY_TIMEOUT_S:.0f} s", file=sys.stderr)
-        server.terminate()
-        server.wait()
-        return 1
+    elif taken := [str(port) for port in ports.values() if is_taken(port)]:
+        remedy = f"For other ports: make serve PORT={http_port + 10}"
+        print(f"port {' and '.join(taken)}: another program listens there. {remedy}", file=sys.stderr)
     return server.wait()
 
 
