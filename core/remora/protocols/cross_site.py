@@ -16,6 +16,10 @@ _OWN_SITES = (b"same-origin", b"none")
 _SIMPLE_TYPES = (b"text/plain", b"multipart/form-data", b"application/x-www-form-urlencoded")
 _LOOPBACK = re.compile(r"127(?:\.\d{1,3}){3}|::1|localhost|.+\.localhost")
 _NAME = re.compile(r"[a-z0-9_.:-]+")
+_UNDOTTED = re.compile(r"[a-z0-9_-]+")
+
+Header = Callable[[bytes], bytes | None]
+"""Returns the value of a request header by its lower-case name, or None."""
 
 
 def host_names(names: tuple[str, ...]) -> frozenset[str]:
@@ -40,13 +44,24 @@ def is_loopback(name: str) -> bool:
     return _LOOPBACK.fullmatch(name) is not None
 
 
-def refuse_host(host: bytes, allowed: Container[str]) -> str:
-    """Return why a server on a loopback address refuses this Host header; "" if it does not.
+def is_own_host(host: bytes, allowed: Container[str]) -> bool:
+    """True if a server on a loopback address answers every request with this Host header.
 
-    A browser sends the name that the page was opened under. A request without a name comes from no browser.
+    A browser sends the name that the page was opened under, so an empty one comes from a program.
     """
     name = name_of(host)
-    if not name or is_loopback(name) or name in allowed:
+    return not name or is_loopback(name) or name in allowed
+
+
+def refuse_host(header: Header, allowed: Container[str]) -> str:
+    """Return why a server on a loopback address refuses a request for the host it names; "" if it does not."""
+    host = header(b"host") or b""
+    name = name_of(host)
+    if is_own_host(host, allowed):
+        return ""
+    # Names without a dot are those that proxies give their upstreams. They are not in the public DNS; only an attacker
+    # in the local network could rebind one, and no page can send more than a GET without an Origin.
+    if _UNDOTTED.fullmatch(name) and header(b"origin") is None and header(b"sec-fetch-site") is None:
         return ""
     return (
         f"This server listens on a loopback address and does not know the host '{name}'. "
@@ -54,12 +69,12 @@ def refuse_host(host: bytes, allowed: Container[str]) -> str:
     )
 
 
-def refuse_page(method: str, header: Callable[[bytes], bytes | None], allowed: Container[str]) -> str:
+def refuse_page(method: str, header: Header, allowed: Container[str]) -> str:
     """Return why a request that changes the server is refused as a web page's; "" if it is not.
 
     Args:
         method: of the request; those that cannot change anything are never refused.
-        header: returns the value of a header by its lower-case name, or None.
+        header: returns a header of the request.
         allowed: hosts whose pages may change the server.
     """
     origin = header(b"origin")

@@ -19,6 +19,8 @@ HEAD_LIMIT = 65_536
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """What a client says first that knows, without asking, that HTTP/2 is spoken (RFC 9113 3.4): no head of ours."""
 _METHOD = re.compile(rb"[A-Z]+(?= )")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 _MEMO_LIMIT = 512
 _MEMO_HEAD_LIMIT = 2_048
@@ -142,6 +144,9 @@ def _parse(block: bytes) -> Head:
         raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
     target = _origin_form(target)
     keep_alive, http10 = _keep_alive(line, collector.headers), line.endswith(b"1.0")
+    hosts = names.count(b"host")
+    if hosts > 1 or not (hosts or http10):  # RFC 9112 3.2
+        raise BadRequest(400, "the request names no host" if not hosts else "the request names more than one host")
     head = Head(method, target, tuple(collector.headers), keep_alive, http10=http10)
     encoding = head.get(b"transfer-encoding")
     if encoding is not None and encoding.strip().lower() != b"chunked":
@@ -230,7 +235,10 @@ class ChunkDecoder:
     def _size_line(self, view: memoryview, at: int) -> int:
         at, line = self._take_line(view, at)
         if line is not None:
-            digits = line.partition(b";")[0].rstrip(b" \t")
+            digits, _, extension = line.partition(b";")
+            if _CONTROL.search(extension):
+                raise BadRequest(400, "a chunk has an extension with a control character")
+            digits = digits.rstrip(b" \t")
             if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
                 raise BadRequest(400, "a chunk has no valid size")
             self._left = int(digits, 16)
@@ -260,6 +268,8 @@ class ChunkDecoder:
         at, line = self._take_line(view, at)
         if line == b"":
             self.done = True
+        elif line is not None and not _FIELD.fullmatch(line):
+            raise BadRequest(400, "a line of the chunked body's trailer is no header")
         return at
 
 

@@ -26,7 +26,7 @@ from remora.messages import (
 )
 from remora.model import ServedModel
 from remora.model_table import LoadingError
-from remora.protocols.cross_site import is_loopback, refuse_host, refuse_page
+from remora.protocols.cross_site import is_loopback, is_own_host, refuse_host, refuse_page
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import failure
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
@@ -461,11 +461,11 @@ class _LoopbackService:
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         host = head.get(b"host") or b""
         if host not in self._known:
-            reason = refuse_host(host, self._allowed)
+            reason = refuse_host(head.get, self._allowed)
             if reason:
                 exchange.respond(failure(403, reason, plain=True))
                 return None
-            if len(self._known) < _KNOWN_HOSTS:
+            if len(self._known) < _KNOWN_HOSTS and is_own_host(host, self._allowed):
                 self._known.add(host)
         return self._service.handle(head, body, exchange)
 

@@ -28,7 +28,7 @@ ALLOWED = host_names(("Models.Example",))
     ],
 )
 def test_a_loopback_address_answers_for_names_of_this_machine_and_allowed_ones(host: bytes) -> None:
-    assert refuse_host(host, ALLOWED) == ""
+    assert refuse_host({b"host": host, b"origin": b"http://" + host}.get, ALLOWED) == ""
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,10 @@ def test_a_loopback_address_answers_for_names_of_this_machine_and_allowed_ones(h
         b"evil.example:8000",
         b"localhost.evil.example",
         b"127.0.0.1.evil.example:8000",
-        b"evillocalhost",
+        b"evillocalhost.example",
         b"[::2]:8000",
         b"0.0.0.0:8000",
         b"192.168.0.1",
-        b"x",
         b"sub.models.example",
         b"models.example.evil",
         b"localhost:8000, evil.example",
@@ -50,7 +49,13 @@ def test_a_loopback_address_answers_for_names_of_this_machine_and_allowed_ones(h
     ],
 )
 def test_a_loopback_address_refuses_other_names_and_names_the_flag(host: bytes) -> None:
-    assert "--allowed-host" in refuse_host(host, ALLOWED)
+    assert "--allowed-host" in refuse_host({b"host": host}.get, ALLOWED)
+
+
+def test_a_name_without_a_dot_is_known_unless_a_page_names_it() -> None:
+    assert refuse_host({b"host": b"upstream:8000"}.get, ALLOWED) == ""
+    for name in (b"origin", b"sec-fetch-site"):
+        assert "'upstream'" in refuse_host({b"host": b"upstream:8000", name: b"same-origin"}.get, ALLOWED)
 
 
 def refusal(method: str = "POST", **headers: str) -> str:

@@ -29,7 +29,11 @@ def head_of(*lines: str) -> Head:
 
 
 def block_of(*lines: str) -> bytes:
-    return "\r\n".join((*lines, "", "")).encode("latin-1")
+    """A head of these lines, and with a host where HTTP/1.1 asks for one."""
+    first, *rest = lines
+    if first.endswith("HTTP/1.1") and not any(line.lower().startswith("host:") for line in rest):
+        rest.append("Host: h")
+    return "\r\n".join((first, *rest, "", "")).encode("latin-1")
 
 
 # -- heads ----------------------------------------------------------------------------------------------------------
@@ -99,7 +103,7 @@ def test_an_offered_upgrade_is_not_taken() -> None:
 
 
 def test_empty_lines_before_a_request_are_skipped() -> None:
-    assert HeadParser().parse(b"\r\n\r\nGET /x HTTP/1.1\r\n\r\n").path == "/x"
+    assert HeadParser().parse(b"\r\n\r\n" + block_of("GET /x HTTP/1.1")).path == "/x"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +232,7 @@ def parsed(parser: HeadParser, block: bytes) -> tuple[object, ...]:
 
 
 BLOCKS = st.one_of(
-    st.lists(tokens, max_size=8).map(lambda parts: b"GET / HTTP/1.1\r\n" + b"".join(parts) + b"\r\n\r\n"),
+    st.lists(tokens, max_size=8).map(lambda parts: b"GET / HTTP/1.1\r\nHost: h\r\n" + b"".join(parts) + b"\r\n\r\n"),
     st.sampled_from(
         [
             block_of(f"{method} /{target} HTTP/{version}", *lines)
@@ -244,6 +248,28 @@ def test_a_remembered_head_is_the_one_that_is_parsed_anew(blocks: list[bytes]) -
     parser = HeadParser()
     for block in blocks * 2:
         assert parsed(parser, block) == parsed(HeadParser(), block)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (b"", "names no host"),
+        (b"Accept: a\r\n", "names no host"),
+        (b"Host: a\r\nHost: a\r\n", "more than one host"),
+        (b"Host: a\r\nX: y\r\nhost: b\r\n", "more than one host"),
+    ],
+)
+def test_a_request_names_one_host(lines: bytes, says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as refused:
+        HeadParser().parse(b"GET / HTTP/1.1\r\n" + lines + b"\r\n")
+    assert refused.value.status == 400
+
+
+def test_http_1_0_need_not_name_a_host() -> None:
+    assert head_of("GET / HTTP/1.0").get(b"host") is None
+    assert head_of("GET / HTTP/1.1", "Host: ").get(b"host") == b""
+    with pytest.raises(BadRequest, match="more than one host"):
+        head_of("GET / HTTP/1.0", "Host: a", "Host: b")
 
 
 # -- chunked bodies -------------------------------------------------------------------------------------------------
@@ -294,6 +320,16 @@ def test_bytes_after_the_body_are_left_for_the_next_request() -> None:
 @pytest.mark.parametrize(
     "wire",
     [
+        chunked(b"a", extension=b";a\rb"),
+        chunked(b"a", extension=b";a\0"),
+        chunked(b"a", extension=b";a\x7f"),
+        b"1\r\na\r\n0;a\rb\r\n\r\n",
+        chunked(b"a", trailer=b"GET /v2 HTTP/1.1\r\n"),
+        chunked(b"a", trailer=b"X : y\r\n"),
+        chunked(b"a", trailer=b": y\r\n"),
+        chunked(b"a", trailer=b"X: y\r\n z\r\n"),
+        chunked(b"a", trailer=b"X: y\rz\r\n"),
+        chunked(b"a", trailer=b"X: y\0\r\n"),
         b"\r\n",
         b"g\r\na\r\n0\r\n\r\n",
         *(sign + b"1\r\na\r\n0\r\n\r\n" for sign in (b"-", b"+", b"0x", b"0_", b" ", b"\xd9\xa1")),

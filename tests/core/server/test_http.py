@@ -120,11 +120,14 @@ def waiting() -> Iterator[Bench]:
 
 
 def get(path: str, *lines: str, version: str = "1.1") -> bytes:
-    return "\r\n".join((f"GET {path} HTTP/{version}", *lines, "", "")).encode()
+    return "\r\n".join((f"GET {path} HTTP/{version}", "Host: h", *lines, "", "")).encode()
 
 
 def post(path: str, body: bytes, *lines: str) -> bytes:
-    return "\r\n".join((f"POST {path} HTTP/1.1", f"Content-Length: {len(body)}", *lines, "", "")).encode() + body
+    return (
+        "\r\n".join((f"POST {path} HTTP/1.1", "Host: h", f"Content-Length: {len(body)}", *lines, "", "")).encode()
+        + body
+    )
 
 
 # -- requests and their bodies --------------------------------------------------------------------------------------
@@ -153,7 +156,9 @@ def test_a_body_arrives_whole_however_it_is_cut(size: int, step: int) -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 10**6])
 def test_a_chunked_body_arrives_whole_and_the_next_request_after_it(step: int) -> None:
-    wire = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n" + get("/b")
+    wire = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n" + get(
+        "/b"
+    )
     with benches() as bench:
         for at in range(0, len(wire), step):
             bench.receive(wire[at : at + step])
@@ -271,7 +276,7 @@ def test_a_client_whose_body_is_there_is_not_told_to_go_on(bench: Bench, wire: b
 
 
 def test_a_chunked_client_that_asks_first_is_told_to_go_on(bench: Bench) -> None:
-    bench.receive(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    bench.receive(b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
     assert bench.written == b"HTTP/1.1 100 Continue\r\n\r\n"
     bench.receive(b"0\r\n\r\n")
     assert b"200 OK" in bench.written
@@ -286,7 +291,7 @@ def test_a_client_that_asks_first_with_too_much_is_refused_at_once() -> None:
 
 
 def test_the_answer_to_head_has_the_length_and_no_body(bench: Bench) -> None:
-    bench.receive(b"HEAD /abc HTTP/1.1\r\n\r\n" + get("/d"))
+    bench.receive(b"HEAD /abc HTTP/1.1\r\nHost: h\r\n\r\n" + get("/d"))
     head, _, rest = bench.written.partition(b"\r\n\r\n")
     assert head.endswith(b"Content-Length: 5")
     assert rest.startswith(b"HTTP/1.1 200 ")
@@ -390,7 +395,7 @@ def test_a_request_that_is_being_sent_when_the_server_stops_is_still_answered(be
     assert bench.transport.closing
 
 
-CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -462,10 +467,10 @@ def test_a_client_that_waits_for_its_answer_is_not_dropped(waiting: Bench) -> No
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
         (b"nonsense\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
-        (b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
         (b"GET /" + b"a" * HEAD_LIMIT, 431),
-        (b"GET /" + b"a" * HEAD_LIMIT + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET /" + b"a" * HEAD_LIMIT + b" HTTP/1.1\r\nHost: h\r\n\r\n", 431),
     ],
 )
 def test_bytes_that_are_no_request_are_answered_and_end_the_connection(bench: Bench, wire: bytes, status: int) -> None:
@@ -502,13 +507,13 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(again: bool, with_
 
 
 def test_a_gigantic_length_takes_no_memory(bench: Bench) -> None:
-    bench.receive(b"POST /a HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n")
+    bench.receive(b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 18446744073709551615\r\n\r\n")
     assert bench.written.startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_chunked_body_beyond_the_limit_is_refused() -> None:
     with benches(limit=100) as bench:
-        bench.receive(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n")
+        bench.receive(b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n")
         assert bench.written.startswith(b"HTTP/1.1 400 ")
 
 

@@ -78,7 +78,7 @@ def bench() -> Iterator[Bench]:
 
 
 def post(path: str, *lines: str, version: str = "1.1") -> bytes:
-    return "\r\n".join((f"POST {path} HTTP/{version}", "Content-Length: 0", *lines, "", "")).encode()
+    return "\r\n".join((f"POST {path} HTTP/{version}", "Host: h", "Content-Length: 0", *lines, "", "")).encode()
 
 
 def test_each_piece_is_a_chunk_that_is_written_when_it_comes(bench: Bench) -> None:
