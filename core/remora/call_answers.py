@@ -5,7 +5,7 @@ Each protocol makes a Call of what it received, and bytes of what this returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from remora import messages
@@ -75,6 +75,8 @@ class CallAnswers:
         self._exporter: MetricsExporter | None = None
         self.beside: Callable[[], Iterable[ServedModel]] = tuple
         """Models of other engines of this process that the metrics page shows as well."""
+        self.connections: Callable[[], Mapping[str, int]] = dict
+        """How many connections of each protocol are open."""
 
     def _may_be_traced(self, model: str) -> bool:
         """Triton knows the models that serve, and here some load when they are asked."""
@@ -126,7 +128,7 @@ class CallAnswers:
             gpus = Gpus().readings if self._options.allow_gpu_metrics else list
             settings = MetricsSettings.of(self._options.metrics_config)
             self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus)
-        return self._exporter.render([*self._table.ready_models(), *self.beside()], self._startup())
+        return self._exporter.render([*self._table.ready_models(), *self.beside()], self._startup(), self.connections())
 
     def _startup(self) -> StartupReport:
         answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]

@@ -349,6 +349,10 @@ class Engine:
         """Have the metrics page show the models of other engines as well; their ``metric_labels`` tell them apart."""
         self._answers.beside = models
 
+    def measure_connections(self, count: Callable[[], Mapping[str, int]]) -> None:
+        """Have the metrics page show how many connections of each protocol a server has."""
+        self._answers.connections = count
+
     # -- calls ------------------------------------------------------------------------------------------------------
 
     @overload

@@ -6,7 +6,7 @@ Triton's ``nv_*`` names, so that dashboards made for Triton work, and our histog
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ class _Row(NamedTuple):
     value: float
 
 
+_NO_CONNECTIONS: Mapping[str, int] = {}
+
+
 class MetricsExporter:
     """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
 
@@ -50,8 +53,13 @@ class MetricsExporter:
         self._clock = clock
         self._cpu = CpuUsage()
 
-    def render(self, models: Sequence[ServedModel], startup: StartupReport | None = None) -> str:
-        """The page for these model versions and this start: text/plain; charset=utf-8."""
+    def render(
+        self,
+        models: Sequence[ServedModel],
+        startup: StartupReport | None = None,
+        connections: Mapping[str, int] = _NO_CONNECTIONS,
+    ) -> str:
+        """Return the page for these model versions, this start and these connections: text/plain; charset=utf-8."""
         lines: list[str] = []
         for name, kind, help_text, read in _FAMILIES:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
@@ -64,6 +72,9 @@ class MetricsExporter:
             self._summaries(lines, models)
         self._machine(lines)
         self._devices(lines)
+        rows = [_Row("", (("protocol", protocol),), count) for protocol, count in connections.items()]
+        if rows:
+            _family(lines, "remora_open_connections", "gauge", "Connections that clients have open", rows)
         if startup is not None and startup.ready:
             _startup(lines, startup)
         for family in custom_families():

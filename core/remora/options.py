@@ -365,6 +365,12 @@ class ServerOptions:
         "Age at which gRPC clients must connect anew; 0 for never.", default=0, metavar="MS"
     )
     grpc_max_connection_age_grace: int = option("Time for running calls then; 0 for any.", default=0, metavar="MS")
+    idle_connection_secs: int = option(
+        "How long a connection may have no request before it is closed; 0 for any time. Keep it above the idle time of "
+        "load balancers: Google's have 600 s.",
+        default=620,
+        metavar="S",
+    )
     lame_duck_secs: int = option(
         "After SIGTERM, go on serving that long while not being ready, so that traffic goes elsewhere.",
         default=0,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
+import socket
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from live_server import PATIENCE_S, client, free_port, process, status_of, until, write_version
+from live_server import BODY, PATIENCE_S, client, free_port, process, status_of, until, write_version
 
 HANGS = "open({gate!r}).read()"
 
@@ -48,3 +52,96 @@ def test_more_hung_loads_than_the_loop_has_threads_hold_up_neither_calls_nor_the
         assert status_of(port, "/v2/docs") == 200
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE_S) == 1
+
+
+def infer_bytes() -> bytes:
+    return b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(BODY),
+        BODY.encode(),
+    )
+
+
+def read_all(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+@pytest.mark.parametrize("lame_duck", ["0", "1"])
+def test_connections_that_have_not_spoken_yet_are_served_when_the_server_is_told_to_stop(
+    repository: Path, child_environment: dict[str, str], lame_duck: str
+) -> None:
+    write_version(repository, 1)
+    port = free_port()
+    with process(repository, port, child_environment, f"--lame-duck-secs={lame_duck}") as server, ExitStack() as stack:
+        until(port, "/readyz", server)
+        fresh = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)) for _ in range(50)
+        ]
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr is not None
+        next(line for line in server.stderr if "Waiting for in-flight requests" in line)
+        for connection in fresh:
+            connection.sendall(infer_bytes())
+        answers = [read_all(connection) for connection in fresh]
+        assert all(answer.startswith(b"HTTP/1.1 200 OK") and b"Connection: close" in answer for answer in answers)
+        assert server.wait(PATIENCE_S) == 0
+
+
+def test_under_load_no_request_of_a_new_connection_is_lost_at_the_end(
+    repository: Path, child_environment: dict[str, str]
+) -> None:
+    write_version(repository, 1)
+    port = free_port()
+    answered, lost = threading.Semaphore(0), list[object]()
+
+    def ask_on() -> None:
+        while True:
+            try:
+                connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            except ConnectionRefusedError:  # from now on nothing listens
+                return
+            with connection:
+                try:
+                    connection.sendall(
+                        infer_bytes().replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
+                    )
+                    answer = read_all(connection)
+                    if not answer.startswith(b"HTTP/1.1 200 OK"):
+                        lost.append(answer)
+                except OSError as error:
+                    lost.append(repr(error))
+            answered.release()
+
+    with process(repository, port, child_environment) as server:
+        until(port, "/readyz", server)
+        clients = [threading.Thread(target=ask_on) for _ in range(16)]
+        for each in clients:
+            each.start()
+        for _ in range(500):
+            assert answered.acquire(timeout=PATIENCE_S)
+        server.send_signal(signal.SIGTERM)
+        for each in clients:
+            each.join(PATIENCE_S)
+        assert not lost
+        assert server.wait(PATIENCE_S) == 0
+
+
+def test_idle_connections_beyond_the_descriptors_do_not_lock_out_others(
+    repository: Path, child_environment: dict[str, str]
+) -> None:
+    write_version(repository, 1)
+    port = free_port()
+    with process(repository, port, child_environment, "--allow-metrics=true") as server, ExitStack() as stack:
+        until(port, "/readyz", server)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (96, 96))
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+        assert status_of(port, "/v2/models/m") == 200
+        with client(port) as connection:
+            connection.request("GET", "/v2/metrics")
+            (count,) = re.findall(rb'remora_open_connections{protocol="http1"} (\d+)', connection.getresponse().read())
+            assert 1 < int(count) < 96
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr is not None
+        log = server.stderr.read()
+        assert log.count("cannot accept a connection: Too many open files") == 1
+        assert server.wait(PATIENCE_S) == 0

@@ -167,6 +167,11 @@ class Http2:
         """Whether there is something to send."""
         return bool(self._sender.out)
 
+    @property
+    def is_half(self) -> bool:
+        """True if the client has yet to send the rest of its preface or of a header block."""
+        return not self._greeted or bool(self._block) or (bool(self._rest) and not self.open)
+
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:

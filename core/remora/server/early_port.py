@@ -10,8 +10,7 @@ import selectors
 import socket
 import threading
 
-BACKLOG = 1024
-"""Connections that the kernel may keep until they are accepted."""
+_BACKLOG = 1024
 _ASKED = (b"GET /livez ", b"HEAD /livez ")
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nCache-Control: no-store\r\n"
@@ -28,7 +27,7 @@ class EarlyPort:
     def __init__(self, address: str, port: int, *, reuse_port: bool = False) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         socket.inet_pton(family, address)
-        self._listening = socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)
+        self._listening = socket.create_server((address, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
         self._listening.setblocking(False)
         self._told, self._end = socket.socketpair()
         self._held: dict[socket.socket, None] = {}  # who came first is served first

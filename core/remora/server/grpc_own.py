@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +15,13 @@ from remora.protocols.restriction import Restrictions
 from remora.protocols.v2_grpc import MAX_MESSAGE_BYTES, SERVICE
 from remora.regions import Regions
 from remora.server.doors import Inside
-from remora.server.early_port import BACKLOG
 from remora.server.grpc_http2 import GrpcFront
 from remora.server.grpc_http2_calls import StreamBehaviour
 from remora.server.grpc_tls import TlsFiles, context_of
 from remora.server.http import Handover, Service
 from remora.server.http2 import ALPN, Http2Listener
 from remora.server.http2_requests import Requests
+from remora.server.listening import BACKLOG, Port, bind
 from remora.server.rpcs import HEALTH_SERVICE, Context, Rpcs
 
 _STREAMS = 256
@@ -34,12 +33,15 @@ class OwnGrpc:
     Raises ConfigError when the forward pattern is no regular expression.
     """
 
-    def __init__(self, inside: Inside, restricted: Restrictions, regions: Regions) -> None:
+    def __init__(
+        self, inside: Inside, restricted: Restrictions, regions: Regions, make_room: Callable[[], bool] = lambda: False
+    ) -> None:
         self._inside = inside
+        self._make_room = make_room
         options = inside.options
         self._calls = Rpcs(inside.engine, restricted, _STREAMS, options.grpc_header_forward_pattern, regions)
         self._fronts: list[GrpcFront] = []
-        self._sockets: list[asyncio.Server] = []
+        self.ports: list[Port] = []
         self.listeners: list[Http2Listener] = []
         """Of all ports, whose connections are the server's to close."""
 
@@ -55,23 +57,18 @@ class OwnGrpc:
             root = options.grpc_root_cert if options.grpc_use_ssl_mutual else None
             context = context_of(TlsFiles(options.grpc_server_key, options.grpc_server_cert, root), ALPN)
         listener = self._listener(None, options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES)
-        loop, reuse = asyncio.get_running_loop(), options.reuse_grpc_port
+        reuse = options.reuse_grpc_port
         try:
             bound = _everywhere(port, reuse) if address in _EVERYWHERE else None
-            if bound is not None:
-                server = await loop.create_server(listener.connection, sock=bound, backlog=BACKLOG, ssl=context)
-            else:
-                server = await loop.create_server(
-                    listener.connection, address, port, backlog=BACKLOG, reuse_port=reuse or None, ssl=context
-                )
+            sockets = [bound] if bound is not None else await bind(address, port, reuse_port=reuse)
         except OSError as error:
             target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
             raise UnavailableError(
                 f"gRPC cannot listen on {target}: {error.strerror or error}; is another server there? "
                 "Choose another --grpc-port"
             ) from error
-        self._sockets.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        self.ports.append(Port(sockets, listener.connection, self._make_room, context))
+        return self.ports[0].number
 
     def beside(self, service: Service) -> Handover:
         """What takes the connections of HTTP/2 on HTTP's port: ``service`` answers what is not gRPC there."""
@@ -98,8 +95,8 @@ class OwnGrpc:
     def end(self) -> None:
         """Take no more connections, and no more inference on those there are."""
         self._calls.drain()
-        for server in self._sockets:
-            server.close()
+        for port in self.ports:
+            port.close()
 
     def close(self) -> None:
         """Let go of the threads."""

@@ -51,6 +51,7 @@ class GrpcOptions:
         http2_max_pings_without_data: pings sent before data or headers must have been sent; 0 for any number.
         http2_min_recv_ping_interval_ms: a client that pings more often without data gets a strike.
         http2_max_ping_strikes: strikes before the connection is closed; 0 for any number.
+        max_connection_idle_ms: time without a call after which clients are asked to connect anew; 0 for any.
         max_connection_age_ms: age at which clients are asked to connect anew; 0 for never.
         max_connection_age_grace_ms: time for their running calls then; 0 for any.
         compression: how much answers are compressed: none, low, medium or high (spec R18).
@@ -77,6 +78,7 @@ class GrpcOptions:
     http2_max_pings_without_data: int = 2
     http2_min_recv_ping_interval_ms: int = 300_000
     http2_max_ping_strikes: int = 2
+    max_connection_idle_ms: int = 0
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
     compression: str = "none"
@@ -174,6 +176,8 @@ def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
         "grpc.http2.max_ping_strikes": options.http2_max_ping_strikes,
         "grpc.default_compression_level": ("none", "low", "medium", "high").index(options.compression),
     }
+    if options.max_connection_idle_ms:
+        chosen["grpc.max_connection_idle_ms"] = options.max_connection_idle_ms
     if options.max_connection_age_ms:
         chosen["grpc.max_connection_age_ms"] = options.max_connection_age_ms
     if options.max_connection_age_grace_ms:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from typing import Protocol, cast
 
 import numpy as np
@@ -74,8 +75,9 @@ class Listener:
         self.heads = HeadParser()
         self.scratch = bytearray(_SCRATCH_BYTES)
         self.view = memoryview(self.scratch)
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self.closing = False
+        self.protocol = "http1"
 
     def connection(self) -> Connection:
         """A protocol for a new connection."""
@@ -92,11 +94,11 @@ class Listener:
             connection.close_when_done()
         return len(self.connections)
 
-    def drop_stalled(self, now: float, limit_s: float) -> None:
-        """Close connections that have been sending one request for longer than ``limit_s``."""
+    def sweep(self, now: float, limit_s: float, idle_s: float = inf) -> None:
+        """Close connections that have been sending one request, or nothing at all, for longer than ``limit_s``, and
+        those without a request for longer than ``idle_s``. To be called every few seconds."""
         for connection in list(self.connections):
-            if connection.receiving_since and now - connection.receiving_since > limit_s:
-                connection.abort()
+            connection.sweep(now, limit_s, idle_s)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -123,16 +125,20 @@ class Connection(asyncio.BufferedProtocol):
         self._come = -1  # how much of a request was there when a server that ends looked last,
         self._came_at = 0.0  # and when it had become so much
         self.receiving_since = 0.0
+        self.idle_since = 0.0
+        """Since when there was no request, as far as sweeps have seen."""
+        self._stirred = False  # a request came since the last sweep
 
     # -- the transport's side ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._loop_time = asyncio.get_running_loop().time
-        self._listener.connections.add(self)
+        self.idle_since = self._loop_time()
+        self._listener.connections[self] = None
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._listener.connections.discard(self)
+        self._listener.connections.pop(self, None)
         self._cancel()
 
     def _cancel(self) -> None:
@@ -222,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
         if http2 is None or self._used or not data.startswith(HTTP2_PREFACE):
             return False
         self.receiving_since = 0.0
-        self._listener.connections.discard(self)
+        self._listener.connections.pop(self, None)
         http2(self._transport, data)
         return True
 
@@ -270,7 +276,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _complete(self, body: Buffer) -> None:
         """A request is whole: hand it on. Whoever answers it may look at ``receiving_since``."""
-        self._busy = self._used = True
+        self._busy = self._used = self._stirred = True
         head: Head = self._head  # type: ignore[assignment]  # set before the body is looked at
         try:
             ticket = self._listener.service.handle(head, body, self)
@@ -397,11 +403,33 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_when_done(self) -> None:
         """Close now when idle, else after the answer under way. To be called again and again: a request that is being
-        sent is waited for as long as it comes."""
+        sent is waited for as long as it comes, and the first one of a new connection for a moment."""
         if self._busy or (self._rest and not self.receiving_since):
             return
-        if not self.receiving_since or self._is_silent(self._loop_time()):
+        now = self._loop_time()
+        if self.receiving_since:
+            awaited = not self._is_silent(now)
+        else:
+            awaited = not self._used and now - self.idle_since <= SILENCE_S  # its first request may be on its way
+        if not awaited:
             self._transport.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is no request, and no part of one."""
+        return not (self._busy or self.receiving_since or self._rest)
+
+    def sweep(self, now: float, limit_s: float, idle_s: float) -> None:
+        """See `Listener.sweep`."""
+        if self.receiving_since:
+            if now - self.receiving_since > limit_s:
+                self.abort()
+            return
+        if self._stirred or not self.is_idle:
+            self._stirred = False
+            self.idle_since = now
+        elif now - self.idle_since > (idle_s if self._used else min(limit_s, idle_s)):
+            self.abort()
 
     def _is_silent(self, now: float) -> bool:
         """Whether the request that is being sent has been of the same length for long."""

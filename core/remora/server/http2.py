@@ -112,12 +112,13 @@ class Http2Listener:
         self.open_call = open_call
         self.open_request = open_request
         self.terms = terms
+        self.protocol = "http2"
         self.closing = False
         """Whether clients are to go elsewhere: they are told so with the next answer."""
         self.ending = False
         """Whether they are told so at once."""
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self.connections: set[Http2Connection] = set()
+        self.connections: dict[Http2Connection, None] = {}
 
     def connection(self) -> Http2Connection:
         """A protocol for a new connection."""
@@ -144,10 +145,12 @@ class Http2Listener:
             connection.close_when_done()
         return len(self.connections)
 
-    def drop_stalled(self, now: float, limit_s: float) -> None:
-        """Give up requests that have been coming for longer than ``limit_s``. To be called now and then."""
+    def sweep(self, now: float, limit_s: float, idle_s: float = inf) -> None:
+        """Give up requests that have been coming for longer than ``limit_s``, connections that have been sending their
+        preface or one header block for that long, and those without a stream for longer than ``idle_s``. To be called
+        every few seconds."""
         for connection in list(self.connections):
-            connection.drop_stalled(now, limit_s)
+            connection.sweep(now, limit_s, idle_s)
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -168,6 +171,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._unread = False
         self._answered = False
         self._gone = False
+        self.idle_since = 0.0
+        """Since when there was no stream, as far as sweeps have seen."""
+        self._stirred = False  # a stream was opened since the last sweep
+        self._half_since = inf  # since when sweeps have seen half a preface or header block
         self.machine = Http2(self)
 
     # -- the transport's side ---------------------------------------------------------------------------------------
@@ -181,13 +188,14 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         spread = random.uniform(1 - _SPREAD, 1 + _SPREAD)
-        self._upkeep = Upkeep(self._listener.terms, self._loop.time(), spread)
-        self._listener.connections.add(self)
+        self.idle_since = self._loop.time()
+        self._upkeep = Upkeep(self._listener.terms, self.idle_since, spread)
+        self._listener.connections[self] = None
         self._look()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone = True
-        self._listener.connections.discard(self)
+        self._listener.connections.pop(self, None)
         for timer in (self._look_again, self._parting, self._ending):
             if timer is not None:
                 timer.cancel()
@@ -304,6 +312,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     # -- the machine's side -----------------------------------------------------------------------------------------
 
     def opened(self, stream: int, fields: Fields, ended: bool) -> None:
+        self._stirred = True
         link = Link(self, stream)
         found: Stream | None = None
         kind = next((value for name, value in fields if name == b"content-type"), b"")
@@ -345,9 +354,27 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Whether a request is being answered."""
         return self.machine.open > 0
 
-    def drop_stalled(self, now: float, limit_s: float) -> None:
-        """See `Http2Listener.drop_stalled`."""
+    @property
+    def is_idle(self) -> bool:
+        """True if no stream is open."""
+        return not self.machine.open
+
+    def sweep(self, now: float, limit_s: float, idle_s: float) -> None:
+        """See `Http2Listener.sweep`."""
+        self._half_since = min(self._half_since, now) if self.machine.is_half else inf
+        if now - self._half_since > limit_s:
+            self.abort()
+            return
+        if self._stirred or not self.is_idle:
+            self._stirred = False
+            self.idle_since = now
+        elif now - self.idle_since > idle_s:
+            self._leave()
         self.machine.forgive()
+        self.drop_stalled(now, limit_s)
+
+    def drop_stalled(self, now: float, limit_s: float) -> None:
+        """Give up requests that have been coming for longer than ``limit_s``."""
         coming = {number: self._coming.get(number, now) for number, each in self._streams.items() if each.stalls()}
         for number in [number for number, since in coming.items() if now - since > limit_s]:
             stalled = self._streams[number]

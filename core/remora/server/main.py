@@ -10,9 +10,11 @@ import logging
 import re
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine
@@ -25,9 +27,10 @@ from remora.protocols.v2_rest import InferCodec
 from remora.regions import DISABLED, Regions
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.doors import Door, Front, Host, Inside, v2_alone
-from remora.server.early_port import BACKLOG, EarlyPort
+from remora.server.early_port import EarlyPort
 from remora.server.http import Connection, Handover, Listener, Service
 from remora.server.leaving import MARGIN_S, give_up, give_up_after, in_own_thread, leave, on_signals
+from remora.server.listening import Port, bind
 from remora.server.mailbox import LoopMailbox
 from remora.server.rest import MetricsService, RestService, at
 from remora.server.splice import NoServerError, Splices
@@ -45,7 +48,9 @@ _log = logging.getLogger("remora.server")
 _SWEEP_S = 5.0
 _LOOK_S = 0.01
 _STALL_LIMIT_S = 120.0
-"""A request that takes longer than this to arrive is given up."""
+"""A request that takes longer than this to arrive is given up, as is a connection whose first one does not come."""
+_CLOSED_AT_ONCE = 8
+"""Idle connections that are closed when there is no descriptor for a new one."""
 
 
 class StartError(Exception):
@@ -89,7 +94,7 @@ class Server:
         self._front = front
         self._early = early
         self._listeners: list[Listener | Http2Listener] = []
-        self._sockets: list[asyncio.Server] = []
+        self._ports: list[Port] = []
         self._grpc: GrpcServer | None = None
         self._grpc_opening: asyncio.Task[None] | None = None
         self._grpc_is_there: Callable[[], None] = lambda: None
@@ -134,6 +139,7 @@ class Server:
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
             self._own = self._own_grpc(inside)
+        self.engine.measure_connections(self._count_connections)
         await self._open_ports(inside, mailbox)
         self.engine.ledger.mark("ports")
         self._sweep()
@@ -183,6 +189,7 @@ class Server:
         grpc = 0
         if self._own is not None and options.allow_grpc:
             grpc = await self._own.listen()
+            self._ports += self._own.ports
             self._grpc_is_there()
         self._listeners += self._own.listeners if self._own is not None else ()
         if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
@@ -210,7 +217,7 @@ class Server:
         except ImportError as error:  # grpcio may be there all the same, or is missed with words of its own
             _log.warning("--grpc-transport=own: %s; grpcio is tried instead", error)
             return None
-        return OwnGrpc(inside, Restrictions(_grpc_restrictions(self.options)), self._regions)
+        return OwnGrpc(inside, Restrictions(_grpc_restrictions(self.options)), self._regions, self.make_room)
 
     def _open_pages(self) -> AsgiApp:
         from remora.server.app import create_app  # FastAPI: 0.3 s and 25 MiB that only readers of the pages need
@@ -242,17 +249,13 @@ class Server:
 
     async def _listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
         listener = Listener(service, max_body_bytes=self.options.http_max_input_size, http2=http2)
-        loop = asyncio.get_running_loop()
+        waiting: list[socket.socket] = []
         try:
             if what == "HTTP" and self._early is not None:
                 listening, waiting = self._early.take()
-                server = await loop.create_server(listener.connection, sock=listening, backlog=BACKLOG)
-                for each in waiting:
-                    await loop.connect_accepted_socket(listener.connection, each)
+                sockets = [listening]
             else:
-                server = await loop.create_server(
-                    listener.connection, address, port, backlog=BACKLOG, reuse_port=self.options.reuse_http_port or None
-                )
+                sockets = await bind(address, port, reuse_port=self.options.reuse_http_port)
         except OSError as error:
             flag = {"HTTP": "--http-port", "metrics": "--metrics-port"}.get(what)
             remedy = f"; is another server there? Choose another {flag}" if flag else ""
@@ -260,8 +263,11 @@ class Server:
                 f"cannot listen for {what} on {address}:{port}: {error.strerror or error}{remedy}"
             ) from error
         self._listeners.append(listener)
-        self._sockets.append(server)
-        return int(server.sockets[0].getsockname()[1])
+        accepting = Port(sockets, listener.connection, self.make_room)
+        self._ports.append(accepting)
+        for each in waiting:
+            accepting.adopt(each)
+        return accepting.number
 
     def _start_grpc(self) -> int:
         try:
@@ -291,6 +297,7 @@ class Server:
             http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
             http2_min_recv_ping_interval_ms=options.grpc_http2_min_recv_ping_interval_without_data,
             http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
+            max_connection_idle_ms=options.idle_connection_secs * 1000,
             max_connection_age_ms=options.grpc_max_connection_age,
             max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
             compression=options.grpc_infer_response_compression_level,
@@ -303,8 +310,26 @@ class Server:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            listener.drop_stalled(loop.time(), _STALL_LIMIT_S)
+            listener.sweep(loop.time(), _STALL_LIMIT_S, self.options.idle_connection_secs or inf)
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+    def make_room(self) -> bool:
+        """Close the connections that have been idle for longest, because descriptors have run out."""
+        idle = [connection for listener in self._listeners for connection in listener.connections if connection.is_idle]
+        for connection in sorted(idle, key=lambda connection: connection.idle_since)[:_CLOSED_AT_ONCE]:
+            connection.abort()
+        return bool(idle)
+
+    def _close_idle(self) -> int:
+        """Close connections without a request; returns how many are left, or about to be opened."""
+        opening = sum(port.opening for port in self._ports)
+        return sum(listener.close_idle() for listener in self._listeners) + opening
+
+    def _count_connections(self) -> dict[str, int]:
+        counts = {"http1": 0, "http2": 0}
+        for listener in self._listeners:
+            counts[listener.protocol] += len(listener.connections)
+        return counts
 
     async def stop(self, *, drain: bool = False) -> bool:
         """Stop accepting, finish what is under way, close. False when the exit timeout was not enough.
@@ -319,8 +344,8 @@ class Server:
         while drain and self.engine.open_sequences and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
         self._stopping = True
-        for server in self._sockets:
-            server.close()
+        for port in self._ports:
+            port.close()
         if self._own is not None:
             self._own.end()
         if self._grpc_opening is not None:
@@ -328,7 +353,7 @@ class Server:
         done = True
         if self._grpc is not None:
             done = await in_own_thread(self._grpc.stop, max(end - loop.time(), 0.0))
-        while (sum(listener.close_idle() for listener in self._listeners) or self._splices) and loop.time() < end:
+        while (self._close_idle() or self._splices) and loop.time() < end:
             if self._splices is not None:
                 self._splices.end()  # gRPC has ended, and there is nothing to come
             await asyncio.sleep(_LOOK_S)

@@ -332,7 +332,7 @@ def test_a_disconnect_cancels_the_request_under_way(waiting: Bench) -> None:
     ((_, ticket, _),) = waiting.service.waiting
     waiting.lose()
     assert ticket.request.cancelled
-    assert waiting.listener.connections == set()
+    assert waiting.listener.connections == {}
 
 
 def test_a_disconnect_after_the_answer_cancels_nothing(waiting: Bench) -> None:
@@ -374,6 +374,8 @@ def test_a_client_that_stops_sending_when_idle_is_let_go(bench: Bench) -> None:
 
 
 def test_idle_connections_close_at_once_and_busy_ones_after_their_answer(waiting: Bench) -> None:
+    waiting.receive(get("/a"))
+    waiting.answer()
     assert waiting.listener.close_idle() == 1
     assert waiting.transport.closing
     with benches(wait=True) as busy:
@@ -445,16 +447,44 @@ def test_a_client_that_reads_slowly_when_the_server_stops_still_gets_the_answers
 def test_a_client_that_never_ends_its_request_is_dropped_in_time(bench: Bench, part: bytes) -> None:
     bench.receive(part)
     now = bench.loop.time()
-    bench.listener.drop_stalled(now, 10.0)
+    bench.listener.sweep(now, 10.0)
     assert not bench.transport.aborted
-    bench.listener.drop_stalled(now + 11.0, 10.0)
+    bench.listener.sweep(now + 11.0, 10.0)
     assert bench.transport.aborted
+
+
+def test_a_connection_that_never_speaks_is_closed_in_time(bench: Bench) -> None:
+    now = bench.loop.time()
+    bench.listener.sweep(now + 9.0, 10.0, 100.0)
+    assert not bench.transport.aborted
+    bench.listener.sweep(now + 11.0, 10.0, 100.0)
+    assert bench.transport.aborted
+
+
+def test_a_connection_without_a_request_is_closed_after_its_idle_time(bench: Bench) -> None:
+    now = bench.loop.time()
+    bench.receive(post("/a", b"x"))
+    bench.listener.sweep(now + 50.0, 10.0, 100.0)
+    bench.receive(post("/a", b"x"))
+    bench.listener.sweep(now + 120.0, 10.0, 100.0)  # sees the second request
+    bench.listener.sweep(now + 219.0, 10.0, 100.0)
+    assert not bench.transport.aborted
+    bench.listener.sweep(now + 221.0, 10.0, 100.0)
+    assert bench.transport.aborted
+
+
+def test_the_first_request_of_a_new_connection_is_awaited_when_the_server_ends(bench: Bench) -> None:
+    assert bench.listener.close_idle() == 1
+    assert not bench.transport.closing
+    bench.receive(post("/a", b"x"))
+    assert len(bench.bodies) == 1
+    assert bench.transport.closing, "its answer ends the connection"
 
 
 def test_a_client_that_waits_for_its_answer_is_not_dropped(waiting: Bench) -> None:
     waiting.receive(post("/a", b"x")[:-1])
     waiting.receive(b"x")
-    waiting.listener.drop_stalled(waiting.loop.time() + 100.0, 10.0)
+    waiting.listener.sweep(waiting.loop.time() + 100.0, 10.0)
     assert not waiting.transport.aborted
 
 

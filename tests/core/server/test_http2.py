@@ -109,6 +109,35 @@ def opened(*streams: int) -> bytes:
     return b"".join(frame(HEADERS, 5, stream, OPEN) for stream in streams)
 
 
+@pytest.mark.parametrize(
+    "part", [b"", PREFACE[:9], PREFACE + frame(HEADERS, 4, 1, OPEN)[:-1], PREFACE + frame(HEADERS, 0, 1, OPEN)]
+)
+def test_a_connection_that_sends_half_a_head_is_closed_in_time(part: bytes) -> None:
+    async def play() -> None:
+        listener, _ = listening()
+        connection, client = listener.connection(), Client()
+        connection.connection_made(client)
+        connection.take_in(part)
+        for now, aborted in ((0.0, False), (100.0, False), (121.0, True)):
+            listener.sweep(now, 120.0)
+            assert client.cut.is_set() == aborted
+
+    played(play())
+
+
+def test_a_connection_without_a_stream_is_asked_to_end_after_its_idle_time() -> None:
+    async def play() -> None:
+        listener, _ = listening()
+        connection, client = connected(listener, b"")
+        start = connection.idle_since
+        listener.sweep(start + 99.0, 120.0, 100.0)
+        assert ASKED_TO_LEAVE not in client.written
+        listener.sweep(start + 101.0, 120.0, 100.0)
+        assert ASKED_TO_LEAVE in client.written
+
+    played(play())
+
+
 def test_a_request_that_does_not_come_is_given_up_and_one_that_is_answered_late_is_not() -> None:
     async def play() -> None:
         listener, service = listening()
@@ -117,7 +146,7 @@ def test_a_request_that_does_not_come_is_given_up_and_one_that_is_answered_late_
         _, client = connected(listener, headers + whole + begun + silent)
         assert len(service.asked) == 1
         for now in (0.0, 100.0, 200.0):
-            listener.drop_stalled(now, 120.0)
+            listener.sweep(now, 120.0)
         resets = [n for n in (1, 3, 5) if frame(RST_STREAM, 0, n, CANCEL.to_bytes(4, "big")) in client.written]
         assert resets == [3, 5]
 
