@@ -69,8 +69,9 @@ fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Without GPUs, so that a machine with some runs the same tests; those on GPUs are `make test-gpu`.
 unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
-	$(PY) -m pytest $(T)
+	CUDA_VISIBLE_DEVICES= $(PY) -m pytest $(T)
 
 stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 steps, their races under 1,000 seeds each
 	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/test_sequence_model.py \
@@ -151,9 +152,10 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 # Where there is no GPU nothing is installed, and the tests are only collected, so that they do not rot.
 GPU_WHEELS := torch==2.13.0 'tritonclient[all,cuda]' onnx
 test-gpu: $(VENV)/dev.stamp  ## what needs an NVIDIA GPU, on it; says so where there is none
-	@if [ -e /proc/driver/nvidia/gpus ]; then $(MAKE) --no-print-directory test-on-gpu; \
+	@if $(PY) -c 'from remora.system.gpus import Gpus; raise SystemExit(not Gpus().visible())'; \
+	then $(MAKE) --no-print-directory test-on-gpu; \
 	else $(PY) -m pytest -q --collect-only -p no:warnings tests/gpu >/dev/null && \
-	    echo "SKIPPED test-gpu: no NVIDIA GPU is at hand (/proc/driver/nvidia/gpus); its tests can be collected"; fi
+	    echo "SKIPPED test-gpu: neither the driver nor CUDA shows an NVIDIA GPU; its tests can be collected"; fi
 
 .PHONY: test-on-gpu
 test-on-gpu: $(VENV)-gpu/stamp

@@ -73,7 +73,9 @@ def served(engine: Engine) -> Callable[[], int]:
 
 def test_the_engine_keeps_up_with_a_bare_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runtime: Any = pytest.importorskip("onnxruntime")
+    runtime.preload_dlls()  # without it CUDA's wheels are not found, and the bare loop would run on the CPU
     session = runtime.InferenceSession(str(write(tmp_path, 2)), providers=["CUDAExecutionProvider"])
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
     batch = np.random.default_rng(2).standard_normal((BATCH, 3, SIDE, SIDE)).astype("f4")
 
     def bare() -> int:

@@ -1,11 +1,14 @@
-"""Which NVIDIA GPUs this process may use, and how they are; the law: a machine without a driver is asked one question.
+"""NVIDIA GPUs that this process may use, and their readings.
 
-``Gpus`` reads the driver's library through ``nvidia-ml-py``, imported when the driver is there. Which of the machine's
+``Gpus`` reads the driver's library, NVML, through ``nvidia-ml-py``, imported where the driver is. Which of the machine's
 devices are meant is decided purely, by `visible`. Devices count as CUDA counts them, in the order of the PCI bus.
+
+Invariant: a machine without a driver imports nothing and is asked once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
@@ -16,7 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _log = logging.getLogger(__name__)
-_DRIVER = Path("/proc/driver/nvidia/gpus")
+_LISTED = Path("/proc/driver/nvidia/gpus")
+_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""The driver's own device, and that of WSL2; gVisor and some containers have it without a list in procfs."""
+_NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 
 
 class Gpu(NamedTuple):
@@ -87,34 +93,37 @@ class Gpus:
     """The machine's GPUs. Thread-safe; nothing is imported or opened where there is no driver.
 
     Args:
-        driver: where the driver lists its devices.
+        listed: where the driver lists its devices, on some machines.
+        devices: files that are there where a driver is.
         load: gives the module ``pynvml``; raises ImportError.
-        setting: ``CUDA_VISIBLE_DEVICES``; asked of the environment when not given.
+        setting: ``CUDA_VISIBLE_DEVICES``; read from the environment when not given.
+        open_library: loads a library by its name; raises OSError.
     """
 
     def __init__(
         self,
-        driver: Path = _DRIVER,
+        listed: Path = _LISTED,
+        devices: Sequence[Path] = _DEVICES,
         load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
         setting: Callable[[], str | None] = lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
+        open_library: Callable[[str], Any] = ctypes.CDLL,
     ) -> None:
-        self._driver = driver
+        self._listed = listed
+        self._signs = (listed, *devices)
         self._load = load
         self._setting = setting
+        self._open_library = open_library
         self._opening = threading.Lock()
         self._nvml: Any = None
         self._opened = False
+        self._driver = False
 
     def visible(self) -> tuple[Gpu, ...]:
         """The devices that this process may use; see `visible`."""
-        try:
-            cards = len(list(self._driver.iterdir()))
-        except OSError:
-            return ()
         nvml = self._library()
         count = None if nvml is None else _asked(nvml.nvmlDeviceGetCount)
-        if count is None:  # then only their number is known
-            return visible([Gpu(f"GPU-{index}", card=index) for index in range(cards)], self._setting())
+        if count is None:
+            return self._counted() if self._driver else ()
         found: list[Gpu] = []
         for index in range(count):
             found += _asked(partial(_described, nvml, index)) or ()  # one that has fallen off the bus is none
@@ -122,24 +131,62 @@ class Gpus:
 
     def readings(self) -> list[GpuReading]:
         """How the visible devices are; empty where the driver's library cannot be asked."""
-        nvml = self._library() if self._driver.exists() else None
+        nvml = self._library()
         if nvml is None:
             return []
         return [_reading(nvml, gpu) for gpu in self.visible()]
+
+    def _counted(self) -> tuple[Gpu, ...]:
+        """The visible devices where NVML cannot be asked: their number is all that is known of them."""
+        count = _counted_by_cuda(self._open_library)
+        if count is not None:  # CUDA heeds CUDA_VISIBLE_DEVICES itself
+            return tuple(Gpu(f"GPU-{index}", card=index) for index in range(count))
+        try:
+            cards = len(list(self._listed.iterdir()))
+        except OSError:
+            return ()
+        return visible([Gpu(f"GPU-{index}", card=index) for index in range(cards)], self._setting())
 
     def _library(self) -> Any:
         with self._opening:
             if not self._opened:
                 self._opened = True
-                try:
-                    nvml = self._load()
-                    nvml.nvmlInit()
-                    self._nvml = nvml
-                except ImportError:
-                    _log.warning("there are GPUs here, but no metrics of them: pip install nvidia-ml-py")
-                except Exception as error:  # NVML's errors are of a class that is not there without it
-                    _log.warning("the GPU driver's library cannot be used: %s", error)
+                signs = any(sign.exists() for sign in self._signs)
+                self._driver = signs or self._opens(_NVML)
+                if self._driver:
+                    self._nvml = self._initialised(logging.WARNING if signs else logging.DEBUG)
             return self._nvml
+
+    def _opens(self, name: str) -> bool:
+        try:
+            self._open_library(name)
+        except OSError:
+            return False
+        return True
+
+    def _initialised(self, level: int) -> Any:
+        """NVML, ready for questions; None where it cannot be used, with a line in the log."""
+        try:
+            nvml = self._load()
+            nvml.nvmlInit()
+        except ImportError:
+            _log.log(level, "there are GPUs here, but no metrics of them: pip install nvidia-ml-py")
+        except Exception as error:  # NVML's errors are of a class that is not there without it
+            _log.log(level, "the GPU driver's library cannot be used: %s", error)
+        else:
+            return nvml
+        return None
+
+
+def _counted_by_cuda(open_library: Callable[[str], Any]) -> int | None:
+    """How many devices CUDA shows this process; None where its driver cannot be asked."""
+    count = ctypes.c_int()
+    try:
+        driver = open_library(_CUDA)
+        ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    except (OSError, AttributeError):
+        return None
+    return count.value if ready else None
 
 
 def _described(nvml: Any, index: int) -> list[Gpu]:

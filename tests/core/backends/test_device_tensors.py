@@ -81,8 +81,8 @@ def test_a_python_model_that_has_not_asked_gets_its_inputs_on_the_host(
         np.testing.assert_array_equal(engine.infer_async("chain", {"x": X}).result()["y"], X * 2 + 1)
 
 
-def test_without_the_setting_and_without_a_gpu_nothing_is_bound(tmp_path: Path, made: dict[str, list[int]]) -> None:
-    add_onnx(tmp_path, "double"), add_python(tmp_path, INPUTS_ON_DEVICES)
+def test_without_the_setting_nothing_is_bound_on_the_cpu(tmp_path: Path, made: dict[str, list[int]]) -> None:
+    add_onnx(tmp_path, "double", "instance_group { kind: KIND_CPU }"), add_python(tmp_path, INPUTS_ON_DEVICES)
     add_chain(tmp_path, "double", "look")
     with serve(tmp_path, standing=False) as engine:
         np.testing.assert_array_equal(engine.infer_async("chain", {"x": X}).result()["y"], X * 2 + 1)

@@ -126,18 +126,80 @@ def driver(tmp_path: Path, cards: int) -> Path:
 
 
 def never() -> Any:
-    raise AssertionError("the driver's library is asked where there is no driver")
+    raise AssertionError("nvidia-ml-py is imported where there is no driver")
 
 
-def test_a_machine_without_a_driver_is_asked_nothing_more(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path / "gpus", never)
+class Libraries:
+    """The driver's libraries that the loader finds. ``devices``: how many CUDA shows; None: it cannot say."""
+
+    def __init__(self, *names: str, devices: int | None = None) -> None:
+        self.names = names
+        self.devices = devices
+        self.opened: list[str] = []
+
+    def __call__(self, name: str) -> Any:
+        self.opened.append(name)
+        if name not in self.names:
+            raise OSError(f"{name}: cannot open shared object file")
+        return self
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return 0 if self.devices is not None else 999
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = self.devices
+        return 0
+
+
+def gpus_of(
+    listed: Path, load: Any = never, setting: str | None = None, libraries: Any = None, devices: tuple[Path, ...] = ()
+) -> Gpus:
+    return Gpus(listed, devices, load, lambda: setting, libraries or Libraries())
+
+
+def test_a_machine_without_a_driver_is_asked_once(tmp_path: Path) -> None:
+    libraries = Libraries()
+    gpus = gpus_of(tmp_path / "gpus", libraries=libraries)
+    assert gpus.visible() == ()
+    assert gpus.readings() == []
+    assert libraries.opened == ["libnvidia-ml.so.1"]
+
+
+@pytest.mark.parametrize("sign", ["nvidiactl", "library"])
+def test_devices_are_found_where_procfs_lists_none(tmp_path: Path, sign: str) -> None:
+    """As under gVisor, under WSL2, and in containers that hide /proc/driver."""
+    (tmp_path / "nvidiactl").touch()
+    devices = (tmp_path / "nvidiactl",) if sign == "nvidiactl" else ()
+    libraries = Libraries("libnvidia-ml.so.1") if sign == "library" else Libraries()
+    gpus = gpus_of(tmp_path / "gpus", FakeNvml, "0", libraries, devices)
+    assert [gpu.uuid for gpu in gpus.visible()] == ["GPU-one"]
+    assert [reading.uuid for reading in gpus.readings()] == ["GPU-one"]
+
+
+def missing() -> Any:
+    raise ImportError("no pynvml")
+
+
+def test_without_nvml_cuda_counts_the_devices_that_it_shows(tmp_path: Path) -> None:
+    (tmp_path / "dxg").touch()
+    libraries = Libraries("libcuda.so.1", devices=2)
+    gpus = gpus_of(tmp_path / "gpus", missing, "1,0", libraries, (tmp_path / "dxg",))
+    assert [gpu.uuid for gpu in gpus.visible()] == ["GPU-0", "GPU-1"], "CUDA heeds the setting itself"
+    libraries.devices = 0
     assert gpus.visible() == ()
     assert gpus.readings() == []
 
 
+def test_a_library_without_a_device_is_no_gpu_and_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in an image that holds the driver's libraries, on a machine without a GPU."""
+    gpus = gpus_of(tmp_path / "gpus", missing, None, Libraries("libnvidia-ml.so.1", "libcuda.so.1"))
+    assert gpus.visible() == ()
+    assert "WARNING" not in {record.levelname for record in caplog.records}
+
+
 def test_devices_and_the_instances_of_divided_ones_are_found(tmp_path: Path) -> None:
     nvml = FakeNvml()
-    gpus = Gpus(driver(tmp_path, 2), lambda: nvml, lambda: "MIG-3")
+    gpus = gpus_of(driver(tmp_path, 2), lambda: nvml, "MIG-3")
     (part,) = gpus.visible()
     assert part == Gpu("MIG-3", "A100", 1000, (8, 0), 1, True, "GPU-two")
     assert gpus.visible() == (part,)
@@ -145,9 +207,9 @@ def test_devices_and_the_instances_of_divided_ones_are_found(tmp_path: Path) -> 
 
 
 def test_readings_leave_out_what_a_device_does_not_tell(tmp_path: Path) -> None:
-    whole = Gpus(driver(tmp_path, 2), FakeNvml, lambda: "0").readings()
+    whole = gpus_of(driver(tmp_path, 2), FakeNvml, "0").readings()
     assert whole == [GpuReading("GPU-one", 0.37, 1000, 250, 65.0, 65.0, 65.0)]
-    part = Gpus(tmp_path / "gpus", FakeNvml, lambda: "1").readings()
+    part = gpus_of(tmp_path / "gpus", FakeNvml, "1").readings()
     assert part == [GpuReading("MIG-0", None, 1000, 250, None, None, None)]
 
 
@@ -158,7 +220,7 @@ def test_a_device_that_is_lost_takes_no_other_with_it(tmp_path: Path) -> None:
                 raise NotSupportedError("GPU is lost")
             return "GPU-one"
 
-    gpus = Gpus(driver(tmp_path, 2), Lost, lambda: None)
+    gpus = gpus_of(driver(tmp_path, 2), Lost, None)
     assert [gpu.uuid for gpu in gpus.visible()] == ["GPU-one"]
     assert [reading.uuid for reading in gpus.readings()] == ["GPU-one"]
 
@@ -168,7 +230,7 @@ def test_a_device_that_is_lost_between_two_questions_has_no_readings(tmp_path: P
         def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
             raise NotSupportedError("GPU is lost")
 
-    assert Gpus(driver(tmp_path, 2), Losing, lambda: "0").readings() == [GpuReading("GPU-one")]
+    assert gpus_of(driver(tmp_path, 2), Losing, "0").readings() == [GpuReading("GPU-one")]
 
 
 def test_a_driver_that_goes_away_leaves_the_number_of_devices(tmp_path: Path) -> None:
@@ -176,14 +238,11 @@ def test_a_driver_that_goes_away_leaves_the_number_of_devices(tmp_path: Path) ->
         def nvmlDeviceGetCount(self) -> int:  # noqa: N802
             raise NotSupportedError("the driver is being reset")
 
-    assert len(Gpus(driver(tmp_path, 2), Away, lambda: None).visible()) == 2
+    assert len(gpus_of(driver(tmp_path, 2), Away, None).visible()) == 2
 
 
 def test_without_the_library_the_devices_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def missing() -> Any:
-        raise ImportError("no pynvml")
-
-    gpus = Gpus(driver(tmp_path, 2), missing, lambda: None)
+    gpus = gpus_of(driver(tmp_path, 2), missing, None)
     assert len(gpus.visible()) == 2
     assert gpus.readings() == []
     assert caplog.text.count("pip install nvidia-ml-py") == 1
@@ -194,7 +253,7 @@ def test_a_driver_that_cannot_be_used_is_told_once(tmp_path: Path, caplog: pytes
         def nvmlInit(self) -> None:  # noqa: N802
             raise NotSupportedError("Driver/library version mismatch")
 
-    gpus = Gpus(driver(tmp_path, 1), Broken, lambda: None)
+    gpus = gpus_of(driver(tmp_path, 1), Broken, None)
     assert len(gpus.visible()) == 1
     assert gpus.readings() == []
     assert caplog.text.count("version mismatch") == 1
