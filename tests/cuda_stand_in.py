@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from remora.system.cuda import Cuda
@@ -39,3 +41,18 @@ class StandIn:
     def copies(self) -> int:
         """How often bytes were copied in this process."""
         return int(self.library.stand_in_copies())
+
+    def waits(self) -> int:
+        """How often the default stream was waited for in this process."""
+        return int(self.library.stand_in_waits())
+
+    @contextmanager
+    def broken(self, status: int) -> Iterator[None]:
+        """Every call fails with an error from now on, as after a kernel that failed."""
+        self.library.stand_in_break(status)
+        try:
+            yield
+        finally:
+            self.library.stand_in_break(0)
+            self.library.cudaGetLastError()
+            self.runtime.lost = ""

@@ -21,7 +21,7 @@ typedef struct { char reserved[64]; } cudaIpcMemHandle_t;
 typedef int cudaError_t;
 typedef void *cudaStream_t;
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_HANDLE = 400 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700 };
 enum { FREE, DEVICE, PINNED, OPENED, STREAM };
 enum { MOST = 4096 };
 
@@ -35,11 +35,15 @@ static struct copy {
     char staged[];
 } *first;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static unsigned made, copies;
+static unsigned made, copies, waits;
 static __thread int current, chosen;
 static __thread cudaError_t last;
 
+static cudaError_t broken;
+
+/* What a call answers: the error that never goes once there is one, and else its own. */
 static cudaError_t said(cudaError_t status) {
+    if (broken) status = broken;
     if (status) last = status;
     return status;
 }
@@ -125,13 +129,14 @@ const char *cudaGetErrorString(cudaError_t status) {
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case INVALID_DEVICE: return "invalid device ordinal";
     case INVALID_HANDLE: return "invalid resource handle";
+    case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
     default: return "unrecognized error code";
     }
 }
 
 cudaError_t cudaGetLastError(void) {
     cudaError_t status = last;
-    last = OK;
+    last = broken;
     return status;
 }
 
@@ -143,7 +148,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
 cudaError_t cudaSetDevice(int device) {
     if (device < 0 || device >= devices()) return said(devices() ? INVALID_DEVICE : NO_DEVICE);
     current = device, chosen = 1;
-    return OK;
+    return said(OK);
 }
 
 cudaError_t cudaGetDevice(int *device) {
@@ -211,6 +216,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     pthread_mutex_lock(&lock);
+    waits += !stream;
     int known = !stream || find(stream) >= 0;
     if (known) finish(stream, 0);
     pthread_mutex_unlock(&lock);
@@ -262,3 +268,9 @@ unsigned stand_in_held(int kind) {
 }
 
 unsigned stand_in_copies(void) { return copies; }
+
+/* How often the default stream was waited for, and with it all others but those that wait for none. */
+unsigned stand_in_waits(void) { return waits; }
+
+/* From now on every call answers an error; 0 for none. */
+void stand_in_break(int status) { broken = status; }

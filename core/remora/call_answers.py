@@ -88,7 +88,7 @@ class CallAnswers:
         """See `Engine.perform`."""
         match call:
             case messages.ServerLive():
-                return True
+                return self._lifecycle.is_live()
             case messages.ServerReady():
                 return self._lifecycle.is_ready()
             case messages.ModelReady(model, version):

@@ -116,15 +116,21 @@ class Lifecycle:
         names = {name_of(key) for key in self._offers.models()}
         return names.pop() if len(names) == 1 else ""
 
+    def is_live(self) -> bool:
+        """True unless the process must be restarted before some model can serve again."""
+        return not self.table.fatal()
+
     def is_ready(self) -> bool:
         """Whether traffic may come (spec V01): not before the start, nor in a drain; else it depends on the table."""
-        away = self.draining or self.stopping or self._held
+        away = self.draining or self.stopping or self._held or not self.is_live()
         return self.started and not away and (not self._options.strict_readiness or self.table.is_fine())
 
     def readiness(self) -> Readiness:
         """Whether traffic may come, and why not."""
         reasons = [] if self.started else ["the models of the start are being loaded"]
         reasons += self._held
+        fatal = self.table.fatal()
+        reasons += [fatal] if fatal else []
         reasons += ["the server is draining"] if self.draining or self.stopping else []
         reasons += self.table.troubles() if self._options.strict_readiness or not self.started else []
         return Readiness(self.is_ready(), self.started and not self._held, self.draining, tuple(reasons))

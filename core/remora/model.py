@@ -317,6 +317,12 @@ class ServedModel:
         return troubles[0] if troubles and all(troubles) else ""
 
     @property
+    def fatal(self) -> str:
+        """Why an instance cannot serve before the process is restarted; empty when all can."""
+        doomed = (instance for instance in self._instances if getattr(instance, "fatal", False))
+        return next((trouble for instance in doomed if (trouble := str(getattr(instance, "trouble", "")))), "")
+
+    @property
     def in_flight(self) -> int:
         """Requests that wait or run, and sequences whose next request is yet to come (spec V03)."""
         return self.scheduler.pending + self.scheduler.running + self.open_sequences

@@ -197,6 +197,13 @@ class ModelTable:
                     lines.append(f"model '{key}' version {number} is {row.state}{': ' * bool(row.reason)}{row.reason}")
         return lines
 
+    def fatal(self) -> str:
+        """Why the process must be restarted, for the first model that cannot serve before; empty when it need not."""
+        for model in self.ready_models():
+            if model.fatal:
+                return f"model '{model.name}' version {model.version}: {model.fatal}"
+        return ""
+
     def failure(self, key: str) -> str:
         """What a model's last load failed with; "" when it did not."""
         return "".join(

@@ -144,6 +144,12 @@ class PinnedInstance:
         self._bound = threading.local()
         self.devices: frozenset[tuple[int, int]] = getattr(inner, "devices", frozenset())
 
+    def __getattr__(self, name: str) -> object:
+        """``trouble`` and ``fatal`` of an instance that has them."""
+        if name in ("trouble", "fatal"):
+            return getattr(self._inner, name)
+        raise AttributeError(name)
+
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch; the first one in a thread binds that thread."""
         if not getattr(self._bound, "done", False):

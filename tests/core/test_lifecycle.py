@@ -855,6 +855,26 @@ def test_the_server_is_not_ready_before_it_started_nor_while_it_stops(bench: Ben
     assert not lifecycle.is_ready()
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_server_that_must_be_restarted_is_neither_live_nor_ready_and_says_why(bench: Bench, strict: bool) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started("none", strict_readiness=strict)
+    assert lifecycle.is_live()
+    (instance,) = lifecycle.table.resolve("m")._instances
+    doomed: Any = instance
+    doomed.trouble = "a worker is being started again"
+    assert lifecycle.is_live(), "an instance that recovers by itself"
+    doomed.trouble, doomed.fatal = "cudaMemcpy failed; restart the server", True
+    assert not lifecycle.is_live()
+    assert not lifecycle.is_ready()
+    assert not lifecycle.is_model_ready("m", -1)
+    readiness = lifecycle.readiness()
+    assert not readiness.ready
+    assert "model 'm' version 1: cudaMemcpy failed; restart the server" in readiness.waits_for
+    doomed.trouble = ""
+    assert lifecycle.is_live()
+
+
 def test_stop_closes_every_model_once(bench: Bench) -> None:
     for name in ("a", "b"):
         write_model(bench.repository, name)

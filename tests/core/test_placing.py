@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,6 +102,14 @@ def test_an_instance_binds_each_thread_once_and_is_never_run_by_the_loop() -> No
     assert len(inner.batches) == 3
     instance.close()
     assert inner.closed == 1
+
+
+def test_a_bound_instance_is_in_trouble_when_its_inner_one_is() -> None:
+    inner: Any = FakeInstance()
+    bound = PinnedInstance(inner, frozenset({1}))
+    assert not hasattr(bound, "trouble")
+    inner.trouble, inner.fatal = "its GPU is lost", True
+    assert (bound.trouble, bound.fatal) == ("its GPU is lost", True)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound to processors here")

@@ -98,6 +98,9 @@ class Instance(Protocol):
     An instance may have ``devices``, a set of DLPack's (device type, id): inputs then may come as `DeviceArray`s on one
     of these, and where all requests of a batch have ``stays`` its outputs may be such arrays (since 1.1). It hands out
     none that its device still works on, and has read its inputs when it returns.
+
+    An instance may have ``trouble``: why it cannot run anything now, empty when it can. With ``fatal`` as well, which
+    is True, only a restart of the process ends that trouble, and the server is then neither ready nor live (since 1.3).
     """
 
     name: str

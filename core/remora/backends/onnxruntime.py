@@ -153,7 +153,8 @@ class OnnxModel:
         quick = all(provider == CPU_PROVIDER for provider in session.providers)
         memory = self._memory(session, device, on_cpu=quick)
         if memory is None:
-            return array_instance(placement.name, config, session.run_for(config), quick=quick)
+            gpu = None if quick or device.kind != "GPU" else device.id
+            return array_instance(placement.name, config, session.run_for(config), quick=quick, gpu=gpu)
         if graphs is not None:
             session = self._own_session(config, device)
         bound = session.bound(config, memory, transfer_for(config, memory, _runtime), graphs)
@@ -165,6 +166,7 @@ class OnnxModel:
             staying=bound.staying,
             devices=frozenset({memory.device}),
             close=bound.close,
+            gpu=None if memory.device == HOST else device.id,
         )
 
     def _own_session(self, config: ModelConfig, device: Device) -> OnnxSession:

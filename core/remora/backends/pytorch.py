@@ -102,6 +102,7 @@ class PyTorchModel:
             quick=device is not None and device.type == "cpu",
             staying=run.staying,
             devices=self._takes(device),
+            gpu=device.index if device is not None and device.type == "cuda" else None,
         )
 
     def _takes(self, device: Any) -> frozenset[DeviceId]:

@@ -176,9 +176,17 @@ def array_instance(
     staying: Run | None = None,
     devices: frozenset[DeviceId] = frozenset(),
     close: Callable[[], None] | None = None,
+    gpu: int | None = None,
 ) -> Instance:
     """The instance over ``run`` that a complete configuration asks for: with ragged batches, which are put together in
-    main memory, or without."""
+    main memory, or without. ``gpu``: the number of the GPU that it runs on."""
+    if gpu is not None:
+        from remora.backends.gpu_health import GpuInstance, health_of  # only where there is a GPU
+
+        health = health_of(gpu)
+        run, staying = health.guarded(run), None if staying is None else health.guarded(staying)
+        inner = array_instance(name, config, run, staying=staying, devices=devices, close=close)
+        return GpuInstance(inner, health)
     plan = ragged_plan(config)
     if plan is None:
         return ArrayInstance(name, config, run, quick=quick, staying=staying, devices=devices, close=close)

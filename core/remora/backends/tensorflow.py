@@ -128,7 +128,8 @@ class TensorFlowModel:
                 "build of TensorFlow for CUDA and check the driver, or set the instance group's kind to KIND_CPU"
             )
         run = _Run(self._tensorflow, self._function, self._inputs, self._outputs, device)
-        return array_instance(placement.name, config, run, quick=placement.kind == "CPU")
+        gpu = placement.device_id if placement.kind == "GPU" else None
+        return array_instance(placement.name, config, run, quick=placement.kind == "CPU", gpu=gpu)
 
     def close(self) -> None:
         """Let the model go."""

@@ -103,6 +103,7 @@ class TensorRtModel:
             staying=context.staying,
             devices=frozenset({memory.device}),
             close=context.close,
+            gpu=placement.device_id,
         )
 
     def close(self) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from remora.errors import InternalError, UnsupportedError
+
+_log = logging.getLogger(__name__)
 
 HANDLE_BYTES: Final = 64
 """The size of a cudaIpcMemHandle_t."""
@@ -26,6 +29,9 @@ _INT, _SIZE, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 _DEFAULT = 4  # cudaMemcpyDefault: the runtime knows which address lies where
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
+_LASTING = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
+"""The errors that every later call of the process returns as well: uncorrectable memory and NVLink errors, and kernels
+that failed (illegal address 700, timeout 702, assertion 710, illegal instruction 715, launch failure 719)."""
 
 
 class IpcHandle(ctypes.Structure):
@@ -69,9 +75,13 @@ class Cuda:
     Args:
         library: the runtime, as ctypes has loaded it.
         driver: the driver's library; None where what only it knows cannot be asked.
+
+    Attributes:
+        lost: why the process can use no GPU until it is restarted; empty while it can.
     """
 
     def __init__(self, library: Any, driver: Any = None) -> None:
+        self.lost = ""
         self._functions: dict[str, Callable[..., int]] = {}
         for name, arguments in SIGNATURES.items():
             function = library[name]  # of its own: attributes of a library are shared with everybody else
@@ -177,6 +187,13 @@ class Cuda:
             return None
         return start.value + size.value - address
 
+    def probe(self, device: int) -> None:
+        """Find out whether the process can still use a device, without waiting for its work; see ``lost``."""
+        with suppress(CudaError), self.on(device):
+            stream = self.stream()
+            self.wait(stream)
+            self.drop(stream)
+
     def _made(self, function: str, *arguments: Any) -> int:
         made = _POINTER()
         self._call(function, ctypes.byref(made), *arguments)
@@ -187,7 +204,11 @@ class Cuda:
         if status != 0:
             self._forget()  # who shares the runtime asks it what failed last, after calls that have not
             text = self._text(status)
-            raise CudaError(function, text.decode() if text else f"error {status}")
+            error = CudaError(function, text.decode() if text else f"error {status}")
+            if status in _LASTING and not self.lost:
+                self.lost = f"{error.message}: this process can use no GPU any more; restart the server"
+                _log.error("CUDA error %d: %s", status, self.lost)
+            raise error
 
 
 @cache

@@ -1,7 +1,8 @@
 """NVIDIA GPUs that this process may use, and their readings.
 
-``Gpus`` reads the driver's library, NVML, through ``nvidia-ml-py``, imported where the driver is. Which of the machine's
-devices are meant is decided purely, by `visible`. Devices count as CUDA counts them, in the order of the PCI bus.
+``Gpus`` reads the driver's library, NVML, through ``nvidia-ml-py``, imported where the driver is. Which of the
+machine's devices are meant is decided purely, by `visible`. Devices count as CUDA counts them, in the order of the PCI
+bus.
 
 Invariant: a machine without a driver imports nothing and is asked once.
 """
