@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Container, Sequence
 from dataclasses import MISSING, Field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from remora._version import __version__
 from remora.options import BOOLEANS
@@ -28,6 +28,16 @@ _ALIASES = {
     "model_name": ("--model_name",),  # as KServe's own runtimes take both
     "http_port": ("--http_port",),
     "disable_auto_complete_config": ("--strict-model-config",),
+}
+
+
+_MEANT = {
+    # Words of other servers for ours.
+    "--port": "--http-port",
+    "-p": "--http-port",
+    "--host": "--http-address",
+    "--bind": "--http-address",
+    "--workers": "one process serves all models; instance_group in a model's configuration runs it in parallel",
 }
 
 
@@ -60,7 +70,23 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         options, unknown = _parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
         if not unknown:
             return options
-    return _parser().parse_args(argv)
+    options, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        _refuse(options, unknown)
+    return options
+
+
+def _refuse(options: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
+    """End with the usage of the command that was meant, and what the first unknown flag may have been meant for."""
+    from difflib import get_close_matches
+
+    parser: argparse.ArgumentParser = getattr(options, "parser", None) or _parser()
+    flag = unknown[0].partition("=")[0]
+    known = [each for action in parser._actions for each in action.option_strings]
+    meant = _MEANT.get(flag) if parser.prog.endswith(" serve") else None
+    close = [meant] if meant in known else get_close_matches(flag, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close and flag.startswith("-") else f"; {meant}" if meant else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
@@ -82,6 +108,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve models over HTTP and gRPC",
+        usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
         description="Serve the models under PATH... until SIGTERM.",
         allow_abbrev=False,
     )
@@ -97,7 +124,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
         if flags is not None and f"--{flag}" not in flags:
             continue
         serve.add_argument(f"--{flag}", action="append", nargs="?", help=argparse.SUPPRESS)
-    serve.set_defaults(command=_serve)
+    serve.set_defaults(command=_serve, parser=serve)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -136,7 +136,7 @@ def _add_infer(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE,...",
-        help="an input's values, row by row",
+        help="an input's values, row by row; for a BYTES input one text, or a JSON array of texts",
     )
     inputs.add_argument(
         "--shape", type=_shape, action="append", default=[], metavar="NAME=1x3x224x224", help="the shape of an input"

@@ -76,7 +76,7 @@ def _measured(measured: dict[str, Any]) -> str:
 
 
 def _predicted(predicted: list[dict[str, Any]]) -> str:
-    rows = [("  setting", "requests/s at most", "mean wait us", "p99 wait us", "mean batch", "")]
+    rows = [("  setting", "model alone, req/s", "mean wait us", "p99 wait us", "mean batch", "")]
     rows += [
         (
             f"  {row['change']}",

@@ -31,9 +31,10 @@ def add_emulate(commands: Any) -> list[argparse.ArgumentParser]:
         description=_EMULATE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kinds = emulate.add_subparsers(metavar="PLATFORM", dest="platform", required=True)
+    platforms = import_module("remora_adapters.emulate").PLATFORMS
+    kinds = emulate.add_subparsers(metavar="PLATFORM", dest="platform", required=True, help=", ".join(platforms))
     parsers = []
-    for platform in import_module("remora_adapters.emulate").PLATFORMS:
+    for platform in platforms:
         parser = kinds.add_parser(platform, description=_EMULATE, formatter_class=argparse.RawDescriptionHelpFormatter)
         _add_emulate_options(parser)
         parsers.append(parser)
@@ -47,7 +48,8 @@ def add_manifests(commands: Any) -> argparse.ArgumentParser:
         help="print deployment files computed from models",
         description="Load the models, measure, and print deployment files for a platform, each number with its reason.",
     )
-    parser.add_argument("platform", choices=import_module("remora_adapters.manifests").PLATFORMS, metavar="PLATFORM")
+    platforms = import_module("remora_adapters.manifests").PLATFORMS
+    parser.add_argument("platform", choices=platforms, metavar="PLATFORM", help=", ".join(platforms))
     parser.add_argument("paths", nargs="+", metavar="PATH", help="the models, as for `remora serve`")
     parser.add_argument("--name", default="remora", metavar="NAME", help="of the service (default %(default)s)")
     parser.add_argument("--image", default="remora:cpu", metavar="IMAGE", help="what to run (default %(default)s)")

@@ -7,8 +7,10 @@ rounded from numbers to its 16 bits.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,16 +69,22 @@ def random_inputs(tensors: Sequence[TensorInfo], shapes: Shapes) -> list[Tensor]
 
 
 def typed_inputs(info: ModelInfo, values: Mapping[str, str], shapes: Shapes) -> list[Tensor]:
-    """Inputs from text such as ``"1,2,3"``; without a shape of its own an input takes the model's, and a dimension
-    that varies takes what the number of values leaves for it.
+    """Inputs from text such as ``"1,2,3"``; BYTES inputs take the text as one value, or a JSON array of strings.
+
+    Without a shape of its own an input takes the model's, and a dimension that varies takes what the number of values
+    leaves for it.
 
     Raises InvalidArgumentError for names, values and counts that do not fit.
     """
     made = []
     for name, text in values.items():
         tensor = find_input(info, name)
-        words = text.split(",") if text else []
-        array = as_typed(name, tensor.datatype, [_word(name, tensor.datatype, word.strip()) for word in words])
+        words: Sequence[object]
+        if tensor.datatype == "BYTES":
+            words = _texts(text)
+        else:
+            words = [_word(tensor.datatype, word.strip()) for word in text.split(",")] if text else []
+        array = as_typed(name, tensor.datatype, words)
         shape = shapes[name] if name in shapes else fitting_shape(tensor, len(words))
         made.append(Tensor(name, tensor.datatype, _reshaped(name, array, shape)))
     return made
@@ -224,10 +232,18 @@ def _as_bytes(name: str, item: object) -> bytes:
     raise InvalidArgumentError(f"input '{name}' holds {item!r}: expected text")
 
 
-def _word(name: str, datatype: str, word: str) -> object:
+def _texts(text: str) -> list[str]:
+    """The strings of a JSON array of strings; else the text itself, commas and all."""
+    if text.startswith("["):
+        with suppress(ValueError):
+            found = json.loads(text)
+            if all(isinstance(each, str) for each in found):
+                return list(found)
+    return [text]
+
+
+def _word(datatype: str, word: str) -> object:
     """One value as it was typed; the checks of `as_typed` come after."""
-    if datatype == "BYTES":
-        return word
     if datatype == "BOOL":
         return _TRUTHS.get(word.lower(), word)
     for kind in (int, float):

@@ -90,3 +90,38 @@ def test_secrets_come_from_files_and_variables(tmp_path: Path, monkeypatch: pyte
     )
     assert options.http_restricted_api == ("health:key=from a file",)
     assert options.grpc_restricted_protocol == ("health:key=from a variable",)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("serve", "--htp-port", "1", "m"), "--htp-port; did you mean --http-port?"),
+        (("serve", "--port=1", "m"), "--port=1; did you mean --http-port?"),
+        (("serve", "--host", "1", "m"), "--host; did you mean --http-address?"),
+        (("serve", "--workers", "2"), "--workers; one process serves all models"),
+        (("serve", "--qqq"), "--qqq\n"),
+        (("config", "check", "m", "--opn"), "--opn; did you mean --open?"),
+        (("infer", "m", "--workers"), "--workers\n"),
+        (("explain", "m", "other"), "other\n"),
+    ],
+)
+def test_an_unknown_flag_gets_the_usage_of_its_command_and_the_nearest_flag(
+    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    usage, _, error = capsys.readouterr().err.rpartition("error: ")
+    command = " ".join(words[: 2 if words[0] == "config" else 1])
+    assert usage.startswith(f"usage: remora {command} ")
+    assert error.startswith("unrecognized arguments: ")
+    assert hint in error
+
+
+@pytest.mark.parametrize(("command", "platform"), [("emulate", "vertex"), ("manifests", "knative")])
+def test_the_help_of_a_command_lists_its_platforms(
+    command: str, platform: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"{platform}" in capsys.readouterr().out.split("PLATFORM", 2)[2]

@@ -25,7 +25,7 @@ def explained(count: int = 300) -> dict[str, object]:
 def test_everything_that_was_found_is_printed() -> None:
     text = text_of(explained())
     assert text.startswith("m version 3\n")
-    for part in ("arrival rate", "instance_idle", "100%", "requests/s at most", "as it is", "worth trying:", "note:"):
+    for part in ("arrival rate", "instance_idle", "100%", "model alone, req/s", "as it is", "worth trying:", "note:"):
         assert part in text
 
 

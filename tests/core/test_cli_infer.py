@@ -133,7 +133,7 @@ def test_a_document_comes_from_a_file_or_standard_input(
 
 
 def test_text_goes_in_and_out(run: Any) -> None:
-    code, out, _ = run("words", "--input", "x=a,zwölf," + "l" * 50)
+    code, out, _ = run("words", "--input", f'x=["a", "zwölf", "{"l" * 50}"]')
     assert code == 0
     assert '["a", "zwölf", "' + "l" * 40 + '..."]' in out
 
