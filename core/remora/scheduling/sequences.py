@@ -6,12 +6,13 @@ data. Laws:
 1. A sequence keeps its slot from the moment it gets one until it has ended, was silent for too long or was cancelled.
 2. Of each sequence at most one request is under way, and they go in the order of their arrival.
 3. Sequences get slots in the order in which they began.
+4. Once its END has arrived a sequence takes nothing more: START with its id begins another one beside it, as in Triton.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -81,7 +82,7 @@ class SequenceInfo(NamedTuple):
 
 
 class _Sequence:
-    __slots__ = ("doomed", "ended", "expires_ns", "fresh", "id", "place", "running", "states", "waiting")
+    __slots__ = ("doomed", "expires_ns", "fresh", "id", "place", "running", "states", "waiting")
 
     def __init__(self, sequence_id: int | str) -> None:
         self.id = sequence_id
@@ -89,7 +90,6 @@ class _Sequence:
         self.place: Place | None = None
         self.running: Ticket | None = None
         self.states: dict[str, Array] = {}
-        self.ended = False  # its END has arrived: what comes next must begin it anew
         self.doomed = False  # it ends with the request that is under way
         self.fresh = True  # the next request that goes is the first of an iterative one
         self.expires_ns = 0  # when it gives up to wait for a slot; 0 for never
@@ -112,7 +112,9 @@ class SequenceTable:
         self._model = model
         # The lowest slot of all instances first: batches have no more padding than they must.
         self._free = [Place(slot, instance) for slot in range(policy.slots) for instance in range(instances)]
-        self._live: dict[int | str, _Sequence] = {}
+        self._live: dict[_Sequence, None] = {}
+        self._open: dict[int | str, _Sequence] = {}  # those that take more requests
+        self._ids: Counter[int | str] = Counter()  # how many live sequences have an id
         self._backlog: OrderedDict[_Sequence, None] = OrderedDict()
         self._quiet: OrderedDict[_Sequence, int] = OrderedDict()  # since when, the longest first
         self._expiring: list[tuple[int, int, _Sequence]] = []
@@ -137,11 +139,14 @@ class SequenceTable:
             )
         orders = Orders([], [], [])
         self._reap(now_ns, orders)
-        sequence = self._live.get(form.sequence_id)
+        sequence = self._open.get(form.sequence_id)
         if sequence is None:
-            sequence = self._live[form.sequence_id] = _Sequence(form.sequence_id)
+            sequence = self._open[form.sequence_id] = _Sequence(form.sequence_id)
+            self._live[sequence] = None
+            self._ids[sequence.id] += 1
             self._backlog[sequence] = None
-        sequence.ended = form.sequence_end
+        if form.sequence_end and not self._policy.iterative:
+            self._close(sequence)
         sequence.waiting.append(ticket)
         self._waiting += 1
         self._quiet.pop(sequence, None)
@@ -160,11 +165,7 @@ class SequenceTable:
         if ticket.request.cancelled or sequence.doomed:
             if again:
                 orders.dropped.append((ticket, cancelled_in_queue(ticket)))
-            if sequence.doomed:  # what waits now has come after the end
-                sequence.doomed = False
-                self._leave(sequence, CANCELLED, orders)
-            else:
-                self._cancel(sequence, orders)
+            self._cancel(sequence, orders)
         elif again:
             sequence.waiting.appendleft(ticket)
             self._waiting += 1
@@ -184,9 +185,7 @@ class SequenceTable:
         """Time has passed, or requests were cancelled."""
         orders = Orders([], [], [])
         cancelled = {
-            sequence: None
-            for sequence in self._live.values()
-            if any(ticket.request.cancelled for ticket in sequence.waiting)
+            sequence: None for sequence in self._live if any(ticket.request.cancelled for ticket in sequence.waiting)
         }
         for sequence in cancelled:
             self._cancel(sequence, orders)
@@ -236,22 +235,22 @@ class SequenceTable:
     def unused_id(self) -> int:
         """A number that is no live sequence's id, for a request that came without one (spec S14)."""
         self._count += 1
-        while self._count in self._live:
+        while self._count in self._ids:
             self._count += 1
         return self._count
 
     def goes_on(self, sequence_id: int | str, now_ns: int) -> bool:
         """Whether a request without START may follow in the sequence of this id."""
-        sequence = self._live.get(sequence_id)
-        if sequence is None or sequence.ended:
+        sequence = self._open.get(sequence_id)
+        if sequence is None:
             return False
         if sequence in self._backlog:
             return not 0 < sequence.expires_ns <= now_ns
         return now_ns - self._quiet.get(sequence, now_ns) < self._policy.idle_ns
 
     def lives(self, sequence_id: int | str) -> bool:
-        """Whether there is a sequence of this id, be it one that only waits for its end."""
-        return sequence_id in self._live
+        """Whether there is a sequence of this id, also one that takes no more requests."""
+        return sequence_id in self._ids
 
     @property
     def count(self) -> int:
@@ -267,13 +266,13 @@ class SequenceTable:
         """Live sequences, in the order in which they began: all of them, or the first ``most``."""
         return [
             SequenceInfo(row.id, row.place, len(row.waiting), row.running is not None, self._quiet.get(row, 0))
-            for row in islice(self._live.values(), most)
+            for row in islice(self._live, most)
         ]
 
     def drain(self) -> list[Ticket]:
         """Everything that waits, taken out: for a stop that cannot wait."""
-        tickets = [ticket for sequence in self._live.values() for ticket in sequence.waiting]
-        for sequence in self._live.values():
+        tickets = [ticket for sequence in self._live for ticket in sequence.waiting]
+        for sequence in self._live:
             sequence.waiting.clear()
         self._backlog.clear()
         self._waiting = 0
@@ -324,7 +323,7 @@ class SequenceTable:
         orders.steps.append(Step(ticket, sequence.place, start, form.sequence_end, sequence.states))
 
     def _leave(self, sequence: _Sequence, why: str, orders: Orders) -> None:
-        """Give up the slot; requests that begin the sequence anew wait for one like all others."""
+        """Give up the slot; iterative requests of the same id wait for one like all others."""
         orders.ended.append(Ended(sequence.id, sequence.place, why))
         self._quiet.pop(sequence, None)
         sequence.fresh = True
@@ -339,7 +338,20 @@ class SequenceTable:
                     self._expire_at(sequence, ticket.arrival_ns + timeout_us * _NS_PER_US)
         else:
             self._backlog.pop(sequence, None)
-            self._live.pop(sequence.id, None)
+            self._forget(sequence)
+
+    def _forget(self, sequence: _Sequence) -> None:
+        """Take a sequence out that has ended and has nothing left."""
+        self._close(sequence)
+        del self._live[sequence]
+        self._ids[sequence.id] -= 1
+        if not self._ids[sequence.id]:
+            del self._ids[sequence.id]
+
+    def _close(self, sequence: _Sequence) -> None:
+        """Let no further request into a sequence."""
+        if self._open.get(sequence.id) is sequence:
+            del self._open[sequence.id]
 
     def _cancel(self, sequence: _Sequence, orders: Orders) -> None:
         """One cancelled request takes all that wait with it (spec S12). What runs already ends by itself."""
@@ -347,7 +359,8 @@ class SequenceTable:
         if sequence.running is None:
             self._leave(sequence, CANCELLED, orders)
         else:
-            sequence.doomed = sequence.ended = True
+            sequence.doomed = True
+            self._close(sequence)
 
     def _reap(self, now_ns: int, orders: Orders) -> None:
         """End the sequences that were silent for too long, silently, and those whose wait is over (spec S05, S06)."""

@@ -53,10 +53,11 @@ sequence_batching { max_sequence_idle_microseconds: 100 %(strategy)s
 """
 
 
-@dataclass
+@dataclass(eq=False)
 class Known:
     """What the reference knows of one sequence."""
 
+    number: int
     asked: list[Ticket] = field(default_factory=list)  # not answered yet
     alive: bool = False  # a request without START may follow
     doomed: bool = False  # it ends with the request that its instance has
@@ -70,63 +71,64 @@ class Reference:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.sequences: dict[int, Known] = {}
-        self.holders: list[int] = []
-        self.backlog: list[int] = []
+        self.live: list[Known] = []  # in the order in which they began
+        self.holders: list[Known] = []
+        self.backlog: list[Known] = []
         self.told: dict[Ticket, type[Outcome]] = {}
 
     def settle(self, now_ns: int) -> None:
         """Time has passed: the silent lose their slots, those behind get them, and some have waited for too long."""
-        for number in list(self.holders):
-            known = self.sequences[number]
+        for known in list(self.holders):
             if known.quiet_since and now_ns - known.quiet_since >= IDLE_US * 1000:
-                self.leave(number)
+                self.leave(known)
         self.fill()
-        for number in list(self.backlog):
-            known = self.sequences[number]
+        for known in list(self.backlog):
             if 0 < known.gives_up_ns <= now_ns:
                 self.told |= dict.fromkeys(known.asked, UnavailableError)
                 known.asked.clear()
-                self.leave(number)
+                self.leave(known)
 
     def fill(self) -> None:
         while self.backlog and len(self.holders) < self.slots:
-            number = self.backlog.pop(0)
-            self.holders.append(number)
-            self.sequences[number].gives_up_ns = 0
+            known = self.backlog.pop(0)
+            self.holders.append(known)
+            known.gives_up_ns = 0
 
-    def leave(self, number: int) -> None:
-        """The sequence is over; what begins it anew waits behind all others."""
-        known = self.sequences[number]
-        for line in (self.holders, self.backlog):
-            if number in line:
-                line.remove(number)
-        known.quiet_since = known.gives_up_ns = 0
-        known.doomed = False
-        if known.asked:
-            self.backlog.append(number)
-            timeouts = [ticket.request.form.timeout_us for ticket in known.asked]
-            ends = [ticket.arrival_ns + us * 1000 for ticket, us in zip(known.asked, timeouts, strict=True) if us]
-            known.gives_up_ns = min(ends, default=0)
-        else:
-            known.alive = False
+    def leave(self, known: Known) -> None:
+        """The sequence is over."""
+        assert not known.asked
+        for line in (self.holders, self.backlog, self.live):
+            if known in line:
+                line.remove(known)
+
+    def open(self, number: int) -> Known | None:
+        """The sequence that takes a request with this id: the last one, unless its END has arrived."""
+        return next((known for known in self.live if known.number == number and known.alive), None)
+
+    def of(self, ticket: Ticket) -> Known:
+        """The sequence in which a request waits for its answer."""
+        return next(known for known in self.live if ticket in known.asked)
 
     def may_go_on(self, number: int, now_ns: int) -> bool:
-        known = self.sequences.get(number, Known())
+        known = self.open(number)
+        if known is None:
+            return False
         silent = known.quiet_since and now_ns - known.quiet_since >= IDLE_US * 1000
-        late = number in self.backlog and 0 < known.gives_up_ns <= now_ns
-        return known.alive and not silent and not late
+        late = known in self.backlog and 0 < known.gives_up_ns <= now_ns
+        return not silent and not late
 
     def arrive(self, number: int, ticket: Ticket, now_ns: int) -> None:
         self.settle(now_ns)
-        known = self.sequences.setdefault(number, Known())
+        known = self.open(number)
+        if known is None:
+            known = Known(number)
+            self.live.append(known)
+            self.backlog.append(known)
         known.asked.append(ticket)
         known.alive = not ticket.request.form.sequence_end
         known.quiet_since = 0
-        if number not in self.holders + self.backlog:
-            self.backlog.append(number)
         timeout_us = ticket.request.form.timeout_us
-        if timeout_us and number in self.backlog:
+        if timeout_us and known in self.backlog:
             end_ns = now_ns + timeout_us * 1000
             known.gives_up_ns = min(known.gives_up_ns or end_ns, end_ns)
         self.fill()
@@ -134,9 +136,8 @@ class Reference:
     def cancelled(self, ticket: Ticket) -> None:
         """One request was cancelled: all that wait in its sequence go with it, but for the first of one with a slot,
         which its instance has already."""
-        number = int(ticket.request.form.sequence_id)
-        known = self.sequences[number]
-        kept = 1 if number in self.holders else 0
+        known = self.of(ticket)
+        kept = 1 if known in self.holders else 0
         if kept and known.asked[0] is ticket:
             return  # its instance finds out
         self.told |= dict.fromkeys(known.asked[kept:], CancelledError)
@@ -145,31 +146,28 @@ class Reference:
         if kept:
             known.doomed = True
         else:
-            self.leave(number)
+            self.leave(known)
 
     def dropped(self, ticket: Ticket) -> None:
         """An instance has found out that a request was cancelled."""
-        number = int(ticket.request.form.sequence_id)
-        known = self.sequences[number]
+        known = self.of(ticket)
         assert known.asked[0] is ticket
-        gone = known.asked[:1] if known.doomed else known.asked[:]
-        self.told |= dict.fromkeys(gone, CancelledError)
-        del known.asked[: len(gone)]
-        self.leave(number)
+        self.told |= dict.fromkeys(known.asked, CancelledError)
+        known.asked.clear()
+        self.leave(known)
 
     def ran(self, ticket: Ticket, died: bool, now_ns: int) -> int:
         """A request has run; what its answer says."""
         form = ticket.request.form
-        number = int(form.sequence_id)
-        known = self.sequences[number]
-        assert number in self.holders, "it ran without a slot"
+        known = self.of(ticket)
+        assert known in self.holders, "it ran without a slot"
         assert known.asked.pop(0) is ticket, "out of order"
         if form.sequence_start:
             known.state = 0
         if not died:
             known.state += int(ticket.request.inputs["IN"].item())
         if form.sequence_end or known.doomed:
-            self.leave(number)
+            self.leave(known)
         elif not known.asked:
             known.quiet_since = now_ns
         return known.state
@@ -192,8 +190,8 @@ class Stories(RuleBasedStateMachine):
         self.reference = Reference(instances * slots)
         self.accepted: list[Ticket] = []
         self.instances = [FakeInstance(f"m_{index}") for index in range(instances)]
-        self.homes: dict[int, int] = {}
-        self.slots: dict[int, int] = {}
+        self.homes: dict[Known, int] = {}
+        self.slots: dict[Known, int] = {}
         for instance in self.instances:
             instance.answer = self.answer
         self.scheduler = SequenceScheduler(
@@ -245,15 +243,15 @@ class Stories(RuleBasedStateMachine):
         self.arrive(going[choice % len(going)], value, False, end, timeout_us)
 
     def going(self) -> list[int]:
-        known = self.reference.sequences
-        return [number for number in known if self.reference.may_go_on(number, self.clock.now_ns)]
+        numbers = dict.fromkeys(known.number for known in self.reference.live)
+        return [number for number in numbers if self.reference.may_go_on(number, self.clock.now_ns)]
 
     @rule(index=st.integers(0, 1), dies=st.sampled_from([False, False, False, True]))
     def run(self, index: int, dies: bool) -> None:
         index %= len(self.instances)
         instance, before = self.instances[index], len(self.instances[index].batches)
         instance.failure = InternalError("the instance died") if dies else None
-        waits = any(self.homes[number] == index for number in self.ready())
+        waits = any(self.homes[known] == index for known in self.ready())
         plan = self.scheduler.step(index)
         for ticket, _ in plan.dropped:
             self.reference.dropped(ticket)
@@ -264,13 +262,13 @@ class Stories(RuleBasedStateMachine):
                 assert not any(inputs[name].any() for name in ("IN", "SUM", "START", "END", "ID"))
                 continue
             form = request.form
-            assert self.slots.get(int(form.sequence_id)) == place or not self.padded, "not at the place of its slot"
+            ticket = next(each for each in self.accepted if each.request is request)
+            assert self.slots.get(self.reference.of(ticket)) == place or not self.padded, "not at the place of its slot"
             assert [inputs[name].item() for name in ("START", "END", "ID")] == [
                 form.sequence_start,
                 form.sequence_end,
                 form.sequence_id,
             ]
-            ticket = next(each for each in self.accepted if each.request is request)
             total = self.reference.ran(ticket, dies, self.clock.now_ns)
             outcome = self.replies.only(ticket)
             if dies:
@@ -280,10 +278,10 @@ class Stories(RuleBasedStateMachine):
                 assert [(tensor.name, tensor.data.item()) for tensor in outcome.outputs] == [("OUT", total)]
         self.reference.fill()
 
-    def ready(self) -> list[int]:
+    def ready(self) -> list[Known]:
         """The sequences with a slot whose first request may run."""
-        heads = {number: self.reference.sequences[number].asked[:1] for number in self.reference.holders}
-        return [number for number, head in heads.items() if head and not head[0].request.cancelled]
+        asked = [known for known in self.reference.holders if known.asked]
+        return [known for known in asked if not known.asked[0].request.cancelled]
 
     @rule(us=st.sampled_from([1, 30, 60, 100]))
     def wait(self, us: int) -> None:
@@ -294,10 +292,10 @@ class Stories(RuleBasedStateMachine):
         self.scheduler.sweep()
         self.reference.settle(self.clock.now_ns)
 
-    @precondition(lambda self: any(known.asked for known in self.reference.sequences.values()))
+    @precondition(lambda self: any(known.asked for known in self.reference.live))
     @rule(choice=st.integers(0, 99))
     def cancel(self, choice: int) -> None:
-        waiting = [ticket for known in self.reference.sequences.values() for ticket in known.asked]
+        waiting = [ticket for known in self.reference.live for ticket in known.asked]
         ticket = waiting[choice % len(waiting)]
         ticket.cancel()
         self.scheduler.sweep()
@@ -310,7 +308,7 @@ class Stories(RuleBasedStateMachine):
             return
         for ticket, kind in self.reference.told.items():
             assert isinstance(self.replies.only(ticket), kind)
-        waiting = {ticket for known in self.reference.sequences.values() for ticket in known.asked}
+        waiting = {ticket for known in self.reference.live for ticket in known.asked}
         assert {ticket for ticket in self.accepted if ticket not in self.replies.outcomes} == waiting
 
     @invariant()
@@ -318,18 +316,19 @@ class Stories(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         rows = self.scheduler.report().live
-        active = [row for row in rows if row.state == "active"]
-        assert sorted(row.id for row in active) == sorted(self.reference.holders)
-        assert {row.id for row in rows if row.state == "backlog"} == set(self.reference.backlog)
-        places = [(row.instance, row.slot) for row in active]
+        known = self.reference.live
+        assert [row.id for row in rows] == [each.number for each in known]
+        pairs = list(zip(known, rows, strict=True))
+        active = [(each, row) for each, row in pairs if row.state == "active"]
+        assert {each for each, _ in active} == set(self.reference.holders)
+        assert {each for each, row in pairs if row.state == "backlog"} == set(self.reference.backlog)
+        places = [(row.instance, row.slot) for _, row in active]
         assert len(set(places)) == len(places)
-        self.slots = {int(row.id): row.slot for row in active}
-        homes = {int(row.id): int(row.instance.removeprefix("m_")) for row in active}
-        for number, index in homes.items():
-            known = self.reference.sequences[number]
-            assert bool(known.quiet_since) == (not known.asked)
-            if number in self.homes and known.state and known.asked and not known.asked[0].request.form.sequence_start:
-                assert self.homes[number] == index, "a sequence has moved"
+        self.slots = {each: row.slot for each, row in active}
+        homes = {each: int(row.instance.removeprefix("m_")) for each, row in active}
+        for each, index in homes.items():
+            assert bool(each.quiet_since) == (not each.asked)
+            assert self.homes.get(each, index) == index, "a sequence has moved"
         self.homes = homes
 
     def teardown(self) -> None:
@@ -375,19 +374,20 @@ STORIES = settings(
 
 TABLE = [
     ("            sequence.states = {}\n", "            pass\n"),
-    ("        if sequence is None or sequence.ended:\n", "        if sequence is None:\n"),
+    ("            self._close(sequence)\n        sequence.waiting", "            pass\n        sequence.waiting"),
+    ("if form.sequence_end and not self._policy.iterative:\n", "if form.sequence_end and sequence.place:\n"),
+    ("        if self._open.get(sequence.id) is sequence:\n", "        if sequence.id in self._open:\n"),
     ("if now_ns - since < self._policy.idle_ns and", "if now_ns - since <= self._policy.idle_ns and"),
     ("return now_ns - self._quiet.get(sequence, now_ns) < self._policy.idle_ns", "return True"),
     ("return not 0 < sequence.expires_ns <= now_ns", "return True"),
     ("self._backlog.popitem(last=False)", "self._backlog.popitem(last=True)"),
     ("            heapq.heappush(self._free, sequence.place)\n", ""),
     ("elif self._policy.iterative or ticket.request.form.sequence_end:", "elif self._policy.iterative:"),
-    ("sequence.doomed = sequence.ended = True", "sequence.ended = True"),
-    ("sequence.doomed = sequence.ended = True", "sequence.doomed = True"),
+    ("            sequence.doomed = True\n", "            pass\n"),
+    ("sequence.doomed = True\n            self._close(sequence)\n", "sequence.doomed = True\n"),
     ("or at_ns < sequence.expires_ns:", "or at_ns > sequence.expires_ns:"),
     ("sequence.place is None or sequence.running is not None", "sequence.place is None"),
     ("        while sequence.waiting:\n            self._waiting -= 1\n", "        while sequence.waiting:\n"),
-    ("        sequence.ended = form.sequence_end\n", ""),
     ("            self._go_on(other, now_ns, orders)\n", ""),
 ]
 DIRECT = [

@@ -44,6 +44,10 @@ STRATEGIES = {
 }
 
 
+Story = tuple[int, int]
+"""A sequence as its client sees it: the id, and how many times it has begun; iterative requests count as one."""
+
+
 class Mortal(FakeInstance):
     """Adds IN to the state, one turn of its thread after the other; dies now and then; may ask for another turn."""
 
@@ -59,7 +63,7 @@ class Mortal(FakeInstance):
         assert self._inside == 1, "two batches at a time in one instance"
         real = [request for request in execution.requests if request.inputs["READY"].item()]
         assert real, "a batch of nothing but padding"
-        numbers = [request.form.sequence_id for request in real]
+        numbers = [play.story[request] for request in real]
         assert len(set(numbers)) == len(numbers), "two requests of one sequence in a batch"
         assert not play.inside & set(numbers), "two requests of one sequence at a time"
         play.inside |= set(numbers)
@@ -102,7 +106,8 @@ class Play:
         config = config_of(MODEL % {"slots": stage.random.randint(1, 2), "strategy": strategy})
         policy = sequence_policy(config)
         assert policy is not None
-        self.inside: set[int | str] = set()
+        self.inside: set[Story] = set()
+        self.story: dict[Request, Story] = {}
         self.ran: list[tuple[Request, int | None]] = []
         self.replies = Replies()
         self.accepted: list[Ticket] = []
@@ -152,6 +157,7 @@ class Play:
     def client(self, first: int) -> None:
         """Sends to two sequences; knows for each whether it must begin it, unless it makes a mistake."""
         random, begun = self.stage.random, dict.fromkeys((first, first + 1), False)
+        starts = dict.fromkeys(begun, 0)
         for _ in range(random.randint(3, 9)):
             number = random.choice(list(begun))
             start = not begun[number] if random.random() < 0.95 else begun[number]
@@ -164,6 +170,8 @@ class Play:
                 sequence_end=end,
                 timeout_us=random.choice((0, 0, 30)),
             )
+            starts[number] += start and not self.iterative
+            self.story[ticket.request] = (number, starts[number])
             ticket.request.inputs["IN"] = np.array([[random.randint(1, 9)]], np.int32)
             try:
                 self.submit(ticket)
@@ -211,11 +219,11 @@ class Play:
     def _check_order(self) -> None:
         """Requests of one sequence ran in the order they came; those that did not run have an answer that says why."""
         place = {ticket.request: at for at, ticket in enumerate(self.accepted)}
-        last: dict[int | str, int] = defaultdict(int)
+        last: dict[Story, int] = defaultdict(int)
         for request, _ in self.ran:
-            number = request.form.sequence_id
-            assert place[request] >= last[number], "out of order"
-            last[number] = place[request]
+            story = self.story[request]
+            assert place[request] >= last[story], "out of order"
+            last[story] = place[request]
         ran = {request for request, _ in self.ran}
         for ticket in self.accepted:
             if ticket.request not in ran:
@@ -223,15 +231,15 @@ class Play:
 
     def _check_values(self) -> None:
         """Each answer is what a loop over the requests that ran would give."""
-        sums: dict[int | str, int] = {}
+        sums: dict[Story, int] = {}
         expected: dict[Request, int | None] = {}
         for request, value in self.ran:
-            number = request.form.sequence_id
+            story = self.story[request]
             if request.form.sequence_start or self.iterative:  # a turn without an answer renews no state
-                sums[number] = 0
+                sums[story] = 0
             if value is not None:
-                sums[number] += int(request.inputs["IN"].item())
-                assert value == sums[number], "a state of somebody else"
+                sums[story] += int(request.inputs["IN"].item())
+                assert value == sums[story], "a state of somebody else"
             expected[request] = value
         for ticket in self.accepted:
             outcome = self.replies.only(ticket)

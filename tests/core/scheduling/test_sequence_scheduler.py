@@ -354,6 +354,18 @@ def test_it_waits_for_a_backlog_too_when_both_are_asked_for() -> None:
     assert len(bench.scheduler.step().tickets) == 3
 
 
+def test_a_sequence_begun_with_the_id_of_one_that_got_its_end_counts_as_the_backlog() -> None:
+    bench = held("direct { }", 9, 2)
+    for number in (1, 2, 3):
+        for at in range(3):
+            bench.ask(number, start=at == 0, end=at == 2)
+    assert bench.scheduler.step().tickets == []
+    bench.ask(1, start=True)
+    assert bench.scheduler.step().tickets == []
+    bench.ask(1, end=True)
+    assert len(bench.scheduler.step().tickets) == 3
+
+
 def test_a_backlog_alone_holds_nothing_back_as_in_triton() -> None:
     bench = held("direct { }", 0, 9)
     bench.ask(1, start=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -146,6 +148,41 @@ def test_what_follows_when_the_wait_for_a_slot_is_over_must_begin_the_sequence_a
         table.admit(ask(2), NOW + 1000)
 
 
+def test_start_with_the_id_of_a_sequence_whose_end_is_queued_begins_another_one_beside_it() -> None:
+    table = table_of(2)
+    first, end, anew, after = ask(1, start=True), ask(1, end=True), ask(1, start=True), ask(1)
+    table.admit(first, NOW)
+    table.admit(end, NOW)
+    (step,) = table.admit(anew, NOW).steps
+    assert (step.ticket, step.place.slot, step.states) == (anew, 1, {})
+    step.states["s"] = np.zeros(1)
+    table.admit(after, NOW)
+    assert [(row.id, row.pending) for row in table.sequences()] == [(1, 1), (1, 1)]
+    assert gone(table.released(first, NOW)) == [end]
+    table.released(end, NOW)
+    assert table.lives(1)
+    (step,) = table.released(anew, NOW).steps
+    assert (step.ticket, list(step.states)) == (after, ["s"])
+
+
+def test_each_sequence_of_one_id_waits_in_the_backlog_by_itself() -> None:
+    table = table_of(1)
+    table.admit(ask(2, start=True), NOW)
+    for _ in range(3):
+        table.admit(ask(1, start=True, end=True), NOW)
+    assert (table.backlog, table.count) == (3, 4)
+
+
+def test_cancelling_a_sequence_leaves_the_next_one_of_its_id_alone() -> None:
+    table = table_of(1)
+    first, end, anew = ask(1, start=True), ask(1, end=True), ask(1, start=True)
+    for ticket in (first, end, anew):
+        table.admit(ticket, NOW)
+    end.cancel()
+    assert [ticket for ticket, _ in table.sweep(NOW).dropped] == [end]
+    assert gone(table.released(first, NOW)) == [anew]
+
+
 def test_one_cancelled_request_takes_all_that_wait_in_its_sequence_along() -> None:
     table = table_of(1)
     first, second, third, other = ask(1, start=True), ask(1), ask(1), ask(2, start=True)
@@ -252,53 +289,71 @@ def test_closing_frees_the_slots_of_those_that_have_nothing_to_do() -> None:
     assert table.sequences() == []
 
 
+@dataclass(eq=False)
+class Asked:
+    """What the reference knows of one sequence."""
+
+    number: int
+    tickets: list[Ticket] = field(default_factory=list)  # not answered yet
+    alive: bool = True  # a request without START may follow
+    quiet_since: int = 0
+
+
 class Sequences(RuleBasedStateMachine):
-    """The table against a reference that knows for each id only whether it lives and what it was asked."""
+    """The table against a reference that knows only which sequences began and what each was asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = table_of(2, 2)
         self.now = NOW
-        self.asked: dict[int | str, list[Ticket]] = {}
-        self.alive: dict[int | str, bool] = {}
+        self.asked: list[Asked] = []
         self.running: dict[Ticket, Place] = {}
-        self.quiet_since: dict[int | str, int] = {}
         self.answered: set[Ticket] = set()
+
+    def open(self, number: int) -> Asked | None:
+        return next((each for each in self.asked if each.number == number and each.alive), None)
+
+    def of(self, ticket: Ticket) -> Asked:
+        return next(each for each in self.asked if ticket in each.tickets)
 
     def obey(self, orders: Orders) -> None:
         for ticket, _ in orders.dropped:
             assert ticket not in self.answered
             self.answered.add(ticket)
-            number = ticket.request.form.sequence_id
-            self.asked[number].remove(ticket)
-            self.alive[number] = False
+            each = self.of(ticket)
+            each.tickets.remove(ticket)
+            each.alive = False
         for ticket, place, start, end, _ in orders.steps:
             form = ticket.request.form
-            assert self.asked[form.sequence_id][0] is ticket, "out of order"
+            each = self.of(ticket)
+            assert each.tickets[0] is ticket, "out of order"
             assert place not in self.running.values(), "two requests at one place"
             assert (start, end) == (form.sequence_start, form.sequence_end)
             self.running[ticket] = place
-            self.quiet_since.pop(form.sequence_id, None)
+            each.quiet_since = 0
 
     def reap(self) -> None:
-        for number, since in list(self.quiet_since.items()):
-            if self.now - since >= IDLE_NS:
-                self.alive[number] = False
-                del self.quiet_since[number]
+        for each in self.asked:
+            if each.quiet_since and self.now - each.quiet_since >= IDLE_NS:
+                each.alive = False
+                each.quiet_since = 0
 
     @rule(number=st.integers(1, 7), start=st.booleans(), end=st.booleans())
     def arrive(self, number: int, start: bool, end: bool) -> None:
         self.reap()
         ticket = ask(number, start=start, end=end)
-        self.asked.setdefault(number, [])
-        if not start and not self.alive.get(number):
-            with pytest.raises(InvalidArgumentError):
-                self.table.admit(ticket, self.now)
-            self.obey(self.table.sweep(self.now))
-            return
-        self.asked[number].append(ticket)
-        self.alive[number] = not end
-        self.quiet_since.pop(number, None)
+        each = self.open(number)
+        if each is None:
+            if not start:
+                with pytest.raises(InvalidArgumentError):
+                    self.table.admit(ticket, self.now)
+                self.obey(self.table.sweep(self.now))
+                return
+            each = Asked(number)
+            self.asked.append(each)
+        each.tickets.append(ticket)
+        each.alive = not end
+        each.quiet_since = 0
         self.obey(self.table.admit(ticket, self.now))
 
     @precondition(lambda self: self.running)
@@ -306,11 +361,11 @@ class Sequences(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(list(self.running)))
         del self.running[ticket]
-        number = ticket.request.form.sequence_id
-        self.asked[number].remove(ticket)
+        each = self.of(ticket)
+        each.tickets.remove(ticket)
         self.answered.add(ticket)
-        if not self.asked[number] and self.alive[number]:
-            self.quiet_since[number] = self.now
+        if not each.tickets and each.alive:
+            each.quiet_since = self.now
         self.obey(self.table.released(ticket, self.now))
 
     @rule(ns=st.integers(1, IDLE_NS))
@@ -321,13 +376,19 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        waiting = [row for rows in self.asked.values() for row in rows if row not in self.running]
+        waiting = [row for each in self.asked for row in each.tickets if row not in self.running]
         if waiting:
             ticket = data.draw(st.sampled_from(waiting))
             ticket.cancel()
-            number = ticket.request.form.sequence_id
+            each = self.of(ticket)
             self.obey(self.table.sweep(self.now))
-            assert all(row in self.running for row in self.asked[number]), "a cancelled sequence still waits"
+            assert all(row in self.running for row in each.tickets), "a cancelled sequence still waits"
+
+    @invariant()
+    def the_same_sequences_live_in_the_order_in_which_they_began(self) -> None:
+        self.asked = [each for each in self.asked if each.alive or each.tickets]
+        assert [row.id for row in self.table.sequences()] == [each.number for each in self.asked]
+        assert all(self.table.lives(each.number) for each in self.asked)
 
     @invariant()
     def nothing_waits_that_could_go(self) -> None:
@@ -337,11 +398,12 @@ class Sequences(RuleBasedStateMachine):
         if any(row.place is None for row in rows):
             assert len(held) == 4, "a slot is free while a sequence waits for one"
         assert all(row.running for row in rows if row.place is not None and row.pending)
-        assert self.table.waiting == sum(map(len, self.asked.values())) - len(self.running)
+        assert self.table.waiting == sum(len(each.tickets) for each in self.asked) - len(self.running)
 
     @invariant()
     def the_next_look_is_at_the_earliest_end_of_silence(self) -> None:
-        assert self.table.wake_ns == min((since + IDLE_NS for since in self.quiet_since.values()), default=0)
+        since = [each.quiet_since for each in self.asked if each.quiet_since]
+        assert self.table.wake_ns == min(since, default=-IDLE_NS) + IDLE_NS
 
 
 TestSequences = Sequences.TestCase
