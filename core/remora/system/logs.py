@@ -1,7 +1,8 @@
 """The log of this process; the law: what it shows is set here and nowhere else.
 
-`set_up` is for a process that is ours: it then writes everybody's records to standard error. In a program that embeds
-the engine the log stays the program's own, and a change only raises or lowers the level of the logger ``remora``.
+`set_up` is for a server's process: all records then go to standard error. In a program that embeds the engine the log
+stays the program's own. Either way a change of the level reaches the logger ``remora`` and those below it. Libraries
+never log below INFO, because their debug output may hold secrets: hpack logs each header with its value.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ class Log:
     def __init__(self, logger: logging.Logger) -> None:
         self._settings = LogSettings()
         self._logger = logger
+        self._root: logging.Logger | None = None  # in a server's process
         self._handler: logging.Handler | None = None
         self._lock = Lock()
 
     def set_up(self, settings: LogSettings, root: logging.Logger | None = None, stream: TextIO | None = None) -> None:
         """Write one line for each record to standard error, unless something else was set up before."""
         with self._lock:
-            self._logger = root or logging.getLogger()
-            if not self._logger.handlers:
+            self._root = root or logging.getLogger()
+            if not self._root.handlers:
                 self._handler = logging.StreamHandler(stream or sys.stderr)
                 self._handler.addFilter(lambda record: self._settings.shows(record.levelno))
-                self._logger.addHandler(self._handler)
+                self._root.addHandler(self._handler)
             self._apply(settings)
 
     def change(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
@@ -46,9 +48,16 @@ class Log:
 
     def _apply(self, settings: LogSettings) -> None:
         self._settings = settings
-        self._logger.setLevel(settings.level())
+        set_levels(settings.level(), self._logger, self._root)
         if self._handler is not None:
             self._handler.setFormatter(_formatter(settings.log_format))
+
+
+def set_levels(level: int, ours: logging.Logger, root: logging.Logger | None) -> None:
+    """Set the least severity of our loggers, and below ``root`` that of all others, which log nothing for debugging."""
+    ours.setLevel(level)
+    if root is not None:
+        root.setLevel(max(level, logging.INFO))
 
 
 OURS = Log(logging.getLogger("remora"))

@@ -28,7 +28,7 @@ class Process:
         self.stream.seek(0)
         self.stream.truncate()
         for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-            self.root.log(severity, "said")
+            self.ours.log(severity, "said")
         return self.stream.getvalue().splitlines()
 
     def severities(self) -> str:
@@ -53,9 +53,22 @@ def test_a_change_of_the_settings_changes_the_lines_that_come_out(process: Proce
     assert process.severities() == ""
 
 
+def test_verbose_output_is_ours_alone_because_libraries_log_secrets(process: Process) -> None:
+    process.log.change({"log_verbose_level": 3})
+    assert process.severities() == "DIWE"
+    process.lines()
+    length = process.stream.tell()
+    library = process.root.getChild("hpack")
+    library.debug("authorization: SECRET")
+    library.info("said")
+    assert [line.split()[-3:] for line in process.stream.getvalue()[length:].splitlines()] == [
+        ["I", "root.hpack:", "said"]
+    ]
+
+
 def test_the_format_changes_the_time_of_the_lines(process: Process) -> None:
     process.log.change({"log_format": "ISO8601"})
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I root: said", process.lines()[0])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I root\.remora: said", process.lines()[0])
 
 
 def test_a_change_that_is_refused_changes_nothing(process: Process) -> None:

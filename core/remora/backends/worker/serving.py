@@ -33,6 +33,7 @@ from remora.backends.worker.wire import Draft, Drafts, Item, Kind, Message, head
 from remora.errors import CancelledError, InternalError, RemoraError, about
 from remora.messages import Outcome, Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.logs import set_levels
 
 AHEAD = 16
 """How many answers of one stream may be on their way before the client has read one."""
@@ -147,7 +148,7 @@ class Worker:
         fields = item.head.fields
         self._limit_memory()
         log = logging.getLogger()
-        log.setLevel(fields["log_level"])
+        set_levels(fields["log_level"], logging.getLogger("remora"), log)
         log.handlers[:] = [ServerLog(self._channel, self._request_ids)]
         name, version, model_dir, path, repository = fields["source"]
         source = Source(
