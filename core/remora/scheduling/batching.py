@@ -124,12 +124,14 @@ class BatchQueue:
         and that need not be given up before its turn. As many must wait as ``instances`` can take, so that none idles
         while it waits. May be put back.
 
-        One request alone is none: its client may leave before its turn, and it must not be run then (spec Q09).
+        One request alone is none: its client may leave before its turn, and it must not be run then (spec Q09). Nor is
+        a request that an instance waits for: the one that it would be sent to may be that very instance.
         """
         if not self.crowded(instances):
             return Plan([])
         plan = self.poll(now_ns)
-        if plan.reason == FULL and len(plan.tickets) > 1 and not any(ticket.deadline_ns for ticket in plan.tickets):
+        bound = any(ticket.deadline_ns or ticket.request.held for ticket in plan.tickets)
+        if plan.reason == FULL and len(plan.tickets) > 1 and not bound:
             return plan
         self.put_back(plan.tickets)
         return Plan([], dropped=plan.dropped)

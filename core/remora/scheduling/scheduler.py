@@ -81,7 +81,6 @@ class Scheduler:
         self._inline_limit_ns = inline_limit_ns
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._idle_threads = 0
         self._inline_armed = False
         self._inline_work: tuple[Mailbox | None, Callable[[], None]] = (None, lambda: None)
         self._stopping = False
@@ -167,15 +166,29 @@ class Scheduler:
         return self._inline_work[1]
 
     def _wake_thread(self) -> None:
+        """Have the thread of an instance that may run look at the queue. The lock is held.
+
+        A slot whose batch was begun by a loop may have a thread that rests: waking that one alone would be in vain,
+        because it has to wait until its own instance is free.
+        """
         if not self._threads:
             return
-        if self._idle_threads:
-            self._work.notify()
-            return
+        fresh: Slot | None = None
+        ready = unready = False
         for slot in self._slots:
-            if slot.thread is None:
-                self._start_thread(slot)
-                return
+            if slot.resting:
+                if self._slots.may_run(slot):
+                    ready = True
+                else:
+                    unready = True
+            elif slot.thread is None and fresh is None and self._slots.may_run(slot):
+                fresh = slot
+        if ready and not unready:
+            self._work.notify()
+        elif ready:
+            self._work.notify_all()  # the condition is shared, and which thread wakes first is not known
+        elif fresh is not None:
+            self._start_thread(fresh)
 
     def _start_thread(self, slot: Slot) -> None:
         thread = slot.thread = threading.Thread(
@@ -193,11 +206,11 @@ class Scheduler:
         elif self._threads:
             self._start_thread(slot)
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, caller: Slot) -> None:
         """Have an instance that may run look at the queue, instead of the caller's, which may not; then wait."""
         if (slot := self._slots.next()) is not None:
             self._rouse(slot)
-        self._rest()
+        self._rest(caller)
 
     @property
     def pending(self) -> int:
@@ -257,7 +270,7 @@ class Scheduler:
                 return None
             if not slot.busy and len(self._queue) and not self._inline_armed:
                 if not self._slots.may_run(slot):
-                    self._pass_on()
+                    self._pass_on(slot)
                     continue
                 plan = self._take(slot)
                 if plan.tickets or plan.dropped:
@@ -267,19 +280,20 @@ class Scheduler:
                 wake_ns = plan.wake_ns
             if self._stopping and not len(self._queue) and not slot.busy:  # a busy one may yet be handed its batch
                 return None
-            self._rest(wake_ns)
+            self._rest(slot, wake_ns)
 
-    def _rest(self, wake_ns: int = 0) -> None:
-        """Sleep, with the lock held, until something arrives or it is ``wake_ns``; 0 for never."""
+    def _rest(self, slot: Slot, wake_ns: int = 0) -> None:
+        """Sleep in the thread of ``slot``, with the lock held, until something arrives or it is ``wake_ns``; 0 for
+        never."""
         timeout = max(wake_ns - self._now(), 0) / 1e9 if wake_ns else None
-        self._idle_threads += 1
+        slot.resting = True
         self._work.wait(timeout)
-        self._idle_threads -= 1
+        slot.resting = False
 
     def _serve_in_turn(self, slot: Slot) -> None:
         """The life of the thread of an instance that shares resources: it forms its batch when they are its own."""
         turn = self._turns[slot]
-        while self._await_request():
+        while self._await_request(slot):
             waited = turn.take()
             with self._lock:
                 plan = self._take(slot)
@@ -288,20 +302,20 @@ class Scheduler:
                 elif not plan.tickets:
                     turn.give_back(ran=False)
                     if len(self._queue) and not plan.dropped:
-                        self._rest(plan.wake_ns)
+                        self._rest(slot, plan.wake_ns)
             try:
                 self._run(slot, plan._replace(reason=RESOURCES) if waited else plan)
             finally:
                 if plan.tickets:
                     turn.give_back(ran=True)
 
-    def _await_request(self) -> bool:
+    def _await_request(self, slot: Slot) -> bool:
         """Wait until there is something in the queue; False when it is time to end."""
         with self._lock:
             while not len(self._queue):
                 if self._stopping:
                     return False
-                self._rest()
+                self._rest(slot)
             return True
 
     def step(self, index: int = 0) -> Plan:

@@ -30,9 +30,10 @@ class Slot:
         barred: nothing more goes ahead until the batch that runs has ended.
         free_ns: when it has ended its last batch that a loop had begun, if it can tell.
         retired: it is to run nothing more.
+        resting: its thread sleeps until there is work.
     """
 
-    __slots__ = ("barred", "begun", "busy", "free_ns", "handed", "instance", "retired", "thread")
+    __slots__ = ("barred", "begun", "busy", "free_ns", "handed", "instance", "resting", "retired", "thread")
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -42,6 +43,7 @@ class Slot:
         self.barred = False
         self.free_ns = 0
         self.retired = False
+        self.resting = False
         self.thread: Thread | None = None
 
     @property

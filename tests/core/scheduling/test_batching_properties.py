@@ -329,3 +329,13 @@ def test_nothing_with_a_deadline_goes_ahead() -> None:
             ticket.deadline_ns = deadline_ns
             queue.push(ticket)
         assert len(queue.ahead(START, 1).tickets) == count
+
+
+def test_nothing_that_an_instance_waits_for_goes_ahead() -> None:
+    for held, count in ((frozenset(), 2), (frozenset((object(),)), 0)):
+        queue = BatchQueue(dynamic(2))
+        for _ in range(2):
+            ticket = ticket_of(arrival_ns=START)
+            ticket.request.held = held
+            queue.push(ticket)
+        assert len(queue.ahead(START, 1).tickets) == count

@@ -209,6 +209,25 @@ def test_a_batch_that_does_not_suit_the_loop_is_run_once_by_the_instances_own_th
     assert bench.scheduler.stop(PATIENCE_S)
 
 
+@pytest.mark.parametrize("rested", [False, True], ids=["no thread yet", "the busy one has a thread that rests"])
+def test_what_needs_a_thread_is_run_by_an_idle_instance_while_a_loop_uses_the_first(rested: bool) -> None:
+    bench = Bench(2, threads=True)
+    answered = threading.Semaphore(0)
+
+    def submit_from_a_thread() -> bool:
+        bench.submit(mailbox=None, reply=lambda _ticket, _outcome: answered.release())
+        return answered.acquire(timeout=PATIENCE_S)
+
+    if rested:
+        assert submit_from_a_thread()
+    bench.submit()
+    assert bench.mailbox.turn() == 1
+    assert bench.sizes(0) == [1], "a loop has begun a batch on the first instance"
+    assert submit_from_a_thread(), "a call that the first instance waits for needs the second one"
+    bench.instances[0].end()
+    assert bench.scheduler.stop(PATIENCE_S)
+
+
 def test_every_idle_instance_is_given_a_batch() -> None:
     bench = Bench(2)
     for _ in range(6):
