@@ -25,7 +25,7 @@ API_VERSION = "1.3"
 added that a backend may use. A backend that sets ``api_version`` is refused where the first number differs."""
 
 _NONE: Mapping[str, str] = {}
-_NONE_AGAIN: frozenset[int] = frozenset()
+_NO_INDICES: frozenset[int] = frozenset()
 
 
 class Source(NamedTuple):
@@ -60,13 +60,17 @@ class Execution:
     An instance of a model with iterative sequences puts into ``again`` the indices of the requests that want one more
     turn (spec S14); it gives None for those, and their answers come from a later execution.
 
+    An instance with a true ``answers_late`` may answer after ``execute`` has returned though its model is not
+    decoupled: it puts the indices of such requests into ``late``, gives None for them, and sends each one final answer.
+    Its executions always have a ``send`` (since 1.3).
+
     ``send_soon(index, streamed)`` does the same from another thread and takes no lock: the one that destructors call.
 
     ``copied`` says that what ``execute`` returns is copied before the instance is used again: it may be memory that the
     model writes into then (since 1.2).
     """
 
-    __slots__ = ("again", "copied", "input_end_ns", "output_start_ns", "requests", "send", "send_soon")
+    __slots__ = ("again", "copied", "input_end_ns", "late", "output_start_ns", "requests", "send", "send_soon")
 
     def __init__(
         self,
@@ -78,7 +82,8 @@ class Execution:
     ) -> None:
         self.requests = requests
         self.copied = copied
-        self.again: frozenset[int] = _NONE_AGAIN
+        self.again: frozenset[int] = _NO_INDICES
+        self.late: frozenset[int] = _NO_INDICES
         self.input_end_ns = 0
         self.output_start_ns = 0
         self.send = send or _nowhere
@@ -86,7 +91,7 @@ class Execution:
 
 
 def _nowhere(index: int, streamed: Streamed) -> None:
-    raise InternalError("this execution takes no streamed answers: the model is not decoupled")
+    raise InternalError("this execution takes no answers besides those that it returns")
 
 
 class Instance(Protocol):
@@ -109,7 +114,7 @@ class Instance(Protocol):
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch; one outcome for each request, in order. Outputs are in the model's own shape.
 
-        An instance of a decoupled model gives None for the requests that it answers through ``execution.send``.
+        An instance gives None for the requests that it answers through ``execution.send``.
 
         An exception raised here fails every request of the batch; a RemoraError keeps its code and text. An error
         *returned* for a request fails that one alone; mark it ``answered`` when the model itself gave it (spec T02).

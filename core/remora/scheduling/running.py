@@ -5,55 +5,159 @@ whatever the instance does, and nothing is raised.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
-from typing import cast
+from typing import NamedTuple, cast
+from weakref import WeakSet
 
 from remora.backends import Execution, Instance, NotBegunError, RemoteInstance
-from remora.errors import InternalError
+from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Response, Streamed, Ticket, Watcher
 from remora.scheduling.batching import Plan
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.recorder import Recorder
 from remora.scheduling.slots import Slot
-from remora.scheduling.streams import Streams
+from remora.scheduling.streams import LateAnswers, Streams
 from remora.signature import Signature
 
 Answers = list[tuple[Ticket, Outcome]]
 
 
+class Ran(NamedTuple):
+    """What a plan came to: the answers that are there, and how many requests stay open."""
+
+    answers: Answers
+    left_open: int = 0
+
+
+class Afterwards:
+    """What is answered after its execution has returned: how much of it is open, and the thread for destructors.
+
+    A destructor may interrupt any thread at any point, so all it may do is to leave its answer here.
+
+    Args:
+        opened: called before an execution leaves requests open.
+        ended: called for each of them when it has its last answer, after that was handed on.
+    """
+
+    def __init__(self, opened: Callable[[], None], ended: Callable[[], None]) -> None:
+        self._opened = opened
+        self.ended = ended
+        self._open: WeakSet[Streams | LateAnswers] = WeakSet()
+        self._lock = threading.Lock()
+        self._late: SimpleQueue[tuple[Streams | LateAnswers, int, Streamed] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, answers: Streams | LateAnswers) -> None:
+        """An execution is about to leave requests open."""
+        with self._lock:
+            self._open.add(answers)
+        self._opened()
+
+    def any_open(self, instances: Collection[object]) -> bool:
+        """Whether one of these instances has left a request open. Not for models that stream."""
+        with self._lock:
+            return any(isinstance(each, LateAnswers) and each.is_open_on(instances) for each in self._open)
+
+    def send_soon(self, answers: Streams | LateAnswers, index: int, streamed: Streamed) -> None:
+        """Have the thread send an answer; takes no lock."""
+        self._late.put((answers, index, streamed))
+
+    def start(self, name: str) -> None:
+        """Start the thread, the first time; for one caller at a time."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"remora {name} late answers", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        while (late := self._late.get()) is not None:
+            answers, index, streamed = late
+            answers.send(index, streamed)
+            del late, answers  # what waits for the next one keeps none alive
+
+    def catch_up(self) -> None:
+        """Send in the caller's thread what destructors have left: for tests, which have no such thread."""
+        while not self._late.empty():
+            if (late := self._late.get()) is not None:
+                answers, index, streamed = late
+                answers.send(index, streamed)
+
+    def end_all(self, error: RemoraError) -> None:
+        """Answer what is open with an error: for a stop whose time is over."""
+        with self._lock:
+            open_ones = list(self._open)
+        for answers in open_ones:
+            answers.end_all(error)
+
+    def close(self) -> None:
+        """End the thread; nothing is open any more."""
+        self._late.put(None)
+
+
 class Runner:
-    """Runs plans of a model whose executions return their answers. Thread-safe.
+    """Runs plans of a model whose executions return their answers, or leave some of them open. Thread-safe.
 
     Args:
         signature: gives outputs their wire shape.
         recorder: is told of every execution and failure.
         now: the scheduler's clock, nanoseconds.
         costs: learns how long batches take.
+        afterwards: what is answered later.
+        deliver: hands on what is answered later.
     """
 
-    def __init__(self, signature: Signature, recorder: Recorder, now: Callable[[], int], costs: CostModel) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        recorder: Recorder,
+        now: Callable[[], int],
+        costs: CostModel,
+        afterwards: Afterwards,
+        deliver: Callable[[Answers], None],
+    ) -> None:
         self._signature = signature
         self._recorder = recorder
         self._now = now
         self._costs = costs
+        self._afterwards = afterwards
+        self._deliver = deliver
 
-    def run(self, instance: Instance, plan: Plan) -> Answers:
-        """Run a plan; its answers, without those of tickets that the model wants to see again."""
-        execution, start_ns = _execution(plan, self._now())
+    def run(self, instance: Instance, plan: Plan) -> Ran:
+        """Run a plan; its answers, without those of tickets that the model wants to see again or answers later."""
+        late = self._late(instance, plan)
+        execution, start_ns = self._execution(plan, late)
         result: Sequence[Outcome | None] | BaseException
         try:
             result = instance.execute(execution)
         except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
             result = error
-        return self._settle(instance, plan, execution, start_ns, result)
+        return self._settle(instance, plan, execution, start_ns, result, late)
 
-    def begin(self, slot: Slot, plan: Plan, watcher: Watcher, ended: Callable[[Answers | None], None]) -> bool:
+    def _late(self, instance: Instance, plan: Plan) -> LateAnswers | None:
+        if not getattr(instance, "answers_late", False):
+            return None
+        return LateAnswers(instance, plan.tickets, self._answer_late)
+
+    def _execution(self, plan: Plan, late: LateAnswers | None) -> tuple[Execution, int]:
+        if late is None:
+            return _execution(plan, self._now())
+        send_soon = self._afterwards.send_soon
+        return _execution(plan, self._now(), late.send, lambda index, streamed: send_soon(late, index, streamed))
+
+    def _answer_late(self, ticket: Ticket, outcome: Response | RemoraError) -> None:
+        if isinstance(outcome, Response) and self._signature.reshapes:
+            outcome.outputs = self._signature.to_wire(outcome.outputs)
+        self._recorder.streamed(ticket, 0, Streamed(outcome, True), ticket.start_ns, self._now())
+        self._deliver([(ticket, outcome)])
+        self._afterwards.ended()
+
+    def begin(self, slot: Slot, plan: Plan, watcher: Watcher, ended: Callable[[Ran | None], None]) -> bool:
         """Begin a plan that runs elsewhere, behind what the instance runs now; ``ended`` gets its answers, in any
         thread, or None when nothing of it has run. False when `run` must do it."""
         instance = cast("RemoteInstance", slot.instance)
-        execution, begun_ns = _execution(plan, self._now())
+        late = self._late(instance, plan)
+        execution, begun_ns = self._execution(plan, late)
 
         def done(result: Sequence[Outcome | None] | Exception) -> None:
             if isinstance(result, NotBegunError):
@@ -64,7 +168,7 @@ class Runner:
                 for ticket in plan.tickets:
                     ticket.start_ns = start_ns
             slot.free_ns = execution.output_start_ns
-            ended(self._settle(instance, plan, execution, start_ns, result))
+            ended(self._settle(instance, plan, execution, start_ns, result, late))
 
         try:
             return instance.begin(execution, watcher, done)
@@ -79,8 +183,11 @@ class Runner:
         execution: Execution,
         start_ns: int,
         result: Sequence[Outcome | None] | BaseException,
-    ) -> Answers:
+        late: LateAnswers | None,
+    ) -> Ran:
         tickets = plan.tickets
+        without: Collection[int] = execution.again
+        open_ones: Collection[int] = ()
         try:
             if isinstance(result, BaseException):
                 raise result
@@ -89,6 +196,9 @@ class Runner:
                 raise InternalError(
                     f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
                 )
+            if late is not None and execution.late:
+                outcomes, open_ones = self._open_late(late, outcomes, execution.late)
+                without = {*without, *open_ones}
             if self._signature.reshapes:
                 outcomes = [self._to_wire(outcome) for outcome in outcomes]
         except (Exception, SystemExit) as error:
@@ -97,8 +207,17 @@ class Runner:
         self._costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
         answers = list(zip(tickets, outcomes, strict=True))
-        again = execution.again
-        return [answer for index, answer in enumerate(answers) if index not in again] if again else answers
+        if without:
+            answers = [answer for index, answer in enumerate(answers) if index not in without]
+        return Ran(answers, len(open_ones))
+
+    def _open_late(
+        self, late: LateAnswers, outcomes: Sequence[Outcome], indices: Collection[int]
+    ) -> tuple[list[Outcome], Collection[int]]:
+        """The outcomes with those that have come meanwhile, and which requests stay open."""
+        self._afterwards.add(late)
+        came = late.open(indices)
+        return [came.get(index, outcome) for index, outcome in enumerate(outcomes)], set(indices) - came.keys()
 
     def _to_wire(self, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Response):
@@ -111,8 +230,7 @@ class StreamRunner:
 
     Args:
         signature, recorder, now, costs: as for `Runner`.
-        opened: told how many streams an execution opens, before it runs.
-        ended: told of each stream's end.
+        afterwards: what is answered later.
     """
 
     def __init__(
@@ -121,26 +239,21 @@ class StreamRunner:
         recorder: Recorder,
         now: Callable[[], int],
         costs: CostModel,
-        *,
-        opened: Callable[[int], None],
-        ended: Callable[[], None],
+        afterwards: Afterwards,
     ) -> None:
         self._signature = signature
         self._recorder = recorder
         self._now = now
         self._costs = costs
-        self._opened = opened
-        self._ended = ended
-        # What destructors send: they may interrupt any thread at any point, so all they may do is to leave it here.
-        self._late: SimpleQueue[tuple[Streams, int, Streamed] | None] = SimpleQueue()
-        self._late_thread: threading.Thread | None = None
+        self._afterwards = afterwards
 
-    def run(self, instance: Instance, plan: Plan) -> Answers:
+    def run(self, instance: Instance, plan: Plan) -> Ran:
         """Run a plan; what fails here ends all its streams that are open. There are no other answers."""
-        streams = Streams(plan.tickets, self._signature, self._recorder, self._now, self._ended)
-        self._opened(len(plan.tickets))
+        afterwards = self._afterwards
+        streams = Streams(plan.tickets, self._signature, self._recorder, self._now, afterwards.ended)
+        afterwards.add(streams)
         execution, start_ns = _execution(
-            plan, self._now(), streams.send, lambda index, streamed: self._late.put((streams, index, streamed))
+            plan, self._now(), streams.send, lambda index, streamed: afterwards.send_soon(streams, index, streamed)
         )
         try:
             for index, outcome in enumerate(instance.execute(execution)):
@@ -153,34 +266,7 @@ class StreamRunner:
         end_ns = self._now()
         self._costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, [None] * len(plan.tickets), start_ns, end_ns)
-        return []
-
-    def start(self, name: str) -> None:
-        """Start the thread that sends what destructors have left; once, by one thread at a time."""
-        if self._late_thread is None:
-            self._late_thread = threading.Thread(
-                target=self._serve_late, name=f"remora {name} late answers", daemon=True
-            )
-            self._late_thread.start()
-
-    def catch_up(self) -> None:
-        """Send in the caller's thread what destructors have left: for tests, which have no such thread."""
-        while not self._late.empty():
-            self._send_late(self._late.get())
-
-    def close(self) -> None:
-        """End the thread; no stream is open any more."""
-        self._late.put(None)
-
-    def _serve_late(self) -> None:
-        while self._send_late(self._late.get()):
-            pass
-
-    def _send_late(self, late: tuple[Streams, int, Streamed] | None) -> bool:
-        if late is not None:
-            streams, index, streamed = late
-            streams.send(index, streamed)
-        return late is not None
+        return Ran([], len(plan.tickets))
 
 
 def _execution(

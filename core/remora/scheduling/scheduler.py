@@ -25,7 +25,7 @@ from remora.scheduling.batching import RESOURCES, BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
 from remora.scheduling.recorder import Recorder
-from remora.scheduling.running import Answers, Runner, StreamRunner
+from remora.scheduling.running import Afterwards, Answers, Ran, Runner, StreamRunner
 from remora.scheduling.slots import Slot, Slots
 from remora.signature import Signature
 from remora.system.clock import Clock
@@ -84,15 +84,15 @@ class Scheduler:
         self._inline_armed = False
         self._inline_work: tuple[Mailbox | None, Callable[[], None]] = (None, lambda: None)
         self._stopping = False
+        self._retiring = 0
         self._running = 0
         self._ordered = OrderedDelivery() if ordered else None
         self._deliver = deliver if self._ordered is None else self._ordered.deliver
         self.costs = CostModel() if costs is None else costs
         accounts = (signature, recorder, self._now, self.costs)
-        self._runner = Runner(*accounts)
-        self._streaming = (
-            StreamRunner(*accounts, opened=self._streams_opened, ended=self._answered) if decoupled else None
-        )
+        self._afterwards = Afterwards(self._left_open, self._answered)
+        self._runner = Runner(*accounts, self._afterwards, self._deliver)
+        self._streaming = StreamRunner(*accounts, self._afterwards) if decoupled else None
 
     def _judge(self, instances: Sequence[Instance]) -> None:
         """What these instances let a loop do."""
@@ -324,8 +324,7 @@ class Scheduler:
         with self._lock:
             plan = self._take(slot)
         self._run(slot, plan)
-        if self._streaming is not None:
-            self._streaming.catch_up()
+        self._afterwards.catch_up()
         return plan
 
     def _take(self, slot: Slot) -> Plan:
@@ -345,27 +344,29 @@ class Scheduler:
 
     def _run(self, slot: Slot, plan: Plan) -> None:
         deliveries = self._drop(plan)
+        left_open = 0
         if plan.tickets:
             try:
-                deliveries += (self._streaming or self._runner).run(slot.instance, plan)
+                answers, left_open = (self._streaming or self._runner).run(slot.instance, plan)
+                deliveries += answers
             finally:
                 self._free(slot)
         self._deliver(deliveries)
-        self._answered(len(plan.tickets))
+        self._answered(len(plan.tickets) - left_open)
 
     def _begin(self, slot: Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
         """Begin a batch that runs elsewhere. Its end may come in any thread."""
         self._deliver(self._drop(plan))
 
-        def ended(answers: Answers | None) -> None:
-            self._free(slot, begun=True, unrun=plan if answers is None else None)
+        def ended(ran: Ran | None) -> None:
+            self._free(slot, begun=True, unrun=plan if ran is None else None)
             if watcher.is_current() and len(self._queue):
                 self._run_inline(mailbox)  # at once: the instance is not to idle while the answers are written
             else:
                 self._look_again(mailbox)
-            if answers is not None:
-                self._deliver(answers)
-                self._answered(len(plan.tickets))
+            if ran is not None:
+                self._deliver(ran.answers)
+                self._answered(len(plan.tickets) - ran.left_open)
 
         if not self._runner.begin(slot, plan, watcher, ended):
             with self._lock:
@@ -399,27 +400,28 @@ class Scheduler:
         """Only now are requests done with: a stop waits for answers, not for instances alone."""
         with self._lock:
             self._running -= count
-            if self._stopping:
+            if self._stopping or self._retiring:
                 self._work.notify_all()
 
-    def _streams_opened(self, count: int) -> None:
-        with self._lock:
-            self._running += count  # until each of them has ended
-            if self._threads and self._streaming is not None:
-                self._streaming.start(next(iter(self._slots)).instance.name)
+    def _left_open(self) -> None:
+        """Requests will be answered after their execution; they count as running until then."""
+        if self._threads:
+            with self._lock:
+                self._afterwards.start(next(iter(self._slots)).instance.name)
 
     def set_instances(self, instances: Sequence[Instance]) -> None:
-        """Run on these from now on; returns when those left out have finished what they run. Any thread may call.
-
-        Not for decoupled models, whose instances answer after they ran, nor for instances that share resources.
-        """
+        """Run on these from now on; returns when those left out have finished what they run and have answered what they
+        left open. Any thread may call. Not for decoupled models, nor for instances that share resources."""
         with self._lock:
             left_out = self._slots.set(instances)
             self._judge(instances)
             self._work.notify_all()
             if len(self._queue) and not self._inline_armed:
                 self._wake_thread()
-            self._work.wait_for(lambda: not any(slot.busy for slot in left_out))
+            self._retiring += 1
+            gone = [slot.instance for slot in left_out]
+            self._work.wait_for(lambda: not any(slot.busy for slot in left_out) and not self._afterwards.any_open(gone))
+            self._retiring -= 1
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -446,16 +448,17 @@ class Scheduler:
                     return False
         with self._lock:
             done = self._work.wait_for(lambda: not self._running and not len(self._queue), self._left_s(end_ns))
-        if done and self._streaming is not None:
-            self._streaming.close()
+        if done:
+            self._afterwards.close()
         return done
 
     def _left_s(self, end_ns: int | None) -> float | None:
         return None if end_ns is None else max(end_ns - self._now(), 0) / 1e9
 
     def abandon(self, error: RemoraError) -> None:
-        """Answer everything that still waits with ``error``: for a stop whose time is over."""
+        """Answer with ``error`` what still waits, and what was left open: for a stop whose time is over."""
         with self._lock:
             tickets = self._queue.drain()
             self._work.notify_all()
         self._deliver([(ticket, error) for ticket in tickets])
+        self._afterwards.end_all(error)

@@ -1,14 +1,15 @@
-"""The answers of a decoupled execution on their way (spec K08); the law: each stream ends once, whoever ends it.
+"""Answers that a model sends, during its execution or after it (spec K08); the law: each request ends once.
 
-A model may send from any thread, during its execution or long after it. What it sends after the end is dropped.
+A model may send from any thread. What it sends after the end is dropped.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from remora.errors import CancelledError, RemoraError
+from remora.errors import CancelledError, InternalError, RemoraError
 from remora.messages import Response, Streamed, Ticket
 from remora.scheduling.delivery import deliver
 from remora.scheduling.recorder import Recorder
@@ -79,3 +80,64 @@ class Streams:
         for index, ticket in enumerate(self._tickets):
             end = CancelledError("request was cancelled") if ticket.request.cancelled else error
             self.send(index, Streamed(end, True))
+
+
+class LateAnswers:
+    """The answers of an execution of a model that is not decoupled to requests that it has returned without.
+
+    Args:
+        instance: runs them.
+        tickets: in the order of the execution's requests.
+        answer: hands an answer on; called once for each request that is open.
+    """
+
+    def __init__(
+        self, instance: object, tickets: Sequence[Ticket], answer: Callable[[Ticket, Response | RemoraError], None]
+    ) -> None:
+        self._instance = instance
+        self._tickets = tickets
+        self._answer = answer
+        self._lock = threading.Lock()
+        self._early: dict[int, Response | RemoraError] = {}
+        self._open: set[int] | None = None
+
+    def send(self, index: int, streamed: Streamed) -> None:
+        """Answer a request; kept for `open` when the execution has not returned yet."""
+        outcome = streamed.outcome
+        if outcome is None:
+            outcome = InternalError("a model that is not decoupled has sent an end without an answer", from_model=True)
+        with self._lock:
+            if self._open is None:
+                self._early.setdefault(index, outcome)
+                return
+            if index not in self._open:
+                return
+            self._open.discard(index)
+        self._answer(self._tickets[index], outcome)
+
+    def open(self, indices: Collection[int]) -> dict[int, Response | RemoraError]:
+        """The execution has returned without answers to these requests; gives those that have come meanwhile.
+
+        A request that is cancelled from now on ends: its execution is over, and nothing waits for its answer.
+        """
+        with self._lock:
+            found = {index: self._early[index] for index in indices if index in self._early}
+            left = self._open = set(indices) - found.keys()
+            watched = tuple(left)
+        for index in watched:
+            self._tickets[index].request.when_cancelled(partial(self._cancel, index))
+        return found
+
+    def is_open_on(self, instances: Collection[object]) -> bool:
+        """Whether one of these instances still owes an answer."""
+        return bool(self._open) and self._instance in instances
+
+    def _cancel(self, index: int) -> None:
+        self.send(index, Streamed(CancelledError("request was cancelled"), True))
+
+    def end_all(self, error: RemoraError) -> None:
+        """Answer every request that is still open with an error."""
+        with self._lock:
+            left = tuple(self._open or ())
+        for index in left:
+            self.send(index, Streamed(error, True))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 from remora.backends import API_VERSION, Backend, BackendModel, Execution, Instance, Source
 from remora.config import Placement, find_config, infer_backend, normalise, placements, read_config, validate
 from remora.errors import RemoraError
-from remora.messages import DTYPES, Array, InferForm, InputSpec, Outcome, Request, Response
+from remora.messages import DTYPES, Array, InferForm, InputSpec, Outcome, Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
 _CYCLES = 8
@@ -108,6 +109,10 @@ def source_of(example: Example) -> tuple[Source, ModelConfig]:
     return source, config
 
 
+LATE_S = 30.0
+"""How long an answer may come after its execution."""
+
+
 def request_of(inputs: Mapping[str, Array], requested: Sequence[str], *, batches: bool = True) -> Request:
     """A request as the engine hands it to an instance: its arrays may not be written to."""
     frozen = {}
@@ -121,8 +126,17 @@ def request_of(inputs: Mapping[str, Array], requested: Sequence[str], *, batches
 
 
 def run(instance: Instance, *requests: Request) -> list[Outcome | None]:
-    """The outcomes of one execution. Raises what the instance raises."""
-    outcomes = list(instance.execute(Execution(requests)))
+    """The outcomes of one execution, with those that come after it. Raises what the instance raises."""
+    late: SimpleQueue[tuple[int, Streamed]] = SimpleQueue()
+
+    def send(index: int, streamed: Streamed) -> None:
+        late.put((index, streamed))
+
+    execution = Execution(requests, send)
+    outcomes = list(instance.execute(execution))
+    for _ in execution.late:
+        index, streamed = late.get(timeout=LATE_S)
+        outcomes[index] = streamed.outcome
     assert len(outcomes) == len(requests), f"{len(requests)} requests got {len(outcomes)} outcomes"
     return outcomes
 

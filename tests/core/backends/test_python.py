@@ -18,6 +18,7 @@ from remora.backends.python import PythonBackend, PythonInstance, PythonModel
 from remora.errors import BY_CODE, ConfigError, InternalError, NotFoundError, RemoraError, UnsupportedError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.testing import backend
 
 CONFIG = """
 name: "m" backend: "python"
@@ -74,7 +75,7 @@ def request(requested: tuple[str, ...] = ("OUT", "MORE"), **form: Any) -> Reques
 
 
 def run(instance: PythonInstance, *requests: Request) -> list[Outcome]:
-    return instance.execute(Execution(requests or (request(),)))
+    return backend.run(instance, *(requests or (request(),)))
 
 
 def only(outcomes: list[Outcome]) -> Response:

@@ -1,5 +1,5 @@
-"""An event loop in a thread of its own, for decoupled models whose ``execute`` is a coroutine; the law: what a model
-starts there goes on while the instance takes further requests, as it does in Triton.
+"""The event loop of an instance whose methods are coroutines, in a thread; the law: what a model starts there goes on
+until the instance is closed, as it does in Triton.
 """
 
 from __future__ import annotations
@@ -7,7 +7,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -17,7 +20,7 @@ GRACE_S = 5.0
 
 
 class BackgroundLoop:
-    """Runs coroutines until it is closed. They see the context variables of whoever hands them in.
+    """Runs coroutines until it is closed. They see the context variables of the code that hands them in.
 
     Args:
         name: of the thread.
@@ -25,12 +28,26 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._loop.set_task_factory(_task)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._closing:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # SystemExit of a task: all other requests of the instance need the loop
+                _log.warning("%s: a task raised %s, which ends no loop here", self._thread.name, type(error).__name__)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a coroutine's result; raises what it raises."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        future: Future[Any] = Future()
+        self.start(coroutine, partial(_settle, future))
+        try:
+            return future.result()
+        finally:
+            del future  # a failure would otherwise keep itself alive through this frame
 
     def start(self, coroutine: Coroutine[Any, Any, Any], done: Callable[[object, BaseException | None], None]) -> None:
         """Let a coroutine run. ``done(result, None)`` or ``done(None, error)`` is called in the loop's thread."""
@@ -48,18 +65,51 @@ class BackgroundLoop:
     def close(self) -> None:
         """Cancel what still runs and end the thread; a model that does not let go in GRACE_S is left behind."""
         try:
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(2 * GRACE_S)
+            asyncio.run_coroutine_threadsafe(_cancel_others(self._loop), self._loop).result(2 * GRACE_S)
         except TimeoutError:
             _log.warning("%s: a coroutine keeps its thread busy and is left behind", self._thread.name)
             return
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _cancel_others() -> None:
+def _settle(future: Future[Any], result: object, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **more: Any
+) -> asyncio.Task[Any]:
+    task = asyncio.Task(coroutine, loop=loop, **more)
+    task.add_done_callback(_let_go)
+    return task
+
+
+def _let_go(task: asyncio.Task[Any]) -> None:
+    """Clear the variables of the coroutine that a failed task ran.
+
+    A model that keeps its task keeps the failure and its frames, a response sender among them: the request would be
+    open for ever. Coroutines further down are left alone, because one that caught the error before may still run.
+    """
+    error = None if task.cancelled() else task._exception  # unlike exception(), that leaves it unseen
+    where = error.__traceback__ if error is not None else None
+    code = getattr(task.get_coro(), "cr_code", None)
+    while where is not None and where.tb_frame.f_code is not code:
+        where = where.tb_next  # SystemExit has come through the loop itself
+    if where is not None:
+        with suppress(RuntimeError):
+            where.tb_frame.clear()
+
+
+async def _cancel_others(loop: asyncio.AbstractEventLoop) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     if others:
         await asyncio.wait(others, timeout=GRACE_S)
+    await loop.shutdown_asyncgens()

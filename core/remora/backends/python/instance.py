@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import CoroutineType
@@ -21,7 +20,7 @@ from remora.backends.python.host import Host, hosted, leave, settle
 from remora.backends.python.loading import LoadedModule
 from remora.backends.python.messages import COMPLETE_FINAL, InferenceResponse
 from remora.backends.python.requests import RELEASE_RESCHEDULE, ReceivedRequest
-from remora.backends.python.streams import StreamedReply, StreamedRequest
+from remora.backends.python.streams import LateReply, StreamedReply, StreamedRequest
 from remora.backends.python.tensor import DATATYPES, Tensor
 from remora.custom_metrics import REGISTRY
 from remora.device_arrays import DeviceId
@@ -31,8 +30,6 @@ from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
-    import asyncio
-
     from remora.backends.python.coroutines import BackgroundLoop
 
 CLASS_NAME = "TritonPythonModel"
@@ -52,6 +49,7 @@ class PythonInstance:
     answered, the errors that the model has answered single requests with (spec T02)."""
 
     quick = False
+    answers_late = True
 
     def __init__(
         self, name: str, loaded: LoadedModule, folders: Sequence[Path], host: Host, config: ModelConfig
@@ -67,7 +65,6 @@ class PythonInstance:
         self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
         self._datatypes |= {state.input_name: DATATYPES[state.data_type] for state in states}
         self.devices: frozenset[DeviceId] = frozenset()
-        self._runner: asyncio.Runner | None = None
         self._background: BackgroundLoop | None = None
         self._model: Any = None
         settle(loaded.package, host)
@@ -103,9 +100,11 @@ class PythonInstance:
         ]
         try:
             with hosted(host, executing(execution.requests, self)):
-                answers = self._awaited(self._model.execute(requests))
-            outcomes = self._outcomes(requests, answers, copied=execution.copied)
-            execution.again = self._wanting_again(requests)
+                answers = self._awaited(self._model.execute(list(requests)))  # the list is the model's
+            outcomes = self._outcomes(requests, answers, execution)
+            execution.again = again = self._wanting_again(requests)
+            if None in outcomes:
+                execution.late = frozenset(at for at, each in enumerate(outcomes) if each is None and at not in again)
             return outcomes
         except UnsupportedError:
             raise
@@ -210,8 +209,6 @@ class PythonInstance:
     def discard(self) -> None:
         """Give everything back without asking the model."""
         self._model = None
-        if self._runner is not None:
-            self._runner.close()
         if self._background is not None:
             self._background.close()
             self._background = None
@@ -222,29 +219,20 @@ class PythonInstance:
     def _awaited(self, result: Any) -> Any:
         """The result itself, or what it comes to when the model's method is a coroutine.
 
-        The instance keeps its loop: what a model opens in one execution (a connection, a task) is there in the next.
+        The instance keeps its loop, which runs between executions too: what a model opens or starts in one execution
+        (a connection, a task) is there in the next, and goes on meanwhile.
         """
-        if not isinstance(result, CoroutineType):
-            return result
-        if self._decoupled:
-            return self._in_background().run(result)
-        import asyncio  # 30 ms that models without coroutines do not need
-
-        if self._runner is None:
-            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        return self._runner.run(result, context=copy_context())
+        return self._in_background().run(result) if isinstance(result, CoroutineType) else result
 
     def _in_background(self) -> BackgroundLoop:
-        """The loop of a decoupled model, which runs between executions too."""
+        """The loop of the instance."""
         if self._background is None:
-            from remora.backends.python.coroutines import BackgroundLoop
+            from remora.backends.python.coroutines import BackgroundLoop  # 30 ms that other models do not need
 
             self._background = BackgroundLoop(f"remora {self.name} coroutines")
         return self._background
 
-    def _outcomes(self, requests: list[ReceivedRequest], answers: object, *, copied: bool) -> list[Outcome | None]:
-        for request in requests:
-            request.returned()
+    def _outcomes(self, requests: list[ReceivedRequest], answers: object, execution: Execution) -> list[Outcome | None]:
         if answers is None:
             answers = [None] * len(requests)
         if not isinstance(answers, list):
@@ -255,7 +243,8 @@ class PythonInstance:
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
             )
         return [
-            self._outcome(request, answer, copied=copied) for request, answer in zip(requests, answers, strict=True)
+            self._outcome(request, answer, execution, index)
+            for index, (request, answer) in enumerate(zip(requests, answers, strict=True))
         ]
 
     def _wanting_again(self, requests: Sequence[ReceivedRequest]) -> frozenset[int]:
@@ -263,7 +252,8 @@ class PythonInstance:
             return frozenset()
         return frozenset(at for at, request in enumerate(requests) if request.release_flags == RELEASE_RESCHEDULE)
 
-    def _outcome(self, request: ReceivedRequest, answer: object, *, copied: bool) -> Outcome | None:
+    def _outcome(self, request: ReceivedRequest, answer: object, execution: Execution, index: int) -> Outcome | None:
+        """The outcome of a request; None when it runs again, or when the model may still send its response."""
         if request.release_flags == RELEASE_RESCHEDULE:
             if not self._iterative:
                 raise self._no_rescheduling()
@@ -274,7 +264,8 @@ class PythonInstance:
                 )
             return None
         if answer is None:
-            answer = request.reply.take() if request.reply is not None else None
+            late = LateReply(execution, index, partial(self._response, request.wanted()), self.name)
+            answer = request.replying().go_on(late.send, late.lost)
         elif not isinstance(answer, InferenceResponse):
             raise _ContractError(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
@@ -283,12 +274,10 @@ class PythonInstance:
         elif request.reply is not None:
             request.reply.send(answer, COMPLETE_FINAL)
         if answer is None:
-            return InternalError(
-                f"model '{self.name}' gave no response to a request: execute returned None for it and nothing was sent "
-                "through its response sender; return one InferenceResponse for each request",
-                from_model=True,
-            )
-        return self._response(request.wanted(), answer, request.seen_inputs(), stays=request.stays(), copied=copied)
+            return None
+        return self._response(
+            request.wanted(), answer, request.seen_inputs(), stays=request.stays(), copied=execution.copied
+        )
 
     def _no_rescheduling(self) -> UnsupportedError:
         return UnsupportedError(

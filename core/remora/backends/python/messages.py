@@ -179,9 +179,6 @@ class Reply(Protocol):
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """Take a response. Raises TritonModelException for one that must not be sent."""
 
-    def abandon(self) -> None:
-        """The model has let go of its sender: nothing more will come. May be called at any point of any thread."""
-
     def is_cancelled(self) -> bool:
         """Has the caller gone away?"""
 
@@ -213,6 +210,3 @@ class ResponseSender:
     def is_cancelled(self) -> bool:
         """Has the caller gone away?"""
         return self._reply.is_cancelled()
-
-    def __del__(self) -> None:
-        self._reply.abandon()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from queue import SimpleQueue
+from collections.abc import Callable, Collection, Iterable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -177,11 +176,12 @@ class InferenceRequest:
 class Single:
     """The reply of a model that gives one response to each request. Thread-safe.
 
-    ``take`` waits until the response is there, or until it is sure that none will come. ``response`` is what was sent,
-    if anything was: nothing that happens later can take it back.
+    What is sent first is the answer: nothing that happens later can take it back. ``response`` is what was sent while
+    the model's ``execute`` ran; what is sent later goes on through ``go_on``. Only the request and its sender refer to
+    this object, so that its end is the end of all ways to answer.
     """
 
-    __slots__ = ("_closed", "_lock", "_mailbox", "_request", "_sent", "response")
+    __slots__ = ("_closed", "_lock", "_lost", "_onward", "_request", "_sent", "response")
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -189,14 +189,16 @@ class Single:
         self._sent = 0
         self._closed = False
         self._lock = Lock()
-        self._mailbox: SimpleQueue[InferenceResponse | None] = SimpleQueue()  # a destructor may put into it
+        self._onward: Callable[[InferenceResponse], None] | None = None
+        self._lost: Callable[[], None] | None = None
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         with self._lock:
             self._count(response, flags)
             self.response = self.response or response
-        if response is not None:
-            self._mailbox.put(response)
+            onward, self._onward, self._lost = self._onward, None, None
+        if onward is not None and response is not None:  # the first thing that is sent is a response
+            onward(response)
 
     def _count(self, response: InferenceResponse | None, flags: int) -> None:
         if response is not None and self._sent:
@@ -212,15 +214,20 @@ class Single:
         self._closed = flags == COMPLETE_FINAL
         self._sent += 1
 
-    def abandon(self) -> None:
-        self._mailbox.put(None)
+    def go_on(self, onward: Callable[[InferenceResponse], None], lost: Callable[[], None]) -> InferenceResponse | None:
+        """``execute`` has returned: the response if it was sent by now. If not, ``onward`` takes it, or else ``lost``
+        is called when nothing is left that could send it: in any thread and at any point, so it may take no lock."""
+        with self._lock:
+            if self.response is None:
+                self._onward, self._lost = onward, lost
+            return self.response
 
     def is_cancelled(self) -> bool:
         return self._request.cancelled
 
-    def take(self) -> InferenceResponse | None:
-        """The response that was sent; None when the sender is gone without one."""
-        return self._mailbox.get()
+    def __del__(self) -> None:
+        if self._lost is not None:
+            self._lost()
 
 
 class ReceivedRequest(InferenceRequest):
@@ -315,13 +322,14 @@ class ReceivedRequest(InferenceRequest):
     def get_response_sender(self) -> ResponseSender:
         """The sender, always the same one."""
         if self._sender is None:
-            self.reply = Single(self._request)
-            self._sender = ResponseSender(self.reply)
+            self._sender = ResponseSender(self.replying())
         return self._sender
 
-    def returned(self) -> None:
-        """``execute`` has returned: from here on only the model keeps the sender alive."""
-        self._sender = None
+    def replying(self) -> Single:
+        """Where what the sender sends goes, always the same."""
+        if self.reply is None:
+            self.reply = Single(self._request)
+        return self.reply
 
     def set_release_flags(self, flags: int) -> None:
         """Say whether the request is done with or is to be scheduled again (spec S14)."""

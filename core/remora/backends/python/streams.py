@@ -66,9 +66,6 @@ class StreamedReply:
         if not closed:
             self._execution.send(self._index, Streamed(error, True))
 
-    def abandon(self) -> None:
-        """The sender is gone; the request can still give another one."""
-
     def is_cancelled(self) -> bool:
         return self._request.cancelled
 
@@ -85,6 +82,38 @@ class StreamedReply:
                 "request with sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)",
                 from_model=True,
             )
+        )
+        self._execution.send_soon(self._index, Streamed(error, True))
+
+
+class LateReply:
+    """The answer to one request of a model that has returned without it, and that is not decoupled.
+
+    Args:
+        execution, index, convert, model: as for `StreamedReply`.
+    """
+
+    __slots__ = ("_convert", "_execution", "_index", "_model")
+
+    def __init__(
+        self, execution: Execution, index: int, convert: Callable[[InferenceResponse], Answer], model: str
+    ) -> None:
+        self._execution = execution
+        self._index = index
+        self._convert = convert
+        self._model = model
+
+    def send(self, response: InferenceResponse) -> None:
+        """Answer."""
+        self._execution.send(self._index, Streamed(self._convert(response), True))
+
+    def lost(self) -> None:
+        """No answer will come. Takes no lock: it is called from destructors."""
+        error = InternalError(
+            f"model '{self._model}' gave no response to a request: execute returned None for it and nothing was sent "
+            "through its response sender, which the model has let go of; return one InferenceResponse for each "
+            "request, or keep the sender until it has sent one",
+            from_model=True,
         )
         self._execution.send_soon(self._index, Streamed(error, True))
 

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from remora.backends import Done, Execution, NotBegunError
 from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError
@@ -30,7 +31,7 @@ from remora.backends.worker.forms import (
 )
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
-from remora.backends.worker.wire import FINAL, Draft, Drafts, Item, Kind, Message, WireError
+from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Kind, Message, Stacked, WireError
 from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Request, Streamed, Watcher
 
@@ -117,6 +118,8 @@ class _Running:
         self.done = done
         self.timeout_s = timeout_s
         self.end: float | None = None
+        self.late: frozenset[int] = frozenset()  # which requests the model has returned without an answer to
+        self.early: set[int] = set()  # which of these were answered before that was known here
         self.told: set[int] | None = None  # of which cancels the worker was told; None until it knows the execution
         self.answer: Message | None = None
 
@@ -130,6 +133,13 @@ class _Running:
             for stream, item in zip(self.streams, message.items, strict=False):
                 stream.open = stream.open and is_open(item)
         self.answer = message
+
+
+class _Late(NamedTuple):
+    """An execution that has ended, and which of its requests the model still has to answer."""
+
+    execution: Execution
+    open: set[int]
 
 
 class Link:
@@ -158,6 +168,7 @@ class Link:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Sequence[Item]]] = {}
         self._running: dict[int, _Running] = {}
+        self._late: dict[int, _Late] = {}
         self._watched: tuple[Watcher, MemoryChannel] | None = None
         self._flushing = threading.Lock()
         self._outbox: deque[tuple[Kind, int, Sequence[Draft]]] = deque()
@@ -230,7 +241,7 @@ class Link:
                 self.channel.send(Kind.EXECUTE, number, drafts, wait_s=timeout_s or None)
                 with self.channel.front():
                     message = self._await(number, running)
-            outcomes = self._outcomes(message, execution)
+            outcomes = self._outcomes(message, running)
             for index in execution.again if decoupled else ():
                 streams[index].hand_over()
             done = True
@@ -315,12 +326,32 @@ class Link:
         self.process.kill()
         return True
 
-    def _outcomes(self, message: Message, execution: Execution) -> Sequence[Outcome | None]:
+    def _outcomes(self, message: Message, running: _Running) -> Sequence[Outcome | None]:
+        execution = running.execution
         execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
         if message.kind is Kind.FAILED:
             raise _failure(message)
         execution.again = turns_again(message.items)
+        execution.late = running.late
         return outcomes_from(message.items)
+
+    def _expect_late(self, message: Message, running: _Running) -> None:
+        """The worker has returned; it may still answer the requests that it has given nothing for."""
+        if isinstance(message.items, Stacked):
+            return  # answers, all of them
+        items = enumerate(message.items)
+        running.late = frozenset(index for index, item in items if is_open(item) and not item.flags & AGAIN)
+        left = set(running.late - running.early)
+        if left:
+            self._late[message.number] = _Late(running.execution, left)
+            for index in running.late & left:
+                cancel = [Draft(flags=index << 8)]
+                request = running.execution.requests[index]
+                request.when_cancelled(partial(self._cancel_late, message.number, cancel))
+
+    def _cancel_late(self, number: int, cancel: Sequence[Draft]) -> None:
+        if number in self._late:
+            self.tell(Kind.CANCEL, number, cancel)
 
     # -- handling ---------------------------------------------------------------------------------------------------
 
@@ -330,8 +361,10 @@ class Link:
             case Kind.DONE | Kind.FAILED:
                 running = self._running.get(message.number)
                 future = self._asked.pop(message.number, None)
+                if running is not None and not running.streams and message.kind is Kind.DONE:
+                    self._expect_late(message, running)
                 if running is not None and running.done is not None:
-                    self._finish(message, running.execution)
+                    self._finish(message, running)
                 elif running is not None:
                     running.answered(message)
                 elif future is None:
@@ -345,10 +378,10 @@ class Link:
             case _:
                 self._aside(self, message)
 
-    def _finish(self, message: Message, execution: Execution) -> None:
+    def _finish(self, message: Message, running: _Running) -> None:
         result: Sequence[Outcome | None] | RemoraError
         try:
-            result = self._outcomes(message, execution)
+            result = self._outcomes(message, running)
         except RemoraError as error:
             result = error
         self._end(message.number, result)
@@ -363,18 +396,34 @@ class Link:
         running.done(result)
 
     def _stream(self, message: Message) -> None:
+        if (late := self._late.get(message.number)) is not None:
+            self._answer_late(message, late)
+            return
         if (running := self._running.get(message.number)) is None:
             return
         for item in message.items:
             index, final = index_of(item)
-            if index < len(running.streams) and running.streams[index].open:
+            if not running.streams and index < len(running.execution.requests):
+                running.early.add(index)
+                running.execution.send(index, Streamed(outcome_from(item), final=True))
+            elif index < len(running.streams) and running.streams[index].open:
                 running.streams[index].put(Streamed(outcome_from(item), final))
         if running.answer is not None and not any(stream.open for stream in running.streams):
             self._running.pop(message.number, None)
 
+    def _answer_late(self, message: Message, late: _Late) -> None:
+        for item in message.items:
+            index, _ = index_of(item)
+            if index in late.open:
+                late.open.discard(index)
+                late.execution.send(index, Streamed(outcome_from(item), final=True))
+        if not late.open:
+            self._late.pop(message.number, None)
+
     def requests_of(self, number: int) -> Sequence[Request]:
-        """The requests of an execution that is under way; none when it is not."""
-        return running.execution.requests if (running := self._running.get(number)) is not None else ()
+        """The requests of an execution that is under way, or has left requests open; none when it is not."""
+        running = self._running.get(number) or self._late.get(number)
+        return running.execution.requests if running is not None else ()
 
     @property
     def current(self) -> Sequence[str]:
@@ -421,6 +470,10 @@ class Link:
             if running is not None and running.done is not None:
                 self._end(number, begun)
                 begun = error if self._lied else NotBegunError()  # a worker runs what it is sent in order
+        for late in list(self._late.values()):
+            for index in list(late.open):
+                late.execution.send(index, Streamed(error, True))
+        self._late.clear()
         self.channel.close()
         self.process.close()
 

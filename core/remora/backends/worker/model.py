@@ -85,6 +85,7 @@ class WorkerInstance:
 
     quick = False
     ahead = True
+    answers_late = True
 
     def __init__(self, source: Source, settings: WorkerSettings, python: Path) -> None:
         self.name = source.name

@@ -219,7 +219,10 @@ class Worker:
                 self._executing.pop(number, None)
 
     def stream(self, executing: _Executing, index: int, streamed: Streamed) -> None:
-        """Send an answer of a decoupled model; waits while the client is far behind. Any thread may call."""
+        """Send an answer that streams, or that comes after its execution; waits while the client is far behind.
+
+        Any thread may call.
+        """
         if not streamed.final:
             executing.ahead[index].acquire()
         draft = self._writer.draft(streamed, index)
@@ -336,17 +339,18 @@ class _Executing:
         requests = self.requests
         kept = [at for at, request in enumerate(requests) if not request.cancelled]
         if self.ahead or len(kept) == len(requests):
-            execution = Execution(
-                requests,
-                lambda index, streamed: self._worker.stream(self, index, streamed),
-                lambda index, streamed: self._worker.stream_soon(self, index, streamed),
-                copied=True,
-            )
+            kept = [*range(len(requests))]
+        execution = Execution(
+            [requests[at] for at in kept],
+            lambda index, streamed: self._worker.stream(self, kept[index], streamed),
+            lambda index, streamed: self._worker.stream_soon(self, kept[index], streamed),
+            copied=True,
+        )
+        if len(kept) == len(requests):
             return instance.execute(execution), execution.again
         outcomes: list[Outcome | None] = [
             CancelledError(about(request.form.id, "request was cancelled before it ran")) for request in requests
         ]
-        execution = Execution([requests[at] for at in kept], copied=True)
         for at, outcome in zip(kept, instance.execute(execution) if kept else (), strict=True):
             outcomes[at] = outcome
         return outcomes, frozenset(kept[at] for at in execution.again)

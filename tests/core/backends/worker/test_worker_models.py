@@ -28,6 +28,7 @@ from remora.backends.worker.model import WorkerInstance, WorkerModel
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError
 from remora.messages import InferForm, Outcome, Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.testing import backend
 
 CONFIG = """
 name: "m" backend: "python"
@@ -117,7 +118,7 @@ def request(id: str = "", array: Any = None) -> Request:
 
 
 def run(instance: WorkerInstance, *requests: Request) -> list[Outcome | None]:
-    return list(instance.execute(Execution(requests or (request(),))))
+    return backend.run(instance, *(requests or (request(),)))
 
 
 def values(outcome: Outcome | None) -> list[Any]:
