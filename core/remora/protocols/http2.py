@@ -66,8 +66,9 @@ class Limits:
         header_bytes: the longest header block, packed and unpacked.
         stream_window: how many bytes of a stream may come that nobody has taken yet.
         connection_window: the same for all streams together.
-        whims: how many streams a client may reset and how many frames it may send that carry nothing, before as many
-            were answered or `Http2.forgive` was called. More is an attack (CVE-2023-44487 and its kind).
+        whims: how many streams a client may reset, or have the server reset, and how many frames it may send that carry
+            nothing, before as many were answered or `Http2.forgive` was called. More is an attack (CVE-2023-44487 and
+            its kind).
     """
 
     streams = 1_024
@@ -222,6 +223,9 @@ class Http2:
 
     def _whim(self) -> None:
         self._whims += 1
+        self._check_whims()
+
+    def _check_whims(self) -> None:
         if self._whims > self._limits.whims:
             raise Http2Error(ENHANCE_YOUR_CALM, "too many requests were reset, or too many frames carry nothing")
 
@@ -293,6 +297,7 @@ class Http2:
         if stream <= self._last:
             raise Http2Error(STREAM_CLOSED, "headers on a stream that is closed")
         self._last = stream
+        self._check_whims()
         if len(self._streams) >= self._limits.streams or self._left:
             self._whim()
             self._sender.out.append(reset(stream, REFUSED_STREAM))
@@ -357,6 +362,7 @@ class Http2:
             raise Http2Error(PROTOCOL_ERROR, "a window of a stream that was not opened")
         found = self._streams.get(stream)
         if found is not None and not self._sender.widen_stream(stream, found.flow, size):
+            self._whim()  # a client that makes the server reset resets at the same cost (CVE-2025-8671)
             self._forget(stream)
             self._sender.out.append(reset(stream, FLOW_CONTROL_ERROR))
             self._handler.lost(stream)
@@ -386,6 +392,7 @@ class Http2:
     def reset(self, stream: int, code: int) -> None:
         """Give a stream up; nothing if it is done."""
         if self._forget(stream):
+            self._whims += 1  # checked when the client opens another, because this may be called outside `receive`
             self._sender.out.append(reset(stream, code))
             self._handler.done(stream)
 

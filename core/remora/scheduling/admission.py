@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from remora.config import BatchPolicy
-from remora.errors import QueueFullError, about
+from remora.errors import QueueFullError, RemoraError, about
 from remora.messages import Ticket
 from remora.scheduling.batching import Plan, Queue
 from remora.scheduling.costs import CostModel
@@ -67,8 +67,7 @@ class AdmittingQueue:
         """See `BatchQueue.poll`."""
         loaded = sum(self._rows) >= max(self._policy.max_batch_size, 1)
         plan = self._inner.poll(now_ns)
-        for ticket in (*plan.tickets, *(ticket for ticket, _ in plan.dropped)):
-            self._rows[ticket.level - 1] -= ticket.request.rows
+        self._left([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
         if plan.tickets:
             self._begin(plan.rows, now_ns, loaded=loaded)
         return plan
@@ -83,6 +82,16 @@ class AdmittingQueue:
             self._pace += 0.1 * (seen - self._pace)
         cost_ns = self._costs.predict(rows)
         self._busy[place] = _Run(now_ns, cost_ns if math.isfinite(cost_ns) else 0.0)
+
+    def _left(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            self._rows[ticket.level - 1] -= ticket.request.rows
+
+    def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
+        """See `BatchQueue.drop_cancelled`."""
+        dropped = self._inner.drop_cancelled()
+        self._left([ticket for ticket, _ in dropped])
+        return dropped
 
     def hasten(self) -> None:
         """See `BatchQueue.hasten`."""

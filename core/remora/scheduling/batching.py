@@ -58,6 +58,9 @@ class Queue(Protocol):
     def poll(self, now_ns: int) -> Plan:
         """The batch to run now on an idle instance, if any. What is returned has left the queue."""
 
+    def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
+        """Take out the cancelled tickets, each with its answer."""
+
     def hasten(self) -> None:
         """From now on nothing waits for company: for a stop."""
 
@@ -154,6 +157,13 @@ class BatchQueue:
             else:
                 return Plan([ticket], request.rows, SINGLE, dropped)
         return Plan([], dropped=dropped)
+
+    def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
+        """Take out the cancelled tickets, each with its answer."""
+        dead = [ticket for ticket in self._waiting if ticket.request.cancelled]
+        if dead:
+            self._waiting.discard_all(dead)
+        return [(ticket, cancelled_in_queue(ticket)) for ticket in dead]
 
     def hasten(self) -> None:
         """From now on nothing waits for company: for a stop."""

@@ -55,7 +55,7 @@ class DirectQueue:
 
     def poll(self, now_ns: int) -> Plan:
         """The batch to run now on the idle instance, if any. What is returned has left the queue."""
-        dropped = self._drop_cancelled()
+        dropped = self.drop_cancelled()
         if not self._ready:
             return Plan([], dropped=dropped)
         if self._held():
@@ -78,6 +78,12 @@ class DirectQueue:
         ]
         return Plan(tickets, len(tickets), reason, dropped)
 
+    def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
+        """Take out the cancelled tickets, each with its answer."""
+        gone = [slot for slot, ticket in self._ready.items() if ticket.request.cancelled]
+        tickets = [self._ready.pop(slot) for slot in gone]
+        return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]
+
     def hasten(self) -> None:
         """From now on nothing waits for company: for a stop."""
         self._delay_ns = 0
@@ -88,8 +94,3 @@ class DirectQueue:
         tickets = list(self._ready.values())
         self._ready.clear()
         return tickets
-
-    def _drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        gone = [slot for slot, ticket in self._ready.items() if ticket.request.cancelled]
-        tickets = [self._ready.pop(slot) for slot in gone]
-        return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from remora.scheduling.rate_limiter import Turn
 
 
+_SWEEP_AFTER = 64
+"""How many requests come at least between two looks for cancelled ones in the queue."""
 INLINE_LIMIT_NS = 250_000
 """A batch predicted to be shorter runs in the event loop that brought it: a thread hop costs about 60 us."""
 
@@ -86,6 +88,7 @@ class Scheduler:
         self._stopping = False
         self._retiring = 0
         self._running = 0
+        self._sweep_in = _SWEEP_AFTER
         self._ordered = OrderedDelivery() if ordered else None
         self._deliver = deliver if self._ordered is None else self._ordered.deliver
         self.costs = CostModel() if costs is None else costs
@@ -111,6 +114,9 @@ class Scheduler:
         is then not answered.
         """
         ticket.arrival_ns = ticket.arrival_ns or self._now()
+        self._sweep_in -= 1  # without the lock, because it makes no difference if two threads count as one
+        if self._sweep_in <= 0:
+            self._drop_cancelled()
         with self._lock:
             if self._stopping:
                 raise stopping()
@@ -121,6 +127,17 @@ class Scheduler:
             if not self._arm(mailbox):
                 return
         self._defer(cast("Mailbox", mailbox))
+
+    def _drop_cancelled(self) -> None:
+        """Answer the cancelled requests that wait, because behind a busy instance clients could add any number.
+
+        At most as many of them wait as others do, or _SWEEP_AFTER, and each request pays for a look at one other.
+        """
+        with self._lock:
+            dropped = self._queue.drop_cancelled()
+            self._sweep_in = max(_SWEEP_AFTER, len(self._queue))
+        if dropped:
+            self._deliver(self._drop(Plan([], dropped=dropped)))
 
     def _arm(self, mailbox: Mailbox | None) -> bool:
         """See to it that somebody looks at the queue, if an instance is idle; True when that is the caller's loop,

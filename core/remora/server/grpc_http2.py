@@ -117,6 +117,8 @@ class GrpcFront:
         self, pool: ThreadPoolExecutor, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None]
     ) -> None:
         def run() -> None:
+            if call.ended:  # reset while it waited for this thread
+                return
             try:
                 result = work()
             except Exception as error:

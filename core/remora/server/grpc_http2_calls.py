@@ -80,6 +80,11 @@ class Call:
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self.opening.metadata
 
+    @property
+    def ended(self) -> bool:
+        """True if the call has been answered, or its client has gone."""
+        return self._ended
+
     def time_remaining(self) -> float | None:
         return self._deadline - self._now() if self._deadline else None
 

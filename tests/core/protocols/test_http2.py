@@ -338,6 +338,31 @@ def test_a_client_that_only_makes_work_is_sent_away(raw: Any) -> None:
     assert caught.value.code == ENHANCE_YOUR_CALM
 
 
+@pytest.mark.parametrize("size", [0, 2**31 - 1], ids=["zero", "overflow"])
+def test_a_client_that_makes_the_server_reset_its_streams_is_sent_away(size: int) -> None:
+    server, seen = greeted()
+    sent = b"".join(
+        frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK) + frame(WINDOW, 0, number, size.to_bytes(4, "big"))
+        for number in range(1, 4 * Limits.whims, 2)
+    )
+    with pytest.raises(Http2Error) as caught:
+        server.receive(sent)
+    assert caught.value.code == ENHANCE_YOUR_CALM
+    assert Limits.whims - 2 <= len(seen.gone) <= Limits.whims
+
+
+def test_requests_that_the_server_resets_count_as_those_that_the_client_resets() -> None:
+    server, seen = greeted()
+    for number in range(1, 2 * Limits.whims, 2):
+        server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
+        server.reset(number, PROTOCOL_ERROR)
+    assert len(seen.finished) == Limits.whims
+    number = 2 * Limits.whims + 1
+    with pytest.raises(Http2Error) as caught:
+        server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
+    assert caught.value.code == ENHANCE_YOUR_CALM
+
+
 def test_a_client_that_pings_for_years_is_kept() -> None:
     server, _ = greeted()
     for _ in range(20):

@@ -70,6 +70,17 @@ def test_a_request_is_taken_when_it_will_be_answered_in_time(waiting: int, deadl
     assert len(queue) == waiting + admitted
 
 
+def test_cancelled_requests_that_were_taken_out_are_not_waited_for() -> None:
+    queue = admitting()
+    gone = [ticket_of(arrival_ns=START) for _ in range(8)]
+    for ticket in gone:
+        queue.push(ticket)
+        ticket.cancel()
+    assert not admits(queue, due(3))
+    assert [ticket for ticket, _ in queue.drop_cancelled()] == gone
+    assert admits(queue, due(3))
+
+
 def test_the_batch_that_runs_is_waited_for_as_long_as_it_will_still_take() -> None:
     queue = admitting()
     queue.push(ticket_of(4, arrival_ns=START - 2 * MS))

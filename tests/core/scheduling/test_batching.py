@@ -139,6 +139,25 @@ def test_a_cancelled_ticket_is_dropped_with_its_id_and_makes_room_for_its_neighb
     assert "[request id: 0]" in str(error)
 
 
+@pytest.mark.parametrize(
+    "policy", [BatchPolicy(), dynamic(limit=2), dynamic()._replace(queues=(QueuePolicy(default_timeout_ns=9 * MS),))]
+)
+def test_all_cancelled_tickets_can_be_taken_out_and_the_others_keep_their_order(policy: BatchPolicy) -> None:
+    queue = BatchQueue(policy)
+    tickets = [ticket_of(id=str(index), arrival_ns=START) for index in range(9)]
+    for ticket in tickets:
+        queue.push(ticket)
+    for ticket in tickets[2::3]:
+        ticket.cancel()
+    dropped = queue.drop_cancelled()
+    assert [ticket for ticket, _ in dropped] == tickets[2::3]
+    assert [str(error) for _, error in dropped] == [
+        f"[request id: {n}] request was cancelled before it ran" for n in (2, 5, 8)
+    ]
+    assert queue.drop_cancelled() == []
+    assert queue.drain() == [ticket for ticket in tickets if not ticket.request.cancelled]
+
+
 def test_a_cancelled_ticket_ends_the_wait_of_nobody_else() -> None:
     queue = filled(dynamic(delay_ms=300), 1)
     late = ticket_of(arrival_ns=START + 10 * MS)

@@ -186,6 +186,46 @@ def test_a_cancelled_ticket_never_runs_and_does_not_strand_its_neighbours() -> N
     assert [ticket for ticket, _ in bench.recorder.drops] == [gone]
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BatchPolicy(),
+        DYNAMIC,
+        BatchPolicy(
+            max_batch_size=8, dynamic=True, queues=(QueuePolicy(default_timeout_ns=10**12, allow_override=True),)
+        ),
+    ],
+    ids=["single", "dynamic", "timeouts"],
+)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_requests_that_are_cancelled_behind_a_busy_instance_do_not_pile_up(policy: BatchPolicy, ordered: bool) -> None:
+    bench = Bench(policy, ordered=ordered)
+    stays = [bench.submit() for _ in range(10)]
+    gone: list[Ticket] = []
+    for _ in range(5_000):
+        gone.append(bench.submit())
+        gone[-1].cancel()
+        assert bench.scheduler.pending <= 10 + 64 + 1
+    assert ordered or len(bench.replies.order) >= 4_900
+    while bench.scheduler.pending:
+        bench.scheduler.step()
+    assert all(isinstance(bench.replies.only(ticket), CancelledError) for ticket in gone)
+    assert all(isinstance(bench.replies.only(ticket), Response) for ticket in stays)
+
+
+def test_a_queue_full_of_cancelled_requests_takes_others_again() -> None:
+    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, queues=(QueuePolicy(max_size=100),)))
+    for _ in range(100):
+        bench.submit().cancel()
+    for _ in range(65):
+        try:
+            bench.submit()
+        except UnavailableError:
+            continue
+        return
+    raise AssertionError("the queue stays full")
+
+
 def test_a_queue_of_cancelled_tickets_is_answered_without_a_run() -> None:
     bench = Bench()
     gone = bench.submit()
