@@ -43,6 +43,9 @@ _JOIN_BYTES = 8_192
 _KEPT = (b"Connection", b"keep-alive")  # what clients of HTTP/1.0 that ask for it wait to be told (RFC 9112 C.2.2)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ALIGNMENT = 64
+_TLS_RECORD = 0x16
+"""The first byte of a TLS connection, with which no request of HTTP begins (RFC 8446 5.1)."""
+_TLS_QUIET_S = 60.0
 
 
 class Service(Protocol):
@@ -78,6 +81,7 @@ class Listener:
         self.connections: dict[Connection, None] = {}
         self.closing = False
         self.protocol = "http1"
+        self._tls_quiet_until = 0.0
 
     def connection(self) -> Connection:
         """A protocol for a new connection."""
@@ -93,6 +97,13 @@ class Listener:
         for connection in list(self.connections):
             connection.close_when_done()
         return len(self.connections)
+
+    def note_tls(self, transport: asyncio.Transport, now: float) -> None:
+        """Log that a client spoke TLS, at most once a minute."""
+        if now >= self._tls_quiet_until:
+            self._tls_quiet_until = now + _TLS_QUIET_S
+            peer, here = (transport.get_extra_info(name) or ("?", 0) for name in ("peername", "sockname"))
+            _log.warning("a client from %s spoke TLS on port %s, which speaks plain HTTP", peer[0], here[1])
 
     def sweep(self, now: float, limit_s: float, idle_s: float = inf) -> None:
         """Close connections that have been sending one request, or nothing at all, for longer than ``limit_s``, and
@@ -208,6 +219,9 @@ class Connection(asyncio.BufferedProtocol):
             if self._chunks is not None:
                 at += self._receive_chunks(memoryview(data)[at:end])
                 continue
+            if data[at] == _TLS_RECORD and not self._used:
+                self._listener.note_tls(self._transport, self._loop_time())
+                raise BadRequest(400, "this port speaks plain HTTP, not TLS")
             stop = data.find(b"\r\n\r\n", at, end)
             if stop < 0:
                 self._keep_partial_head(bytes(memoryview(data)[at:end]))

@@ -481,6 +481,19 @@ def test_the_first_request_of_a_new_connection_is_awaited_when_the_server_ends(b
     assert bench.transport.closing, "its answer ends the connection"
 
 
+@pytest.mark.parametrize("hello", [b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
+def test_a_client_that_speaks_tls_is_refused_at_its_first_byte_and_logged_once_a_minute(
+    bench: Bench, hello: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.receive(hello)
+    assert bench.bodies == [b'{"error":"this port speaks plain HTTP, not TLS"}']
+    assert bench.transport.closing
+    now = bench.loop.time()
+    for seconds in (1.0, 30.0, 61.0):
+        bench.listener.note_tls(bench.transport, now + seconds)  # type: ignore[arg-type]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
 def test_a_client_that_waits_for_its_answer_is_not_dropped(waiting: Bench) -> None:
     waiting.receive(post("/a", b"x")[:-1])
     waiting.receive(b"x")
