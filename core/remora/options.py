@@ -286,7 +286,10 @@ class ServerOptions:
         metavar="ADDR",
     )
     http_port: int = option("Port for HTTP.", default=8000, metavar="PORT")
-    reuse_http_port: bool = option("Let several processes listen on the HTTP port.", default=False)
+    reuse_http_port: bool = option(
+        "Let several processes listen on the HTTP port. Each needs its own --metrics-port, or --allow-metrics=false.",
+        default=False,
+    )
     http_header_forward_pattern: str = option(
         "Request headers whose names this regular expression finds become request parameters.",
         default="",

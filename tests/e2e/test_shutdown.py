@@ -65,6 +65,17 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
+def test_a_hangup_ends_the_server_as_sigterm_does(repository: Path, child_environment: dict[str, str]) -> None:
+    write_version(repository, 1)
+    port = free_port()
+    with process(repository, port, child_environment) as server:
+        until(port, "/readyz", server)
+        server.send_signal(signal.SIGHUP)
+        assert server.stderr is not None
+        assert any("Waiting for in-flight requests" in line for line in server.stderr)
+        assert server.wait(PATIENCE_S) == 0
+
+
 @pytest.mark.parametrize("lame_duck", ["0", "1"])
 def test_connections_that_have_not_spoken_yet_are_served_when_the_server_is_told_to_stop(
     repository: Path, child_environment: dict[str, str], lame_duck: str

@@ -255,10 +255,14 @@ class Server:
                 listening, waiting = self._early.take()
                 sockets = [listening]
             else:
-                sockets = await bind(address, port, reuse_port=self.options.reuse_http_port)
+                # Of processes on one metrics port the kernel would give every scrape to one, which counts for itself.
+                shared = self.options.reuse_http_port and what != "metrics"
+                sockets = await bind(address, port, reuse_port=shared)
         except OSError as error:
             flag = {"HTTP": "--http-port", "metrics": "--metrics-port"}.get(what)
             remedy = f"; is another server there? Choose another {flag}" if flag else ""
+            if what == "metrics" and self.options.reuse_http_port:
+                remedy += ": each process that shares the HTTP port needs its own, or --allow-metrics=false"
             raise StartError(
                 f"cannot listen for {what} on {address}:{port}: {error.strerror or error}{remedy}"
             ) from error
@@ -412,7 +416,7 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
         give_up_after(seconds + MARGIN_S)  # what waits at the end of that time is answered then
         loop.call_soon_threadsafe(told.set)
 
-    on_signals((signal.SIGTERM, signal.SIGINT), stop)
+    on_signals(_ending_signals(), stop)
     starting, stopping = loop.create_task(server.start(loading)), loop.create_task(told.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -436,6 +440,12 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     give_up_after(server.end - loop.time())
     _log.info("All models are stopped, unloading models")
     return 0
+
+
+def _ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a server; a process under nohup goes on when its terminal is closed."""
+    ending = (signal.SIGTERM, signal.SIGINT)
+    return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*ending, signal.SIGHUP)
 
 
 def ready_table(server: Server, age_s: float) -> str:

@@ -14,7 +14,7 @@ from conftest import free_ports
 from fakes import write_model
 from remora.engine import Engine
 from remora.options import ServerOptions
-from remora.server.main import Server
+from remora.server.main import Server, StartError
 
 PATIENCE_S = 60.0
 
@@ -122,5 +122,27 @@ def test_grpcio_is_opened_while_the_models_load(tmp_path: Path) -> None:
         loading.set_result(engine.start())
         await starting
         await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_processes_that_share_the_http_port_need_metrics_ports_of_their_own(tmp_path: Path) -> None:
+    http_port, metrics_port, other = free_ports(3)
+
+    def server(metrics: int) -> Server:
+        options = ServerOptions(http_port=http_port, metrics_port=metrics, reuse_http_port=True, allow_grpc=False)
+        return Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), options)
+
+    async def run() -> None:
+        first, second, third = server(metrics_port), server(metrics_port), server(other)
+        try:
+            await first.start()
+            with pytest.raises(StartError, match=r"metrics on .* needs its own, or --allow-metrics=false"):
+                await second.start()
+            await third.start()
+            assert third.ports.http == http_port
+        finally:
+            for each in (first, second, third):
+                await each.stop()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
