@@ -30,6 +30,7 @@ from remora.model import ServedModel
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.http_answer import Refusal
 from remora.protocols.v2_infer import InferCodec
+from remora.protocols.v2_request import Limits
 from remora.server.asgi_bridge import PAGES, AsgiApp, Receive, Scope, Send, V2App
 from remora.server.deadlines import HEADER as DEADLINE_HEADER
 from remora.tracing.tracer import Arrival
@@ -112,7 +113,7 @@ class Function:
         self._engine = engine
         self._settings = settings
         self._flush = flush or flush_telemetry
-        self._codec = InferCodec(settings.server.http_max_input_size)
+        self._codec = InferCodec(Limits(settings.server.http_max_input_size, settings.server.http_max_json_depth))
         self._http: _Mangum | None = None
 
     def __call__(self, event: object, context: Context) -> Event:

@@ -310,6 +310,14 @@ class ServerOptions:
     http_max_input_size: int = option(
         "The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES"
     )
+    http_max_json_depth: int = option(
+        "As many arrays as this in each other are refused in JSON data; 1024 is the most that can be read.",
+        default=100,
+        metavar="N",
+    )
+    http_max_chunks: int = option(
+        "The most non-empty chunks of a chunked request body; 0 for any number.", default=65_536, metavar="N"
+    )
     allow_grpc: bool = option("Serve V2 over gRPC.", default=True)
     grpc_address: str = option("Address for gRPC; the HTTP address when empty.", default="", metavar="ADDR")
     grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")

@@ -7,6 +7,7 @@ byte, comes out of a bounded memo, which is what makes keep-alive clients cheap.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from http import HTTPStatus
 
@@ -16,6 +17,8 @@ from remora.messages import Buffer
 
 HEAD_LIMIT = 65_536
 """A request head may not be longer, in bytes."""
+MAX_CHUNKS = 65_536
+"""How many chunks that hold something a body may come in, as in Triton's newer releases."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """What a client says first that knows, without asking, that HTTP/2 is spoken (RFC 9113 3.4): no head of ours."""
 _METHOD = re.compile(rb"[A-Z]+(?= )")
@@ -30,10 +33,12 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not A
 class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
     """Bytes that are no HTTP request this server accepts; the connection ends after the answer."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, *, plain: bool = True) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
+        self.plain = plain
+        """True if Triton labels the answer text/plain, false for application/json."""
 
 
 class Head:
@@ -193,13 +198,17 @@ def _keep_alive(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
 class ChunkDecoder:
     """Takes a chunked body apart (RFC 9112 7.1). Feed it bytes until `done`; `body` is then whole.
 
-    Raises BadRequest for what is no chunked body, and when the body would pass ``limit`` bytes, before it is kept.
+    Raises BadRequest for what is no chunked body, and when the body of the request ``head`` would pass ``limit`` bytes,
+    before it is kept, or has more than ``max_chunks`` chunks that hold something, 0 for any number.
     """
 
     _LINE_LIMIT = 4_096
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, head: Head, max_chunks: int = MAX_CHUNKS) -> None:
         self._limit = limit
+        self._head = head
+        self._chunks_left = max_chunks if max_chunks > 0 else sys.maxsize
+        self._max_chunks = max_chunks
         self._body = bytearray()  # one piece: many small chunks must not cost more than their bytes
         self._left = 0
         self._state = self._size_line
@@ -244,7 +253,15 @@ class ChunkDecoder:
             self._left = int(digits, 16)
             size = len(self._body) + self._left
             if size > self._limit:
-                raise too_large(size, self._limit)
+                raise too_large(size, self._limit, self._head)
+            self._chunks_left -= self._left > 0
+            if self._chunks_left < 0:
+                raise BadRequest(
+                    400,
+                    f"Chunked request body exceeds maximum of {self._max_chunks} non-empty chunks. "
+                    "Send fewer or larger HTTP chunks.",
+                    plain=False,
+                )
             self._state = self._data if self._left else self._trailer
         return at
 
@@ -278,8 +295,15 @@ def head_too_long() -> BadRequest:
     return BadRequest(431, f"the request head is longer than {HEAD_LIMIT} bytes")
 
 
-def too_large(size: int, limit: int) -> BadRequest:
-    """The refusal of a body beyond the limit (spec H28: Triton answers 400)."""
+def too_large(size: int, limit: int, head: Head) -> BadRequest:
+    """The refusal of a body beyond the limit, in the words that Triton has for JSON where it is all JSON (spec H28)."""
+    if head.get(b"inference-header-content-length") is None:
+        return BadRequest(
+            400,
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
+            "Use --http-max-input-size to increase the limit.",
+            plain=False,
+        )
     return BadRequest(
         400,
         f"request body of {size} bytes exceeds the maximum allowed value of {limit} bytes. "

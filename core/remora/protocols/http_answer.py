@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from remora.errors import RemoraError
 from remora.messages import Buffer
+from remora.protocols.http1 import BadRequest
 from remora.protocols.json_print import quoted
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -62,6 +63,11 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
 def failure(status: int, message: str, *, plain: bool, headers: Headers = ()) -> HttpAnswer:
     """``{"error": message}``, as text/plain or application/json (spec H11)."""
     return HttpAnswer(status, (PLAIN if plain else JSON, *headers), [b'{"error":%b}' % quoted(message)])
+
+
+def refusal_of(error: BadRequest, headers: Headers = ()) -> HttpAnswer:
+    """The answer to bytes that are no request."""
+    return failure(error.status, error.text, plain=error.plain, headers=headers)
 
 
 def encode_error(error: RemoraError, *, plain: bool) -> HttpAnswer:

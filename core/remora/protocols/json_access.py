@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.errors import InvalidArgumentError, MalformedError
-from remora.protocols.json_text import JsonDepthError, JsonTextError, parse
+from remora.protocols.json_text import MAX_DEPTH, JsonDepthError, JsonTextError, parse
 
 NOT_BOOL = "attempt to access JSON non-boolean as boolean"
 NOT_INT = "attempt to access JSON non-signed-integer as signed-integer"
@@ -24,15 +24,15 @@ def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any]
     """The value of a request's JSON. Raises MalformedError, InvalidArgumentError when it nests too deep (spec H28)."""
     try:
         return read(text)
-    except JsonDepthError as error:
-        raise too_deep(str(error)) from None
+    except JsonDepthError:
+        raise too_deep(MAX_DEPTH) from None
     except JsonTextError as error:
         raise MalformedError(f"failed to parse the request JSON buffer: {error}") from None
 
 
-def too_deep(detail: str) -> InvalidArgumentError:
+def too_deep(limit: int) -> InvalidArgumentError:
     """The error for arrays within arrays within arrays (spec H28)."""
-    return InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed: {detail}")
+    return InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({limit})")
 
 
 def find(holder: Any, name: str) -> tuple[bool, Any]:

@@ -32,14 +32,14 @@ def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
 def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
     """The elements of nested arrays in row-major order, and their types.
 
-    Raises InvalidArgumentError when they nest deeper than ``max_depth`` (spec H28).
+    Raises InvalidArgumentError when ``max_depth`` arrays or more lie in each other (spec H28).
     """
     depth = 1
     kinds = set(map(type, data))
     while kinds == {list}:  # the usual nesting: every row is an array
         depth += 1
-        if depth > max_depth:
-            raise too_deep(f"'data' nests deeper than {max_depth}.")
+        if depth >= max_depth:
+            raise too_deep(max_depth)
         data = list(chain.from_iterable(data))
         kinds = set(map(type, data))
     if list not in kinds:
@@ -49,8 +49,8 @@ def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
     while rows:
         for item in rows[-1]:
             if type(item) is list:
-                if len(rows) + depth > max_depth:
-                    raise too_deep(f"'data' nests deeper than {max_depth}.")
+                if len(rows) + depth >= max_depth:
+                    raise too_deep(max_depth)
                 rows.append(iter(item))
                 break
             elements.append(item)
@@ -85,7 +85,10 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
         raise InvalidArgumentError(f"invalid datatype for input {name}")
     if count * dtype.itemsize > max_bytes:
         raise too_large(name, count * dtype.itemsize, max_bytes)
-    flat, kinds = flatten(data, max_depth)
+    try:
+        flat, kinds = flatten(data, max_depth)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"Unable to parse 'data': {error.message}") from None
     if len(flat) > count:
         # Triton reads one element after the other: a bad value is found before a surplus one, if it comes before it.
         kinds = set(map(type, flat[:count]))

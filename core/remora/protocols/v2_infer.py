@@ -15,12 +15,16 @@ from remora.errors import InvalidArgumentError
 from remora.messages import Data, InferForm, Response
 from remora.protocols.http_answer import HttpAnswer, Refusal
 from remora.protocols.v2_reply import BinaryHeaders, ReplyFormat, ReplyPrinter, v2_binary_headers
-from remora.protocols.v2_request import Limits, read_request
+from remora.protocols.v2_request import DEFAULT_LIMITS, Limits, read_request
 from remora.regions import DISABLED, Regions
 
 _NOTHING_FORWARDED: Mapping[str, str] = {}
 _RAW_FORM = InferForm(inputs=(), raw=True)
 _ALL_BINARY = ReplyFormat.of(True, {})
+_RESERVED = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+)
+"""Header names that are refused as parameters in just this spelling, as by Triton's newer releases."""
 _LEADING_NUMBER = re.compile(rb"[ \t\n\v\f\r]*+([+-]?)0*+([0-9]*+)")
 _MAX_KNOWN = 1024
 _MAX_KNOWN_BYTES = 16 * 1024
@@ -39,9 +43,7 @@ class _Known(NamedTuple):
 class InferCodec:
     """Decodes requests and encodes answers. Keeps nothing but memos; to be used by one thread.
 
-    ``max_input_bytes`` is the most one JSON input may have as a tensor and ``max_json_depth`` how deep its data may
-    nest (spec H28); a JSON text of more than ``max_elements`` values, arrays counting as two and objects as eight,
-    is refused before it is read.
+    ``limits`` is what a JSON request may take (spec H28).
     ``forward_pattern`` is searched for in the names of request headers, with the flags it was compiled with: those
     that have it become parameters (spec H25). ``regions`` has the tensors that lie in shared memory.
     ``binary_headers`` makes the headers of answers with raw tensors.
@@ -49,14 +51,13 @@ class InferCodec:
 
     def __init__(
         self,
-        max_input_bytes: int = 64 * 1024 * 1024,
-        max_json_depth: int = 100,
-        max_elements: int = 17 * 1024 * 1024,
+        limits: Limits = DEFAULT_LIMITS,
         forward_pattern: re.Pattern[str] | None = None,
         regions: Regions = DISABLED,
         binary_headers: BinaryHeaders = v2_binary_headers,
     ) -> None:
-        self._limits = Limits(max_input_bytes, max_json_depth, max_elements)
+        self.limits = limits
+        """What a JSON request may take."""
         self._forward = forward_pattern
         self.regions = regions
         """Where tensors in shared memory are."""
@@ -68,8 +69,7 @@ class InferCodec:
 
     def twin(self, binary_headers: BinaryHeaders = v2_binary_headers) -> InferCodec:
         """A codec with the same settings, memos of its own and perhaps other headers."""
-        limits = (self._limits.input_bytes, self._limits.json_depth, self._limits.json_values)
-        return InferCodec(*limits, self._forward, self.regions, binary_headers)
+        return InferCodec(self.limits, self._forward, self.regions, binary_headers)
 
     def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
         """What `decode` gives for a body whose binary header it has seen before; None when it has not.
@@ -93,8 +93,7 @@ class InferCodec:
 
         ``header_length`` is the value of Inference-Header-Content-Length, None without one. ``forwarded`` comes from
         `forwarded`. ``model`` is named in some errors. Raw tensors are views of ``body``, JSON tensors flat arrays or
-        lists of bytes; None stands for a shape with more than 2**63-1 elements. Equal binary headers give the same
-        form object.
+        lists of bytes. Equal binary headers give the same form object.
 
         Raises Refusal for a header length out of range (spec B04), RemoraError as `read_request` does.
         """
@@ -110,12 +109,12 @@ class InferCodec:
     ) -> tuple[InferForm, list[Data], ReplyFormat]:
         view = memoryview(body)
         if length > _MAX_KNOWN_BYTES:
-            return read_request(view, length, model, self._limits, self.regions)[:3]
+            return read_request(view, length, model, self.limits, self.regions)[:3]
         header = bytes(body[:length])
         known = self._known.get(header)
         if known is not None and known.body_length == len(body):
             return known.form, [view[place] for place in known.slices], known.reply
-        form, data, reply, slices = read_request(view, length, model, self._limits, self.regions)
+        form, data, reply, slices = read_request(view, length, model, self.limits, self.regions)
         # A header with an id or a sequence rarely comes twice: it would only push out those that do.
         if slices is not None and not reply.places and not form.id and not form.sequence_id:
             self._remember(header, _Known(form, reply, slices, len(body)))
@@ -142,8 +141,8 @@ class InferCodec:
         for key, value in headers:
             name = key.decode("latin-1")
             if self._forward.search(name):
-                if name.lower().startswith("triton_"):
-                    raise InvalidArgumentError(f"header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                if name in _RESERVED or name.lower().startswith("triton_"):
+                    raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
                 found[name] = value.decode("utf-8", "surrogateescape")
         return found
 

@@ -22,19 +22,26 @@ MAX_CLASSES = 1_000_000
 """More classes than that are as good as all of them (spec X06)."""
 MAX_TENSORS = 65_536
 """How many tensors one request may name: each costs far more time and memory here than its few bytes on the wire."""
+_SHOWN_DIMS = 64
+_FLOAT_BYTES = 4
+_MORE_VALUES = 1024 * 1024
 
 
 class Limits(NamedTuple):
     """What one request may take (spec H28).
 
-    ``input_bytes`` is the most that one JSON input may have as a tensor, ``json_depth`` how deep its data may nest.
-    ``json_values`` bounds how many values one JSON text may hold, for each takes some 32 bytes while it is read; an
-    array counts as two and an object as eight. What the other limits allow as a tensor of floats is within it.
+    ``input_bytes`` is the most that one JSON input may have as a tensor; as many arrays in each other as ``json_depth``
+    are refused. ``json_values`` bounds how many values one JSON text may hold, for each takes some 32 bytes while it is
+    read; an array counts as two and an object as eight. None stands for as many as a tensor of floats of
+    ``input_bytes`` needs.
     """
 
     input_bytes: int = 64 * 1024 * 1024
     json_depth: int = 100
-    json_values: int = 17 * 1024 * 1024
+    json_values: int | None = None
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class Reading(NamedTuple):
@@ -98,12 +105,13 @@ def read_request(
 def check_values(header: memoryview, limits: Limits) -> None:
     """Refuse JSON text of more values than may be read at once, before it is read. Raises InvalidArgumentError."""
     # Every value but the first follows a comma or opens a container, so the text tells before anything is built.
-    if len(header) > limits.json_values:
+    most = limits.input_bytes // _FLOAT_BYTES + _MORE_VALUES if limits.json_values is None else limits.json_values
+    if len(header) > most:
         text = bytes(header)
         values = text.count(b",") + 2 * text.count(b"[") + 8 * text.count(b"{")
-        if values > limits.json_values:
+        if values > most:
             raise InvalidArgumentError(
-                f"request JSON holds about {values} values, more than the {limits.json_values} that are read at once. "
+                f"request JSON holds about {values} values, more than the {most} that are read at once. "
                 "Send large tensors in the binary data format."
             )
 
@@ -203,7 +211,9 @@ class _Inputs:
         elif place := _place(parameters):
             self.data.append(self._regions.view(place).toreadonly())
         else:
-            self.data.append(self._values(item, name, datatype, _count(shape)))
+            count = _count(shape)
+            _check_size(name, datatype, shape, count)
+            self.data.append(self._values(item, name, datatype, count))
 
     def _take(self, name: str, size: int) -> None:
         """The next ``size`` bytes of the body (spec B01, B05)."""
@@ -218,11 +228,9 @@ class _Inputs:
         self.data.append(self._body[place])
 
     def _values(self, item: Any, name: str, datatype: str, count: int) -> Data:
-        """The tensor in ``data``, flat. Without elements nothing of it is looked at; nor when ``count`` overflows."""
+        """The tensor in ``data``, flat. Without elements nothing of it is looked at."""
         if count == 0:
             return [] if datatype == "BYTES" else b""
-        if count > MAX_DIM:
-            return None
         values = access.array_member(item, "data")
         limits = self._limits
         if datatype == "BYTES":
@@ -266,6 +274,22 @@ def _count(shape: tuple[int, ...]) -> int:
         if count > MAX_DIM:
             break
     return count
+
+
+def _check_size(name: str, datatype: str, shape: tuple[int, ...], count: int) -> None:
+    """Refuse shapes whose elements or bytes do not fit in 64 bits, with the texts of Triton's newer releases."""
+    if count > MAX_DIM:
+        shown = ",".join(map(str, shape[:_SHOWN_DIMS])) + (",..." if len(shape) > _SHOWN_DIMS else "")
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape [{shown}] causes total element count to exceed maximum size of "
+            f"{MAX_DIM}"
+        )
+    size = DTYPES[datatype].itemsize if datatype in DTYPES and datatype != "BYTES" else 1
+    if count * size > MAX_DIM:
+        raise InvalidArgumentError(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({size}) exceeds maximum "
+            f"allowed size ({MAX_DIM})"
+        )
 
 
 def _place(parameters: Any) -> Place | None:

@@ -20,8 +20,9 @@ from remora.messages import Buffer
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
 from remora.protocols.http1 import Head, too_large
-from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
+from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
 from remora.protocols.restriction import Restrictions
+from remora.protocols.v2_request import Limits
 from remora.protocols.v2_rest import InferCodec
 from remora.server.exchange import STREAM_BACKLOG, Exchange
 from remora.server.mailbox import LoopMailbox
@@ -114,12 +115,12 @@ class V2App:
         length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
         if not length.isdigit() or len(length) > 19:
             return failure(400, _NO_LENGTH, plain=True, headers=_CLOSE)
+        head = Head(scope["method"], _target(scope), tuple(scope["headers"]))
         if int(length) > limit:
-            return failure(400, too_large(int(length), limit).text, plain=True, headers=_CLOSE)
-        body = await _receive_body(receive, limit)
+            return refusal_of(too_large(int(length), limit, head), headers=_CLOSE)
+        body = await _receive_body(receive, limit, head)
         if body is None or isinstance(body, HttpAnswer):
             return body
-        head = Head(scope["method"], _target(scope), tuple(scope["headers"]))
         loop = asyncio.get_running_loop()
         exchange = _FutureExchange(loop)
         try:
@@ -144,7 +145,7 @@ class V2App:
             limit = options.http_max_input_size
             service = RestService(
                 self._engine,
-                InferCodec(limit, forward_pattern=self._forward),
+                InferCodec(Limits(limit, options.http_max_json_depth), forward_pattern=self._forward),
                 LoopMailbox(loop),
                 answer_in_thread(loop),
                 max_input_bytes=limit,
@@ -238,7 +239,7 @@ async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: R
         watching.cancel()
 
 
-async def _receive_body(receive: Receive, limit: int) -> bytes | HttpAnswer | None:
+async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | HttpAnswer | None:
     """The whole body; a refusal as soon as it passes ``limit`` bytes; None when the client left."""
     pieces: list[bytes] = []
     size = 0
@@ -249,7 +250,7 @@ async def _receive_body(receive: Receive, limit: int) -> bytes | HttpAnswer | No
         piece = message.get("body", b"")
         size += len(piece)
         if size > limit:
-            return failure(400, too_large(size, limit).text, plain=True, headers=_CLOSE)
+            return refusal_of(too_large(size, limit, head), headers=_CLOSE)
         pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -21,6 +21,7 @@ from remora.protocols.http1 import (
     HEAD_LIMIT,
     HTTP2_PREFACE,
     LAST_CHUNK,
+    MAX_CHUNKS,
     BadRequest,
     ChunkDecoder,
     Head,
@@ -31,7 +32,7 @@ from remora.protocols.http1 import (
     stream_head,
     too_large,
 )
-from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
+from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
 from remora.server.exchange import SILENCE_S, STREAM_BACKLOG, Cancellable, Exchange
 
 _log = logging.getLogger("remora.http")
@@ -70,10 +71,12 @@ class Listener:
         service: Service,
         *,
         max_body_bytes: int,
+        max_chunks: int = MAX_CHUNKS,
         http2: Handover | None = None,
     ) -> None:
         self.service = service
         self.max_body_bytes = max_body_bytes
+        self.max_chunks = max_chunks
         self.http2 = http2
         self.heads = HeadParser()
         self.scratch = bytearray(_SCRATCH_BYTES)
@@ -263,11 +266,11 @@ class Connection(asyncio.BufferedProtocol):
         self._head = head
         length = head.content_length
         if length > self._listener.max_body_bytes:
-            raise too_large(length, self._listener.max_body_bytes)
+            raise too_large(length, self._listener.max_body_bytes, head)
         if head.expects_continue and at == end and (length or head.chunked):
             self._transport.write(_CONTINUE)
         if head.chunked:
-            self._chunks = ChunkDecoder(self._listener.max_body_bytes)
+            self._chunks = ChunkDecoder(self._listener.max_body_bytes, head, self._listener.max_chunks)
             self.receiving_since = self._loop_time()
             return at
         if at + length <= end:
@@ -404,7 +407,7 @@ class Connection(asyncio.BufferedProtocol):
         self._busy = True
         self._head = None
         self._rest = b""
-        self._respond_error(error.status, error.text)
+        self.respond(refusal_of(error))
 
     def _respond_error(self, status: int, text: str) -> None:
         self._head = None

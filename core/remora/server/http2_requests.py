@@ -7,7 +7,7 @@ import logging
 from remora.messages import Buffer
 from remora.protocols.http1 import BadRequest, Head, too_large
 from remora.protocols.http2_frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Fields, pack
-from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure
+from remora.protocols.http_answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
 from remora.server.exchange import STREAM_BACKLOG, Cancellable
 from remora.server.http import Service
 from remora.server.http2 import Link, Stream
@@ -72,7 +72,7 @@ class _Request:
         if self._size > self._limit:  # many clients hear of it only once they have sent all
             self._body = []
             if ended or self._size > 2 * self._limit:
-                self._refuse(too_large(self._size, self._limit))
+                self._refuse(too_large(self._size, self._limit, self._head))
             return
         if data:
             self._body.append(data)
@@ -93,7 +93,7 @@ class _Request:
             self._ticket = ticket
 
     def _refuse(self, error: BadRequest) -> None:
-        self.respond(failure(error.status, error.text, plain=True))
+        self.respond(refusal_of(error))
 
     def lost(self) -> None:
         self._open = False

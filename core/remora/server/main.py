@@ -23,6 +23,7 @@ from remora.install_advice import install_command
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
 from remora.protocols.restriction import Restrictions
+from remora.protocols.v2_request import Limits
 from remora.protocols.v2_rest import InferCodec
 from remora.regions import DISABLED, Regions
 from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
@@ -122,7 +123,7 @@ class Server:
         rest = RestService(
             self.engine,
             InferCodec(
-                options.http_max_input_size,
+                Limits(options.http_max_input_size, options.http_max_json_depth),
                 forward_pattern=_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
                 regions=self._regions,
             ),
@@ -248,7 +249,12 @@ class Server:
                 used[port] = what
 
     async def _listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
-        listener = Listener(service, max_body_bytes=self.options.http_max_input_size, http2=http2)
+        listener = Listener(
+            service,
+            max_body_bytes=self.options.http_max_input_size,
+            max_chunks=self.options.http_max_chunks,
+            http2=http2,
+        )
         waiting: list[socket.socket] = []
         try:
             if what == "HTTP" and self._early is not None:

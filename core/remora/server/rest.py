@@ -30,7 +30,6 @@ from remora.protocols.cross_site import is_loopback, is_own_host, refuse_host, r
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import failure
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
-from remora.protocols.v2_request import Limits
 from remora.protocols.v2_rest import (
     BinaryHeaders,
     HttpAnswer,
@@ -206,7 +205,7 @@ class RestService:
         self._resolve = engine.resolve
         self._traces = engine.traces
         self._codec = codec
-        self._generate = GenerateRoutes(engine, mailbox, Limits(input_bytes=max_input_bytes))
+        self._generate = GenerateRoutes(engine, mailbox, codec.limits)
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
@@ -235,7 +234,7 @@ class RestService:
         other._resolve = engine.resolve
         other._traces = engine.traces
         other._codec = self._codec.twin(binary_headers)
-        other._generate = GenerateRoutes(engine, self._mailbox, Limits(input_bytes=self._limit), malformed)
+        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, malformed)
         other._known_as = known_as
         other._malformed = malformed
         return other

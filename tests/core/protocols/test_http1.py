@@ -24,6 +24,10 @@ from remora.protocols.http1 import (
 LIMIT = 1000
 
 
+JSON_HEAD = Head("POST", "/v2/models/m/infer", ())
+BINARY_HEAD = Head("POST", "/v2/models/m/infer", ((b"Inference-Header-Content-Length", b"9"),))
+
+
 def head_of(*lines: str) -> Head:
     return HeadParser().parse(block_of(*lines))
 
@@ -282,7 +286,7 @@ def chunked(*parts: bytes, extension: bytes = b"", trailer: bytes = b"") -> byte
 
 def decoded(data: bytes, limit: int = LIMIT, step: int = 10**6) -> tuple[bytes, int, bool]:
     """(body, bytes taken, done) of ``data`` fed in pieces of ``step``."""
-    decoder, taken = ChunkDecoder(limit), 0
+    decoder, taken = ChunkDecoder(limit, JSON_HEAD), 0
     while taken < len(data) and not decoder.done:
         taken += decoder.feed(data[taken : taken + step])
     return bytes(decoder.body), taken, decoder.done
@@ -354,20 +358,20 @@ def test_what_is_no_chunked_body_is_refused(wire: bytes, step: int) -> None:
 
 def test_the_limit_is_the_last_size_allowed() -> None:
     assert decoded(chunked(b"x" * LIMIT))[2]
-    with pytest.raises(BadRequest, match="exceeds the maximum allowed value of 1000 bytes"):
+    with pytest.raises(BadRequest, match="exceeds the maximum allowed input size of 1000 bytes"):
         decoded(chunked(b"x" * (LIMIT + 1)))
     with pytest.raises(BadRequest, match="exceeds"):
         decoded(chunked(b"x" * LIMIT, b"y"))
 
 
 def test_the_limit_is_enforced_before_memory_is_taken() -> None:
-    decoder = ChunkDecoder(1 << 30)
+    decoder = ChunkDecoder(1 << 30, JSON_HEAD)
     tracemalloc.start()
     try:
         decoder.feed(b"3fffffff\r\n")
         assert tracemalloc.get_traced_memory()[1] < 100_000
         with pytest.raises(BadRequest):
-            ChunkDecoder(1 << 30).feed(b"ffffffffffffffff\r\n")
+            ChunkDecoder(1 << 30, JSON_HEAD).feed(b"ffffffffffffffff\r\n")
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -375,7 +379,7 @@ def test_the_limit_is_enforced_before_memory_is_taken() -> None:
 
 def test_many_small_chunks_cost_little_more_than_their_bytes() -> None:
     wire = b"2\r\nab\r\n" * 20_000
-    decoder = ChunkDecoder(1 << 20)
+    decoder = ChunkDecoder(1 << 20, JSON_HEAD)
     tracemalloc.start()
     try:
         decoder.feed(wire)
@@ -389,7 +393,7 @@ def test_many_small_chunks_cost_little_more_than_their_bytes() -> None:
 def test_any_split_of_a_valid_body_gives_the_same_body(parts: list[bytes], cuts: list[int]) -> None:
     wire = chunked(*parts)
     edges = [0, *sorted(min(cut, len(wire)) for cut in cuts), len(wire)]
-    decoder = ChunkDecoder(LIMIT)
+    decoder = ChunkDecoder(LIMIT, JSON_HEAD)
     for begin, end in itertools.pairwise(edges):
         assert decoder.feed(wire[begin:end]) == end - begin
     assert decoder.done
@@ -451,7 +455,7 @@ def test_the_head_of_a_stream_says_how_it_ends(chunked: bool, keep_alive: bool, 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
 def test_pieces_come_back_out_of_their_chunks(pieces: list[bytes]) -> None:
-    decoder = ChunkDecoder(LIMIT)
+    decoder = ChunkDecoder(LIMIT, JSON_HEAD)
     decoder.feed(b"".join([*map(chunk, pieces), LAST_CHUNK]))
     assert decoder.done
     assert bytes(decoder.body) == b"".join(pieces)
@@ -463,7 +467,29 @@ def test_a_head_knows_clients_of_http_1_0(line: str, old: bool) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_with_both_numbers() -> None:
-    error = too_large(70, 60)
-    assert error.status == 400
-    assert "70 bytes" in error.text
-    assert "60 bytes" in error.text
+    end = "Use --http-max-input-size to increase the limit."
+    error = too_large(70, 60, JSON_HEAD)
+    assert (error.status, error.plain) == (400, False)
+    assert error.text == f"request JSON size of 70 bytes exceeds the maximum allowed input size of 60 bytes. {end}"
+    error = too_large(70, 60, BINARY_HEAD)
+    assert (error.status, error.plain) == (400, True)
+    assert error.text == f"request body of 70 bytes exceeds the maximum allowed value of 60 bytes. {end}"
+
+
+@pytest.mark.parametrize("most", [1, 3, 65_536])
+def test_a_body_of_more_chunks_than_allowed_is_refused_as_soon_as_one_too_many_begins(most: int) -> None:
+    decoder = ChunkDecoder(1 << 20, JSON_HEAD, most)
+    decoder.feed(b"1\r\na\r\n" * most)
+    assert len(decoder.body) == most
+    with pytest.raises(BadRequest) as refused:
+        decoder.feed(b"1\r\n")
+    text = f"Chunked request body exceeds maximum of {most} non-empty chunks. Send fewer or larger HTTP chunks."
+    assert (refused.value.status, refused.value.text, refused.value.plain) == (400, text, False)
+
+
+def test_as_many_chunks_as_allowed_are_a_body_and_zero_allows_any_number() -> None:
+    for most, sent in ((3, 3), (0, 70_000)):
+        decoder = ChunkDecoder(1 << 20, JSON_HEAD, most)
+        decoder.feed(b"1\r\na\r\n" * sent + b"0\r\n\r\n")
+        assert decoder.done
+        assert bytes(decoder.body) == b"a" * sent

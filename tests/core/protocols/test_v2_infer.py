@@ -162,8 +162,22 @@ def test_headers_that_match_become_parameters_and_win_over_the_body() -> None:
     assert raw.raw
     assert raw.parameters == forwarded
     assert InferCodec().forwarded([(b"my-a", b"1")]) == {}
-    with pytest.raises(InvalidArgumentError, match="cannot be forwarded"):
-        InferCodec(forward_pattern=re.compile("")).forwarded([(b"Triton_x", b"1")])
+
+
+RESERVED = (b"sequence_id", b"sequence_start", b"sequence_end", b"priority", b"timeout", b"headers")
+
+
+@pytest.mark.parametrize("name", [*RESERVED, b"binary_data_output", b"triton_x", b"Triton_x"])
+def test_header_names_that_triton_reserves_are_not_forwarded(name: bytes) -> None:
+    codec = InferCodec(forward_pattern=re.compile(""))
+    with pytest.raises(InvalidArgumentError) as refused:
+        codec.forwarded([(b"x-a", b"1"), (name, b"1")])
+    assert refused.value.message == f"Header '{name.decode()}' is reserved for Triton usage and cannot be forwarded."
+    assert InferCodec(forward_pattern=re.compile("x-")).forwarded([(b"x-a", b"1"), (name, b"1")]) == {"x-a": "1"}
+
+
+def test_another_spelling_of_a_reserved_name_is_a_parameter_of_its_own() -> None:
+    assert InferCodec(forward_pattern=re.compile("")).forwarded([(b"Priority", b"u=1")]) == {"Priority": "u=1"}
 
 
 # -- both ways, and hostile -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError
 from remora.messages import DTYPES
-from remora.protocols.v2_request import MAX_TENSORS
+from remora.protocols.v2_request import MAX_TENSORS, Limits, check_values
 from remora.protocols.v2_rest import InferCodec
 
 FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
@@ -146,9 +146,10 @@ def test_a_flood_of_tensors_is_refused(member: str) -> None:
     )
 
 
-def test_a_shape_whose_product_overflows_is_left_to_the_engine() -> None:
-    assert one("FP32", [2**32, 2**32], [1]) is None
-    assert one("FP32", [2**62] * 200_000, [1]) is None  # at once, where the whole product would take minutes
+def test_a_shape_whose_product_overflows_is_refused_at_once() -> None:
+    shape = [2**62] * 200_000  # their product would take minutes
+    error = refusal(body_of({"name": "IN", "shape": shape, "datatype": "FP32", "data": [1]}))
+    assert len(error.message) < 2000
     assert one("FP32", [2**62] * 9 + [0], [1]) == b""
 
 
@@ -162,26 +163,63 @@ def test_a_tensor_beyond_the_limit_is_refused_before_it_is_made() -> None:
             "Use --http-max-input-size to increase the limit."
         )
     with pytest.raises(InvalidArgumentError, match="exceeds the maximum allowed value of 100 bytes"):
-        InferCodec(100).decode(body_of({"name": "I", "shape": [1], "datatype": "BYTES", "data": ["x" * 97]}), None)
+        InferCodec(Limits(100)).decode(
+            body_of({"name": "I", "shape": [1], "datatype": "BYTES", "data": ["x" * 97]}), None
+        )
 
 
 def test_json_of_too_many_values_is_refused_before_it_is_read() -> None:
-    codec = InferCodec(max_elements=1000)
+    codec = InferCodec(Limits(json_values=1000))
     with pytest.raises(InvalidArgumentError, match="binary data format"):
         codec.decode(b"[" + b"[]," * 1001, None)
     assert codec.decode(body_of({**JSON_INPUT, "shape": [900], "data": [1] * 900}), None)
 
 
-@pytest.mark.parametrize("depth", [101, 500, 100_000])
-def test_data_nested_too_deep_is_refused(depth: int) -> None:
-    head = b'{"inputs":[{"name":"IN","shape":[2],"datatype":"FP32","data":[0,'
-    error = refusal(head + b"[" * depth + b"1" + b"]" * depth + b"]}]}")
+def test_more_values_may_come_where_a_longer_input_may() -> None:
+    text = memoryview(b"," * (17 * 2**20 + 1))
+    with pytest.raises(InvalidArgumentError, match="more than the 17825792 that are read at once"):
+        check_values(text, Limits())
+    check_values(text, Limits(65 * 2**20))
+
+
+@pytest.mark.parametrize(("depth", "limit"), [(99, 100), (500, 100), (100_000, 1024)])
+def test_data_nested_too_deep_is_refused_with_tritons_text(depth: int, limit: int) -> None:
+    text = f"JSON nesting depth exceeds maximum allowed limit ({limit})"
+    for datatype, value in (("FP32", b"1"), ("BYTES", b'"a"')):
+        head = b'{"inputs":[{"name":"IN","shape":[2],"datatype":"%b","data":[%b,' % (datatype.encode(), value)
+        error = refusal(head + b"[" * depth + value + b"]" * depth + b"]}]}")
+        assert isinstance(error, InvalidArgumentError)
+        assert error.message == (f"Unable to parse 'data': {text}" if (datatype, limit) == ("FP32", 100) else text)
+
+
+def test_how_deep_data_may_nest_is_an_option() -> None:
+    body = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":%b1%b}]}'
+    for limit in (2, 100, 1000):
+        _, (data,), _ = InferCodec(Limits(json_depth=limit)).decode(
+            body % (b"[" * (limit - 1), b"]" * (limit - 1)), None
+        )
+        assert np.asarray(data).tolist() == [1.0]
+        with pytest.raises(InvalidArgumentError, match="JSON nesting depth exceeds"):
+            InferCodec(Limits(json_depth=limit)).decode(body % (b"[" * limit, b"]" * limit), None)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "UINT8", "FP16", "NOPE"])
+def test_a_shape_of_more_elements_than_64_bits_count_is_refused_with_tritons_text(datatype: str) -> None:
+    error = refusal(body_of({**JSON_INPUT, "shape": [2**32, 2**31], "datatype": datatype}))
     assert isinstance(error, InvalidArgumentError)
-    assert error.message.startswith("JSON nesting depth exceeds maximum allowed")
-    nested: Any = 1
-    for _ in range(100):
-        nested = [nested]
-    assert one("FP32", [1], nested).tolist() == [1.0]
+    assert error.message == (
+        f"invalid shape for input '{JSON_INPUT['name']}': shape [4294967296,2147483648] causes total element count to "
+        "exceed maximum size of 9223372036854775807"
+    )
+
+
+def test_a_shape_of_more_bytes_than_64_bits_count_is_refused_with_tritons_text() -> None:
+    error = refusal(body_of({**JSON_INPUT, "shape": [4, 2**60 - 1], "datatype": "FP32"}))
+    assert isinstance(error, InvalidArgumentError)
+    assert error.message == (
+        f"byte size overflow for input '{JSON_INPUT['name']}': element count (4611686018427387900) * data type size "
+        "(4) exceeds maximum allowed size (9223372036854775807)"
+    )
 
 
 # -- requests: what is refused --------------------------------------------------------------------------------------

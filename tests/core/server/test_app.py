@@ -222,7 +222,7 @@ def test_uvicorn_passes_on_no_more_than_the_limit_of_a_body_without_a_length(uvi
     with httpx.Client(base_url=uvicorn_origin, timeout=PATIENCE_S) as client:
         answer = client.post("/v2/models/rows/infer", content=iter([b"x" * 40_000, b"x" * 40_000]))
     assert answer.status_code == 400
-    assert "exceeds the maximum allowed value of 65536 bytes" in answer.json()["error"]
+    assert "exceeds the maximum allowed input size of 65536 bytes" in answer.json()["error"]
 
 
 def test_mangum_serves_the_app(engine: Engine) -> None:

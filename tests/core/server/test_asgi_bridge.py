@@ -141,7 +141,7 @@ def test_a_body_that_says_it_is_too_long_is_refused_before_it_is_read(engine: En
     app = V2App(engine, ServerOptions(http_max_input_size=10))
     spoken = infer(app, (b"content-length", b"11"))
     assert (spoken.status, spoken.received) == (400, 0)
-    assert b"request body of 11 bytes exceeds the maximum allowed value of 10 bytes" in spoken.body
+    assert b"request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes" in spoken.body
     assert spoken.headers[b"connection"] == b"close"
 
 

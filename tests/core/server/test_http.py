@@ -544,7 +544,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(again: bool, with_
             bench.listener.heads.parse(wire[:-101])
         bench.receive(wire if with_body else wire[:-101])
         assert bench.written.startswith(b"HTTP/1.1 400 ")
-        assert b"exceeds the maximum allowed value of 100 bytes" in bench.written
+        assert b"request JSON size of 101 bytes exceeds the maximum allowed input size of 100 bytes" in bench.written
         assert bench.transport.closing
         assert bench.service.requests == []
 
@@ -558,6 +558,16 @@ def test_a_chunked_body_beyond_the_limit_is_refused() -> None:
     with benches(limit=100) as bench:
         bench.receive(b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n")
         assert bench.written.startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_chunked_body_of_too_many_chunks_is_refused_with_tritons_text_and_the_connection_ends() -> None:
+    with benches() as bench:
+        bench.listener.max_chunks = 2
+        bench.receive(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 3)
+        assert b"\r\nContent-Type: application/json\r\n" in bench.written
+        assert b"Chunked request body exceeds maximum of 2 non-empty chunks." in bench.written
+        assert bench.transport.is_closing()
+        assert not bench.service.requests
 
 
 def test_a_service_that_fails_is_a_500_without_details(bench: Bench) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from conftest import free_ports
 from fakes import write_model
+from hosting import running, write_scale
 from remora.engine import Engine
-from remora.options import ServerOptions
+from remora.options import EngineOptions, ServerOptions
+from remora.server.doors import Host
 from remora.server.main import Server, StartError
 
 PATIENCE_S = 60.0
@@ -105,6 +107,29 @@ def test_a_server_is_not_ready_before_our_own_grpc_listens_either(
             await server.stop()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("action", ["infer", "generate"])
+def test_the_limits_of_json_and_chunks_are_the_operators(tmp_path: Path, action: str) -> None:
+    write_scale(tmp_path / "scale")
+    bodies = {
+        "infer": b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [[1, 2, 3, 4]]}]}',
+        "generate": b'{"x": [[1], [2], [3], [4]]}',
+    }
+    body = bodies[action]
+    for depth, chunks, text in (
+        (3, 2, b"[2.0,4.0,6.0,8.0]"),
+        (2, 2, b"JSON nesting depth exceeds maximum allowed limit (2)"),
+        (3, 1, b"Chunked request body exceeds maximum of 1 non-empty chunks"),
+    ):
+        options = ServerOptions(
+            allow_grpc=False, allow_metrics=False, http_max_json_depth=depth, http_max_chunks=chunks
+        )
+        with running(Host(EngineOptions(paths=(tmp_path,)), options)) as ports:
+            connection = http.client.HTTPConnection("127.0.0.1", ports.http, timeout=PATIENCE_S)
+            connection.request("POST", f"/v2/models/scale/{action}", iter([body[:9], body[9:]]), encode_chunked=True)
+            assert text in connection.getresponse().read()
+            connection.close()
 
 
 def test_grpcio_is_opened_while_the_models_load(tmp_path: Path) -> None:
