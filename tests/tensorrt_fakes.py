@@ -16,6 +16,11 @@ class DataType(enum.Enum):
     FP4 = 9
 
 
+class TensorFormat(enum.Enum):
+    LINEAR = 0
+    CHW32 = 5
+
+
 class FakeContext:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
@@ -24,6 +29,9 @@ class FakeContext:
         self.profile = -1
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        if self.engine.refuses_profiles:
+            self.engine.log.log(SimpleNamespace(name="ERROR"), "the profile is in use by another context")
+            raise RuntimeError("Failed to set optimization profile.")  # the bindings never return False
         self.profile = profile
         return True
 
@@ -58,8 +66,10 @@ class FakeEngine:
 
     num_io_tensors = 2
     num_optimization_profiles = 2
+    refuses_profiles = False
     output_shape: tuple[int, ...] | None = None
     kind = DataType.FLOAT
+    layout = TensorFormat.LINEAR
     log: Any = None
 
     def get_tensor_name(self, index: int) -> str:
@@ -77,6 +87,9 @@ class FakeEngine:
     def is_shape_inference_io(self, name: str) -> bool:
         return False
 
+    def get_tensor_format(self, name: str, profile: int) -> TensorFormat:
+        return self.layout if (name, profile) == ("y", 1) else TensorFormat.LINEAR
+
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         return [(1, 2), (2, 2), ((8, 4)[profile], 2)]
 
@@ -85,6 +98,7 @@ class FakeEngine:
 
 
 class FakeTensorRt(ModuleType):
+    TensorFormat = TensorFormat
     TensorIOMode = SimpleNamespace(INPUT="INPUT", OUTPUT="OUTPUT")
 
     class ILogger:

@@ -60,14 +60,9 @@ class TensorRtModel:
         self._path = path
         self._engines: dict[int, Engine] = {}
         self._opening = threading.Lock()
-        group = config.instance_group[0] if config.instance_group else None
-        self._first = group.gpus[0] if group is not None and group.gpus else 0
         self._profile = _profile(config)
-        profiles = self._engine(self._first).profiles
-        if self._profile >= profiles:
-            raise ConfigError(
-                f"model '{source.name}' asks for optimization profile {self._profile}; the engine has {profiles}"
-            )
+        if _named_gpu(config) is not None:  # else the engine chooses one before `complete`
+            self._engine(_first_gpu(config))
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in inputs, outputs and batch size from the engine and its first profile (spec C15), and check the rest.
@@ -75,7 +70,7 @@ class TensorRtModel:
         Raises:
             ConfigError: the configuration contradicts the engine, or wants larger batches than it was built for.
         """
-        engine = self._engine(self._first)
+        engine = self._engine(_first_gpu(config))
         most = engine.most_rows(self._profile)
         inputs = [tensor.info for tensor in engine.tensors if tensor.is_input]
         outputs = [tensor.info for tensor in engine.tensors if not tensor.is_input]
@@ -119,8 +114,22 @@ class TensorRtModel:
                     inner = describe(self._trt, self._path.read_bytes(), self._source.name)
                 if inner is None:
                     raise load_failure(self._source, self._path, log_of(self._trt).reasons.told())
+                if self._profile >= inner.profiles:
+                    raise ConfigError(
+                        f"model '{self._source.name}' asks for optimization profile {self._profile}; the engine has "
+                        f"{inner.profiles}"
+                    )
                 self._engines[device] = inner
             return self._engines[device]
+
+
+def _named_gpu(config: ModelConfig) -> int | None:
+    """The first GPU that the configuration names; None where it names none."""
+    return next((gpu for group in config.instance_group for gpu in group.gpus), None)
+
+
+def _first_gpu(config: ModelConfig) -> int:
+    return _named_gpu(config) or 0
 
 
 def _profile(config: ModelConfig) -> int:

@@ -67,6 +67,10 @@ class Reasons(threading.local):
         if getattr(severity, "name", "") in ("ERROR", "INTERNAL_ERROR"):
             self._lines.append(text)
 
+    def clear(self) -> None:
+        """Forget the errors of what went before, which a caller had no use for."""
+        self._lines.clear()
+
     def told(self) -> str:
         """The errors since it was asked last, in one line."""
         lines = "; ".join(self._lines)
@@ -95,9 +99,10 @@ def describe(trt: Any, plan: bytes, model: str) -> Engine | None:
     """The engine of a plan on the thread's device; None when it cannot be read, the log then tells why.
 
     Raises:
-        UnsupportedError: a tensor of a type that the protocol does not have.
+        UnsupportedError: a tensor of a type that the protocol does not have, or in another layout than row by row.
     """
     log = log_of(trt)
+    log.reasons.clear()
     inner = trt.Runtime(log).deserialize_cuda_engine(plan)
     if inner is None:
         return None
@@ -110,6 +115,13 @@ def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
     kind = inner.get_tensor_dtype(name).name
     if kind not in _DATATYPES:
         raise UnsupportedError(f"model '{model}': tensor '{name}' has the TensorRT type {kind}, which has no name here")
+    for profile in range(inner.num_optimization_profiles):
+        layout = inner.get_tensor_format(name, profile)
+        if layout != trt.TensorFormat.LINEAR:  # TensorRT pads such tensors and would write beyond their memory
+            raise UnsupportedError(
+                f"model '{model}': tensor '{name}' has the layout {getattr(layout, 'name', layout)}, which is not "
+                "offered: build the engine with linear inputs and outputs"
+            )
     is_input = inner.get_tensor_mode(name) == trt.TensorIOMode.INPUT
     shape = tuple(int(dim) for dim in inner.get_tensor_shape(name))
     info = TensorInfo(name, _DATATYPES[kind], shape)
@@ -147,13 +159,20 @@ class Context:
     def _begin(self) -> None:
         with self._cuda.on(self._device):
             self._stream = self._cuda.stream()
+            self._engine.reasons.clear()
             self._inner = self._engine.inner.create_execution_context()
-            if self._inner is None or not self._inner.set_optimization_profile_async(self._profile, self._stream):
+            if self._inner is None or not self._set_profile():
                 raise InternalError(
                     f"TensorRT makes no execution context for optimization profile {self._profile}: "
                     f"{self._engine.reasons.told()}"
                 )
             self._cuda.wait(self._stream)
+
+    def _set_profile(self) -> bool:
+        try:
+            return bool(self._inner.set_optimization_profile_async(self._profile, self._stream))
+        except RuntimeError:  # the bindings raise it in the place of False; the log has TensorRT's reason
+            return False
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         """The outputs ``wanted``, in that order, in main memory.
@@ -186,10 +205,14 @@ class Context:
     def _run(self, inputs: dict[str, Array], new: frozenset[str]) -> dict[str, Any]:
         """All outputs: on the device, or on the host where TensorRT wants them there. ``new``: not in kept memory."""
         self._cuda.use(self._device)
+        self._engine.reasons.clear()
         copies: list[tuple[int, Array]] = []
         read_here = [self._give(name, array, copies) for name, array in inputs.items()]
         self._transfer.to_device(copies)
-        unknown = self._inner.infer_shapes()
+        try:
+            unknown = self._inner.infer_shapes()
+        except RuntimeError as error:  # the bindings raise it where TensorRT's call fails
+            raise self._failure("could not infer the shapes of the outputs") from error
         if unknown:
             raise InternalError(f"TensorRT needs values for {', '.join(unknown)}", from_model=True)
         names = [name for name, tensor in self._tensors.items() if not tensor.is_input]

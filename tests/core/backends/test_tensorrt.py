@@ -19,12 +19,13 @@ from fakes import config_of
 from remora.backends import Instance, Placement, Source
 from remora.backends.tensorrt import TensorRtBackend
 from remora.backends.tensorrt_context import Reasons
+from remora.config import normalise
 from remora.device_arrays import DeviceArray
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.install_advice import install_command
 from remora.messages import Array, Response
 from remora.testing.backend import request_of, run
-from tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt
+from tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt, TensorFormat
 
 
 @pytest.fixture
@@ -172,6 +173,57 @@ def test_an_instance_that_cannot_be_made_leaves_nothing_behind(
     with pytest.raises(InternalError, match="TensorRT makes no execution context for optimization profile 0"):
         model.instance(config, Placement("m_0", "GPU", 0))
     assert cudart.held(STREAM) == before
+
+
+def test_an_engine_whose_tensors_are_padded_is_refused(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT would write beyond memory of the logical shape's size."""
+    monkeypatch.setattr(FakeEngine, "layout", TensorFormat.CHW32)
+    with pytest.raises(UnsupportedError, match="tensor 'y' has the layout CHW32, which is not offered"):
+        opened(tmp_path)
+
+
+def test_a_profile_that_tensorrt_refuses_is_told_with_its_reason(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeEngine, "refuses_profiles", True)
+    model, config = opened(tmp_path)
+    model._engine(0).inner.log.log(SimpleNamespace(name="ERROR"), "an error of a call before")
+    with pytest.raises(InternalError, match=r"optimization profile 0: the profile is in use by another context$"):
+        model.instance(config, Placement("m_0", "GPU", 0))
+
+
+def test_shapes_that_cannot_be_inferred_are_told_with_tensorrts_reason(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: FakeContext) -> list[str]:
+        self.engine.log.log(SimpleNamespace(name="ERROR"), "a plugin has no shape")
+        raise RuntimeError("Failed to infer shapes.")
+
+    model, config = opened(tmp_path)
+    instance = model.instance(config, Placement("m_0", "GPU", 0))
+    model._engine(0).inner.log.log(SimpleNamespace(name="ERROR"), "an error of a call before")
+    monkeypatch.setattr(FakeContext, "infer_shapes", failing)
+    with pytest.raises(InternalError, match=r"could not infer the shapes of the outputs: a plugin has no shape$"):
+        answer(instance, X)
+    instance.close()
+
+
+def test_an_engine_is_read_on_the_first_gpu_that_instances_get(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPU 0 may be one that the operator leaves out, which cannot read the engine."""
+    monkeypatch.setenv("STAND_IN_DEVICES", "2")
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.plan").write_bytes(b"plan")
+    config = config_of('name: "m" backend: "tensorrt"')
+    model: Any = TensorRtBackend().open(Source("m", 1, tmp_path / "m", version, tmp_path), config)
+    assert not model._engines
+    normalise(config, "m", gpus=(1,))
+    model.complete(config)
+    assert list(model._engines) == [1]
 
 
 def test_an_engine_of_another_version_is_told_with_tensorrts_reason(tmp_path: Path, cudart: StandIn) -> None:

@@ -68,6 +68,7 @@ CALLS = {
         "get_tensor_name": ("index",),
         "get_tensor_dtype": ("name",),
         "get_tensor_mode": ("name",),
+        "get_tensor_format": ("name", "profile_index"),
         "get_tensor_shape": ("name",),
         "is_shape_inference_io": ("name",),
         "get_tensor_profile_shape": ("name", "profile_index"),
@@ -110,6 +111,7 @@ def test_properties_and_names_are_there(trt: Any) -> None:
     assert tuple(trt.Dims([2, -1])) == (2, -1)
     assert trt.Dims([2, -1])[0] == 2
     assert set(_DATATYPES) <= set(trt.DataType.__members__)
+    assert "LINEAR" in trt.TensorFormat.__members__
     assert {"INPUT", "OUTPUT"} <= set(trt.TensorIOMode.__members__)
     assert {"ERROR", "INTERNAL_ERROR"} <= set(trt.ILogger.Severity.__members__)
 
