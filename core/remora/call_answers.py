@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from remora.explaining import Explanation
     from remora.metrics import MetricsExporter
     from remora.model import ServedModel
+    from remora.system.gpus import Gpus
     from remora.tracing.tracer import Traces
 
 EXTENSIONS = (
@@ -53,6 +54,7 @@ class CallAnswers:
         ledger: where the time of the start went.
         cache: of responses; None without one.
         traces: another engine's; None for its own.
+        gpus: the machine's.
     """
 
     def __init__(
@@ -63,7 +65,11 @@ class CallAnswers:
         ledger: Ledger,
         cache: ResponseCache | None,
         traces: Traces | None = None,
+        gpus: Gpus | None = None,
     ) -> None:
+        self._gpus = gpus if options.allow_gpu_metrics else None
+        # At the start, because the metric of energy counts from there and not from the first scrape.
+        self._energy_j = self._gpus.energies() if self._gpus is not None else {}
         self._options = options
         self._lifecycle = lifecycle
         self._table = lifecycle.table
@@ -123,11 +129,10 @@ class CallAnswers:
     def _metrics(self) -> str:
         if self._exporter is None:
             from remora.metrics import MetricsExporter  # not needed to start
-            from remora.system.gpus import Gpus
 
-            gpus = Gpus().readings if self._options.allow_gpu_metrics else list
+            gpus = self._gpus.readings if self._gpus is not None else list
             settings = MetricsSettings.of(self._options.metrics_config)
-            self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus)
+            self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus, self._energy_j)
         return self._exporter.render([*self._table.ready_models(), *self.beside()], self._startup(), self.connections())
 
     def _startup(self) -> StartupReport:

@@ -113,7 +113,9 @@ class Engine:
         self._cache = loader.cache
         self._lifecycle = Lifecycle(self.options, loader, self._clock)
         self._table = self._lifecycle.table
-        self._answers = CallAnswers(self.options, self._lifecycle, self._clock, self.ledger, self._cache, traces)
+        self._answers = CallAnswers(
+            self.options, self._lifecycle, self._clock, self.ledger, self._cache, traces, loader.devices
+        )
         self.traces = self._answers.traces
         self._ends_traces = traces is None
 

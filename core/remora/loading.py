@@ -92,14 +92,14 @@ class ModelLoader:
 
     def __init__(self, options: EngineOptions, clock: Clock, *, gpus: Sequence[int] | None = None) -> None:
         self._options = options
-        self._devices = Gpus()
+        self.devices = Gpus()
         least = options.least_capability()
         self._least_number = float(".".join(map(str, least)))
         self._settings = options.backend_settings()
         self.calls: Callable[[], ModelCaller] | None = None
         self.ledger = Ledger(clock.monotonic_ns)
         self._clock = clock
-        self._gpus = capable(self._devices.visible(), least) if gpus is None else gpus
+        self._gpus = capable(self.devices.visible(), least) if gpus is None else gpus
         self._limits = parse_gpu_limits(options.model_load_gpu_limit)
         self._cpus_of = {
             name: policy.cpus or numa_cpus(policy.numa_node)
@@ -286,7 +286,7 @@ class ModelLoader:
 
     def _used_share(self, device: int) -> float | None:
         """The share of a GPU's memory that is taken; None when nobody knows."""
-        readings = self._devices.readings()
+        readings = self.devices.readings()
         if device >= len(readings) or not readings[device].memory_total_bytes:
             return None
         return (readings[device].memory_used_bytes or 0) / (readings[device].memory_total_bytes or 1)

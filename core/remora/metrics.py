@@ -34,6 +34,7 @@ class _Row(NamedTuple):
 
 
 _NO_CONNECTIONS: Mapping[str, int] = {}
+_NO_ENERGY: Mapping[str, float] = {}
 
 
 class MetricsExporter:
@@ -45,10 +46,12 @@ class MetricsExporter:
         clock: Clock,
         cache: ResponseCache | None = None,
         gpus: Callable[[], Sequence[GpuReading]] = tuple,
+        energy_j: Mapping[str, float] = _NO_ENERGY,
     ) -> None:
         self._settings = settings
         self._gpus = gpus
-        self._energy_j = {reading.uuid: reading.energy_j or 0.0 for reading in gpus()}
+        self._energy_j = energy_j
+        """What each GPU had used when the server started, by its UUID."""
         self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()

@@ -28,6 +28,7 @@ from remora.messages import (
     IndexEntry,
     InferForm,
     InputSpec,
+    Metrics,
     ModelConfig,
     ModelExplain,
     ModelInfo,
@@ -44,6 +45,7 @@ from remora.messages import (
     TensorInfo,
 )
 from remora.options import EngineOptions
+from remora.system.gpus import GpuReading, Gpus
 
 PATIENCE_S = 30.0
 ALL = DOUBLER + "version_policy { all { } }"
@@ -223,6 +225,20 @@ def test_the_server_tells_about_itself(engine: Engine) -> None:
     info = engine.perform(ServerMetadata())
     assert info.name == "me"
     assert "binary_tensor_data" in info.extensions
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_energy_of_a_gpu_counts_from_the_servers_start(
+    tmp_path: Path, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    used = [100.0]
+    monkeypatch.setattr(Gpus, "readings", lambda self: [GpuReading("GPU-1", energy_j=used[0])])
+    with Engine(tmp_path, clock=FakeClock(), allow_gpu_metrics=allowed) as engine:
+        used[0] = 130.0
+        page = engine.perform(Metrics())
+        row = 'nv_energy_consumption{gpu_uuid="GPU-1"} 30\n'
+        assert (row in page) is allowed
+        assert ("nv_energy_consumption" in page) is allowed
 
 
 def test_metadata_lists_the_ready_versions_or_the_one_asked_for(engine: Engine) -> None:

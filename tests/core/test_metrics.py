@@ -229,13 +229,10 @@ def test_every_setting_that_the_flags_help_names_is_one() -> None:
 
 
 def test_gpus_are_told_of_under_tritons_names_and_absent_where_there_are_none() -> None:
-    energy = iter([100.0, 130.0])
-
     def readings() -> list[GpuReading]:
-        joules = next(energy)
-        return [GpuReading("GPU-1", 0.5, 1000, 250, 65.0, 300.0, joules), GpuReading("MIG-2", None, 500, 100)]
+        return [GpuReading("GPU-1", 0.5, 1000, 250, 65.0, 300.0, 130.0), GpuReading("MIG-2", None, 500, 100)]
 
-    page = MetricsExporter(MetricsSettings(), FakeClock(), gpus=readings).render([])
+    page = MetricsExporter(MetricsSettings(), FakeClock(), gpus=readings, energy_j={"GPU-1": 100.0}).render([])
     rows = {line for line in page.splitlines() if line.startswith(("nv_gpu", "nv_energy"))}
     assert rows == {
         'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5',

@@ -107,7 +107,7 @@ def _exported(torch: Any, path: Path, device: Any, compiling: Mapping[str, Any] 
     check_exported(path, lambda file: torch.load(file, weights_only=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about versions of the format, to whoever exports
-        program = torch.export.load(str(path))
+        program = _moved(torch.export.load(str(path)), device)
         module = program.module(check_guards=False)
         if device is not None:
             module.to(device)
@@ -132,6 +132,14 @@ def _exported(torch: Any, path: Path, device: Any, compiling: Mapping[str, Any] 
         kept=_addresses([*module.parameters(), *module.buffers()]),
         stateless=not signature.buffers_to_mutate,
     )
+
+
+def _moved(program: Any, device: Any) -> Any:
+    """A program for a device: exported on a CPU, its nodes create tensors there, and not only its weights must move."""
+    if device is None or device.type == "cpu":
+        return program
+    passes = __import__("torch.export.passes", fromlist=["move_to_device_pass"])
+    return passes.move_to_device_pass(program, device)
 
 
 def _compiled(torch: Any, path: Path, device: Any, runners: int) -> Program:

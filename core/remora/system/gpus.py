@@ -137,6 +137,10 @@ class Gpus:
             return []
         return [_reading(nvml, gpu) for gpu in self.visible()]
 
+    def energies(self) -> dict[str, float]:
+        """What the visible devices have used since their driver was loaded, in joules, by UUID; see `GpuReading`."""
+        return {reading.uuid: reading.energy_j for reading in self.readings() if reading.energy_j is not None}
+
     def _counted(self) -> tuple[Gpu, ...]:
         """The visible devices where NVML cannot be asked: their number is all that is known of them."""
         count = _counted_by_cuda(self._open_library)

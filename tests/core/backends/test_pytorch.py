@@ -13,6 +13,7 @@ import pytest
 
 from remora.backends import Placement
 from remora.backends.pytorch import PyTorchBackend
+from remora.backends.pytorch_program import load_program
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import Example, Opened, open_model, request_of, run
@@ -288,3 +289,17 @@ def tamper(file: Path, kind: str, mark: Path) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)
+
+
+def test_what_an_exported_program_creates_is_on_the_device_that_it_is_read_onto(tmp_path: Path) -> None:
+    """PyTorch's device without memory stands for a GPU: it meets a tensor of the CPU with the same error."""
+
+    class Shifted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.arange(2, dtype=torch.float32)
+
+    file = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Shifted(), (torch.ones(3, 2),)), file)
+    program = load_program(torch, file, torch.device("meta"), runners=1, compiling=None)
+    found = program.call(torch.ones(3, 2, device="meta"))
+    assert (found[0] if isinstance(found, tuple) else found).device.type == "meta"
