@@ -38,10 +38,19 @@ class Transfer:
 
 
 class CudaTransfer(Transfer):
-    """Copies through pinned memory on a stream of its own, so that they run beside other instances' kernels."""
+    """Copies through pinned memory on a stream of its own, so that they run beside other instances' kernels.
 
-    def __init__(self, memory: Memory, runtime: Cuda) -> None:
+    Args:
+        memory: the device's.
+        runtime: CUDA's.
+        inputs: False has copies to the device go without pinned memory.
+        outputs: the same for copies to the host.
+    """
+
+    def __init__(self, memory: Memory, runtime: Cuda, *, inputs: bool = True, outputs: bool = True) -> None:
         super().__init__(memory)
+        self._pins_inputs = inputs
+        self._pins_outputs = outputs
         self._cuda = runtime
         self._number = memory.device[1]
         with self._cuda.on(self._number):
@@ -51,6 +60,9 @@ class CudaTransfer(Transfer):
 
     def to_device(self, copies: Sequence[tuple[int, Array]]) -> None:
         """Put arrays at addresses of the device, and wait for them."""
+        if not self._pins_inputs:
+            super().to_device(copies)
+            return
         at = self._room(sum(array.nbytes for _, array in copies))
         for address, array in copies:
             if array.nbytes:
@@ -61,6 +73,8 @@ class CudaTransfer(Transfer):
 
     def to_host(self, arrays: Sequence[DeviceArray]) -> list[Array]:
         """New arrays with the values."""
+        if not self._pins_outputs:
+            return super().to_host(arrays)
         start = at = self._room(sum(array.nbytes for array in arrays))
         for array in arrays:
             if array.nbytes:
@@ -148,9 +162,10 @@ def transfer_for(config: ModelConfig, memory: Memory, runtime: Callable[[], Cuda
 
     Raises UnsupportedError where there is no CUDA runtime.
     """
-    wanted = config.optimization
-    off = any(
-        wanted.HasField(field) and not getattr(wanted, field).enable
+    inputs, outputs = (
+        not config.optimization.HasField(field) or getattr(config.optimization, field).enable
         for field in ("input_pinned_memory", "output_pinned_memory")
     )
-    return Transfer(memory) if off or memory.device == HOST else CudaTransfer(memory, runtime())
+    if memory.device == HOST or not (inputs or outputs):
+        return Transfer(memory)
+    return CudaTransfer(memory, runtime(), inputs=inputs, outputs=outputs)

@@ -143,12 +143,33 @@ def test_rows_of_a_tensor_and_a_tensor_of_none_go_where_the_engine_can_read_them
     instance.close()
 
 
-def test_without_pinned_memory_values_are_copied_all_the_same(tmp_path: Path, cudart: StandIn) -> None:
-    model, config = opened(tmp_path, "optimization { input_pinned_memory { enable: false } }")
-    pinned = cudart.held(PINNED)
+OFF = "optimization { %s { enable: false } }"
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("", [True, True]),
+        (OFF % "input_pinned_memory", [False, True]),
+        (OFF % "output_pinned_memory", [True, True]),
+        (OFF % "input_pinned_memory" + OFF % "output_pinned_memory", [False, False]),
+    ],
+)
+def test_pinned_memory_is_used_in_the_directions_that_want_it(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch, text: str, used: list[bool]
+) -> None:
+    model, config = opened(tmp_path, text)
+    before = cudart.held(PINNED)
+    seen: list[bool] = []  # after the inputs were copied, and after the answer
+    execute = FakeContext.execute_async_v3
+    monkeypatch.setattr(
+        FakeContext,
+        "execute_async_v3",
+        lambda self, stream: (seen.append(cudart.held(PINNED) > before), execute(self, stream))[1],
+    )
     instance = model.instance(config, Placement("m_0", "GPU", 0))
     np.testing.assert_array_equal(answer(instance, X)[0], X * 2)
-    assert cudart.held(PINNED) == pinned
+    assert [*seen, cudart.held(PINNED) > before] == used
     instance.close()
 
 
