@@ -152,7 +152,7 @@ OFF = "optimization { %s { enable: false } }"
         ("", [True, True]),
         (OFF % "input_pinned_memory", [False, True]),
         (OFF % "output_pinned_memory", [True, True]),
-        (OFF % "input_pinned_memory" + OFF % "output_pinned_memory", [False, False]),
+        (OFF % "input_pinned_memory { enable: false } output_pinned_memory", [False, False]),
     ],
 )
 def test_pinned_memory_is_used_in_the_directions_that_want_it(
