@@ -18,7 +18,7 @@ from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer, Wire
 from remora.server.doors import Inside
-from remora.server.exchange import Cancellable, Exchange
+from remora.server.exchange import Cancellable, Exchange, Flow, flow_of
 from remora.server.http import fixed_part
 from remora.server.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, Answer, empty_answer, message_answer
@@ -328,6 +328,11 @@ class _Labelled:
     def receiving_since(self) -> float:
         """As a connection has it."""
         return float(getattr(self._exchange, "receiving_since", 0.0))
+
+    @property
+    def flow(self) -> Flow | None:
+        """As the exchange has it."""
+        return flow_of(self._exchange)
 
     def respond(self, answer: HttpAnswer) -> None:
         self._exchange.respond(self._known.label(answer))

@@ -11,7 +11,7 @@ from remora.errors import CancelledError
 from remora.messages import Buffer, TensorInfo
 from remora.protocols.http1 import Head
 from remora.protocols.http_answer import Headers, HttpAnswer, encode_error, failure
-from remora.server.exchange import Cancellable, Exchange
+from remora.server.exchange import Cancellable, Exchange, Flow, flow_of
 from remora.server.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
 from remora_adapters.sagemaker.routes import memory_aware
@@ -42,6 +42,11 @@ class Back:
         self._extra = extra
         self._memory = memory
         self._only_good = only_good
+
+    @property
+    def flow(self) -> Flow | None:
+        """As the exchange has it."""
+        return flow_of(self._exchange)
 
     def respond(self, answer: HttpAnswer) -> None:
         """Hand on a whole answer."""

@@ -160,7 +160,7 @@ class V2App:
 class _FutureExchange:
     """An exchange that a coroutine waits for. Of a stream, ``answer`` is the head and `pieces` gives the rest."""
 
-    __slots__ = ("_held", "_waiting", "answer", "ended", "gone", "streaming")
+    __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "streaming")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
@@ -169,6 +169,7 @@ class _FutureExchange:
         self.gone = False  # nobody takes it any more
         self._waiting: asyncio.Queue[Buffer] = asyncio.Queue()
         self._held = 0
+        self._resume: Callable[[], None] | None = None  # waits for the client to take what was sent
 
     def respond(self, answer: HttpAnswer) -> None:
         if not self.answer.done():
@@ -182,8 +183,7 @@ class _FutureExchange:
 
     def send(self, piece: Buffer) -> None:
         if self._held > STREAM_BACKLOG and not self.gone:
-            _log.warning("a client left %d bytes of its stream unread: its request is cancelled", STREAM_BACKLOG)
-            self.leave()
+            self.give_up(f"left {STREAM_BACKLOG} bytes of its stream unread")
         if not self.gone and len(piece):
             self._held += len(piece)
             self._waiting.put_nowait(piece)
@@ -196,6 +196,31 @@ class _FutureExchange:
         """The client takes no more."""
         self.gone = True
         self._waiting.put_nowait(b"")
+        self._notify()
+
+    @property
+    def flow(self) -> _FutureExchange:
+        """See `exchange.Flow`."""
+        return self
+
+    @property
+    def unsent(self) -> int:
+        """See `exchange.Flow`."""
+        return 0 if self.gone else self._held
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """See `exchange.Flow`."""
+        self._resume = resume
+
+    def give_up(self, reason: str) -> None:
+        """See `exchange.Flow`."""
+        _log.warning("a client %s: its request is cancelled", reason)
+        self.leave()
+
+    def _notify(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
         """The pieces of a stream as they come, to its end or until the client is gone."""
@@ -203,8 +228,10 @@ class _FutureExchange:
             piece = await self._waiting.get()
             if not len(piece):
                 return
-            self._held -= len(piece)
             yield piece
+            self._held -= len(piece)
+            if not self._held:
+                self._notify()
 
     async def outcome(self, receive: Receive) -> HttpAnswer | None:
         """The answer, or None when the client left before it."""

@@ -13,7 +13,7 @@ from remora.messages import Buffer, Ticket
 from remora.protocols.http_answer import Headers, HttpAnswer, Refusal, encode_error
 from remora.protocols.v2_generate import error_object, event
 from remora.scheduling.batching import expired_error
-from remora.server.exchange import Exchange
+from remora.server.exchange import Exchange, Flow, flow_of
 
 CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
 
@@ -57,6 +57,11 @@ class TimedExchange:
     def receiving_since(self) -> float:
         """As a connection has it."""
         return float(getattr(self._exchange, "receiving_since", 0.0))
+
+    @property
+    def flow(self) -> Flow | None:
+        """As the exchange has it."""
+        return flow_of(self._exchange)
 
     def watch(self, ticket: Ticket, timeout_ns: int, call_later: CallLater | None = None) -> None:
         """Set the request's deadline, counted from its arrival, and see to it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from remora.messages import Buffer
@@ -10,7 +11,8 @@ from remora.protocols.http_answer import Headers, HttpAnswer
 from remora.tracing.tracer import Arrival
 
 STREAM_BACKLOG = 16_777_216
-"""A client that leaves this many bytes of a stream unread when the next piece comes is given up."""
+"""A client that leaves this many bytes of a stream unread when the next piece comes is given up, where the sender of
+the pieces cannot be held up."""
 SILENCE_S = 2.0
 """How long nothing may come of a request that is being sent when the server ends."""
 
@@ -33,6 +35,26 @@ class Exchange(Protocol):
 
     def finish(self) -> None:
         """No more pieces come."""
+
+
+class Flow(Protocol):
+    """How a client takes an answer that comes in pieces. To be used in the exchange's own thread."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for a client that does not keep up; 0 for one that does."""
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """Call ``resume`` once, when the client has taken what waits or has left. A later call replaces it."""
+
+    def give_up(self, reason: str) -> None:
+        """Cancel the request and end the exchange, because its client ``reason``."""
+
+
+def flow_of(exchange: Exchange) -> Flow | None:
+    """The flow of an exchange; None for one without a client whose reading can be observed."""
+    flow: Flow | None = getattr(exchange, "flow", None)
+    return flow
 
 
 class Cancellable(Protocol):

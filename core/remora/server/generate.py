@@ -29,7 +29,8 @@ from remora.protocols.v2_generate import (
 from remora.protocols.v2_request import Limits
 from remora.protocols.v2_routes import Route
 from remora.scheduling.batching import ExpiredError
-from remora.server.exchange import Exchange, arrival_of
+from remora.server.exchange import Exchange, arrival_of, flow_of
+from remora.server.held_mailbox import HeldMailbox
 
 
 class GenerateRoutes:
@@ -69,9 +70,17 @@ class GenerateRoutes:
                 model = self._engine.traces.over(model, arrival_of(head, exchange), retired)
             check_encoding(encoding)
             form, data = decode_generate(body, model.signature.inputs, self._limits)
-            kind = _Events if where.action == "generate_stream" else _Single
-            reply = kind(exchange, model, self._load_report(head))
-            return model.submit(form, data, reply.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
+            headers = self._load_report(head)
+            if where.action == "generate":
+                single = _Single(exchange, model, headers)
+                return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
+            flow = flow_of(exchange)
+            held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
+            events = _Events(exchange, model, headers, held)
+            ticket = model.submit(form, data, events.take, mailbox=held or self._mailbox, timeout_ns=timeout_ns)
+            if held is not None:
+                held.release_with(ticket.request)
+            return ticket
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RetiredError:
@@ -155,11 +164,14 @@ class _Single(_Reply):
 class _Events(_Reply):
     """The events of ``generate_stream``, each sent when its response comes."""
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_begun", "_held")
 
-    def __init__(self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers]) -> None:
+    def __init__(
+        self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers], held: HeldMailbox | None
+    ) -> None:
         super().__init__(exchange, model, headers)
         self._begun = False
+        self._held = held
 
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
         """The next response of the model."""
@@ -170,6 +182,11 @@ class _Events(_Reply):
             self._exchange.begin(status, ((b"Content-Type", EVENTS), *self._headers()))
         if found is not None:
             self._exchange.send(event(body))
+        if self._held is not None:
+            if final:
+                self._held.end()
+            else:
+                self._held.sent()
         if final:
             self._exchange.finish()
 

@@ -3,7 +3,7 @@
 Small requests are read through one buffer that all connections share; a body that did not come with its head is
 received straight into its final place. One request of a connection is under way at a time. What a client sends ahead
 waits, and when that is much, or when the client does not read its answers, the socket is not read. The pieces of a
-stream are written as they come; a client that lets too many of them pile up is given up, for a model cannot be held.
+stream are written as they come; their sender is held up while the client does not read (`held_mailbox`).
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         self.idle_since = 0.0
         """Since when there was no request, as far as sweeps have seen."""
         self._stirred = False  # a request came since the last sweep
+        self._sent: Callable[[], None] | None = None  # waits for the client to take what was sent
 
     # -- the transport's side ---------------------------------------------------------------------------------------
 
@@ -154,6 +155,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.pop(self, None)
         self._cancel()
+        self._notify()
 
     def _cancel(self) -> None:
         ticket, self._ticket = self._ticket, None
@@ -173,6 +175,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._unread = False
+        self._notify()
         self._resume()
 
     def get_buffer(self, hint: int) -> memoryview:
@@ -359,9 +362,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._streaming or transport.is_closing() or not len(piece):
             return
         if self._unread and transport.get_write_buffer_size() > STREAM_BACKLOG:
-            _log.warning("a client left %d bytes of its stream unread: its request is cancelled", STREAM_BACKLOG)
-            self._cancel()
-            self.abort()
+            self.give_up(f"left {STREAM_BACKLOG} bytes of its stream unread")
             return
         transport.write(chunk(piece) if self._chunked else piece)
 
@@ -378,6 +379,31 @@ class Connection(asyncio.BufferedProtocol):
         keep = self._keep and not self._listener.closing and (not self._ended or bool(self._rest))
         if not keep or self._rest or self._paused:
             self._go_on(keep)
+
+    @property
+    def flow(self) -> Connection:
+        """See `exchange.Flow`."""
+        return self
+
+    @property
+    def unsent(self) -> int:
+        """See `exchange.Flow`."""
+        return self._transport.get_write_buffer_size() if self._unread else 0
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """See `exchange.Flow`."""
+        self._sent = resume
+
+    def give_up(self, reason: str) -> None:
+        """See `exchange.Flow`."""
+        _log.warning("a client %s: its request is cancelled", reason)
+        self._cancel()
+        self.abort()
+
+    def _notify(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent()
 
     def _go_on(self, keep: bool) -> None:
         """After an answer: the next request if one was sent ahead, or the end."""

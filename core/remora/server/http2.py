@@ -67,6 +67,11 @@ class Link:
         self._connection = connection
         self._stream = stream
 
+    @property
+    def backlog(self) -> int:
+        """Bytes of all streams that the client lets wait in the connection."""
+        return self._connection.backlog
+
     def took(self, size: int) -> None:
         """So much of the body is used."""
         self._connection.machine.took(self._stream, size)
@@ -214,6 +219,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._unread = False
         self._transport.resume_reading()
         self.flush()
+        for stream in list(self._streams.values()):
+            stream.sent(0)
 
     def get_buffer(self, hint: int) -> memoryview:
         return self._listener.scratch
@@ -348,6 +355,11 @@ class Http2Connection(asyncio.BufferedProtocol):
             found.sent(size)
 
     # -- the end ----------------------------------------------------------------------------------------------------
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait in the transport because the client does not read; 0 for one that does."""
+        return self._transport.get_write_buffer_size() if self._unread and not self._gone else 0
 
     @property
     def owes_an_answer(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from remora.messages import Buffer
 from remora.protocols.http1 import BadRequest, Head, too_large
@@ -39,6 +40,7 @@ class _Request:
         "_limit",
         "_link",
         "_open",
+        "_resume",
         "_service",
         "_size",
         "_ticket",
@@ -56,6 +58,7 @@ class _Request:
         self._open = True
         self._begun = False
         self._unsent = 0
+        self._resume: Callable[[], None] | None = None  # waits for the client to take what was sent
         self._whole = False  # it has come, and somebody answers it
         self._head = _head_of(fields)
 
@@ -100,9 +103,37 @@ class _Request:
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             ticket.cancel()
+        self._notify()
 
     def sent(self, size: int) -> None:
         self._unsent -= size
+        if not self.unsent:
+            self._notify()
+
+    @property
+    def flow(self) -> _Request:
+        """See `exchange.Flow`."""
+        return self
+
+    @property
+    def unsent(self) -> int:
+        """See `exchange.Flow`."""
+        return self._unsent + self._link.backlog
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """See `exchange.Flow`."""
+        self._resume = resume
+
+    def give_up(self, reason: str) -> None:
+        """See `exchange.Flow`."""
+        _log.warning("a client %s: its request is cancelled", reason)
+        self._link.reset(CANCEL)
+        self.lost()
+
+    def _notify(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
 
     def stalls(self) -> bool:
         return self._open and not self._whole
@@ -129,9 +160,7 @@ class _Request:
             return
         data = bytes(piece)
         if self._unsent > STREAM_BACKLOG:
-            _log.warning("a client left %d bytes of its stream unread: its request is cancelled", STREAM_BACKLOG)
-            self._link.reset(CANCEL)
-            self.lost()
+            self.give_up(f"left {STREAM_BACKLOG} bytes of its stream unread")
             return
         self._unsent += self._link.data(data)
 

@@ -1,0 +1,111 @@
+"""Backpressure from the client of a stream over HTTP to the model: its sender waits while the client does not read.
+
+The sender's thread waits for room, and the event loop makes room when the client has taken what was sent. Answers that
+arise in the loop's own thread are not held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from remora.errors import RemoraError
+from remora.messages import Mailbox, Outcome, Request, Response, Streamed, Ticket, Watcher
+from remora.scheduling.allowance import Allowance
+from remora.server.exchange import Flow
+
+AHEAD = 64
+"""Answers of one stream that may wait for the event loop and the client."""
+AHEAD_BYTES = 262_144
+"""Bytes of them; one answer may be larger."""
+SILENT_S = 60.0
+"""How long a client may take nothing of its stream before its request is cancelled."""
+
+
+class HeldMailbox:
+    """The mailbox of one request whose answers are sent to one client.
+
+    Args:
+        inner: the event loop's.
+        flow: how the client takes what is sent. Used in the loop's thread.
+    """
+
+    def __init__(self, inner: Mailbox, flow: Flow) -> None:
+        self._inner = inner
+        self._flow = flow
+        self._room = Allowance(AHEAD, AHEAD_BYTES)
+        self._posted: deque[int] = deque()  # sizes of the answers that the loop has not sent
+        self._sent: list[int] = []  # and of those that the client has not taken
+        self._timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """See ``Mailbox.watcher``."""
+        return self._inner.watcher
+
+    def defer(self, work: Callable[[], None]) -> bool:
+        """See ``Mailbox.defer``."""
+        return self._inner.defer(work)
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        """Deliver, once there is room; at once in the loop's thread, and what is final."""
+        watcher = self._inner.watcher
+        waits = watcher is None or not watcher.is_current()
+        for _, outcome in deliveries:
+            if isinstance(outcome, Streamed) and not outcome.final:
+                size = _size_of(outcome.outcome)
+                if waits:
+                    self._room.take(size)
+                else:
+                    self._room.add(size)
+                self._posted.append(size)
+        self._inner.post(deliveries)
+
+    # -- in the loop's thread ---------------------------------------------------------------------------------------
+
+    def release_with(self, request: Request) -> None:
+        """Hold up nothing more once the request is cancelled."""
+        request.when_cancelled(self._room.close)
+
+    def sent(self) -> None:
+        """An answer that was not final was sent to the client."""
+        self._sent.append(self._posted.popleft())
+        if not self._flow.unsent:
+            self._taken()
+        elif self._timer is None:
+            self._flow.when_sent(self._taken)
+            self._look()
+
+    def end(self) -> None:
+        """The stream has ended."""
+        self._taken()
+
+    def _taken(self) -> None:
+        """The client has taken all that was sent, or has left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        sent, self._sent = self._sent, []
+        for size in sent:
+            self._room.give(size)
+
+    def _look(self) -> None:
+        """Give a client up that has taken nothing since the last look."""
+        if self._timer is not None and self._flow.unsent >= self._unsent:
+            self._timer = None
+            self._flow.give_up(f"took nothing of its stream for {SILENT_S:g} s")
+            return
+        self._unsent = self._flow.unsent
+        self._timer = asyncio.get_running_loop().call_later(SILENT_S, self._look)
+
+
+def _size_of(answer: Response | RemoraError | None) -> int:
+    if not isinstance(answer, Response):
+        return 0
+    size = 0
+    for tensor in answer.outputs:
+        data = tensor.data
+        size += sum(map(len, data.flat)) if data.dtype.hasobject else data.nbytes
+    return size
