@@ -48,7 +48,7 @@ def dynamic(limit: int = 8, *, preferred: tuple[int, ...] = (), delay_ms: int = 
         dynamic=True,
         preferred=preferred,
         max_delay_ns=delay_ms * MS,
-        queues=(QueuePolicy(max_size=max_size),),
+        queue=QueuePolicy(max_size=max_size),
     )
 
 

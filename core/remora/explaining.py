@@ -223,7 +223,7 @@ def alternatives(setup: Setup, curve: Curve) -> list[tuple[str, BatchPolicy, int
     """(the change in the configuration's words, the policy, the instances), what there is first."""
     policy, instances = setup.policy, setup.instances
     # A queue policy refuses and reorders; what is asked here is what batching itself does.
-    policy = policy._replace(queues=(QueuePolicy(),), priority_levels=0, default_level=1)
+    policy = policy._replace(queue=QueuePolicy(), level_queues=(), priority_levels=0, default_level=1)
     limit = policy.max_batch_size
     found = [("as it is", policy, instances)]
     batching = policy

@@ -190,7 +190,7 @@ def test_where_nothing_helps_it_says_so() -> None:
 
 
 def test_limits_of_queues_and_priorities_play_no_part() -> None:
-    policy = dynamic(8)._replace(priority_levels=2, default_level=2, queues=(QueuePolicy(max_size=1),) * 2)
+    policy = dynamic(8)._replace(priority_levels=2, default_level=2, queue=QueuePolicy(max_size=1))
     plain = told(dynamic(8), linear(1, 1), 300)
     runs = runs_of(dynamic(8), linear(1, 1), 300)
     limited = explain(Setup(policy, 1), runs, ever({}), runs[-1].end_ns)

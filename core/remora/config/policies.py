@@ -36,8 +36,8 @@ class BatchPolicy(NamedTuple):
     """Which requests may share a batch, and how long they wait for each other (spec D01-D08).
 
     ``max_batch_size`` 0 is a model without batching. ``dynamic`` says whether the server makes batches at all.
-    ``preferred`` is ascending. ``queues`` has one policy for each priority level, the first for level 1; without
-    priorities there is one level, and ``default_level`` is 1.
+    ``preferred`` is ascending. ``queue`` is the policy of every priority level that is not in ``level_queues``, which
+    pairs levels with policies; without priorities there is one level, and ``default_level`` is 1.
     """
 
     max_batch_size: int = 0
@@ -47,8 +47,18 @@ class BatchPolicy(NamedTuple):
     preserve_ordering: bool = False
     priority_levels: int = 0
     default_level: int = 1
-    queues: tuple[QueuePolicy, ...] = (QueuePolicy(),)
+    queue: QueuePolicy = QueuePolicy()
+    level_queues: tuple[tuple[int, QueuePolicy], ...] = ()
     ragged_inputs: frozenset[str] = frozenset()
+
+    @property
+    def levels(self) -> int:
+        """How many priority levels there are: up to 2**64-1, so that nothing may be made for each."""
+        return max(self.priority_levels, 1)
+
+    def queue_at(self, level: int) -> QueuePolicy:
+        """The policy of a level."""
+        return dict(self.level_queues).get(level, self.queue)
 
 
 class SequenceControl(NamedTuple):
@@ -125,8 +135,6 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
     if not config.HasField("dynamic_batching"):
         return BatchPolicy(max_batch_size=config.max_batch_size, ragged_inputs=ragged)
     batching = config.dynamic_batching
-    usual = _queue_policy(batching.default_queue_policy)
-    special = {level: _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()}
     return BatchPolicy(
         max_batch_size=config.max_batch_size,
         dynamic=True,
@@ -135,7 +143,10 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
         preserve_ordering=batching.preserve_ordering,
         priority_levels=batching.priority_levels,
         default_level=batching.default_priority_level or 1,
-        queues=tuple(special.get(level, usual) for level in range(1, max(batching.priority_levels, 1) + 1)),
+        queue=_queue_policy(batching.default_queue_policy),
+        level_queues=tuple(
+            (level, _queue_policy(own)) for level, own in sorted(batching.priority_queue_policy.items())
+        ),
         ragged_inputs=ragged,
     )
 

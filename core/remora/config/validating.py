@@ -28,9 +28,6 @@ MAX_INSTANCES = 1024
 _BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 """Libraries made for Triton's process (spec D14)."""
 
-MAX_PRIORITY_LEVELS = 10_000
-"""How many priority levels a model may have. Each costs a queue."""
-
 
 def validate(
     config: ModelConfig, name: str, *, gpus: Sequence[int] = (), least: float = 6.0, strict: bool = False
@@ -128,8 +125,6 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig)
         if size > config.max_batch_size:
             raise ConfigError(f"dynamic batching preferred size must be <= max batch size for {config.name}")
     levels = batching.priority_levels
-    if levels > MAX_PRIORITY_LEVELS:
-        raise ConfigError(f"priority_levels is {levels} for {config.name}; at most {MAX_PRIORITY_LEVELS} are kept")
     if levels:
         if not 1 <= batching.default_priority_level <= levels:
             raise ConfigError(f"default priority level must be in range [1, {levels}] for {config.name}")

@@ -7,6 +7,7 @@ rows that wait, the batches that run and how long such batches took before; what
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import NamedTuple
 
 from remora.config import BatchPolicy
@@ -43,7 +44,7 @@ class AdmittingQueue:
         self._inner = inner
         self._policy = policy
         self._costs = costs
-        self._rows = [0] * len(policy.queues)  # that wait, by level
+        self._rows: Counter[int] = Counter()  # that wait, by level; no level has none
         self._busy = [_Run(0, 0.0)] * instances
         self._pace = 1.0  # real time from batch to batch under load, over what the batches should have taken
 
@@ -57,15 +58,15 @@ class AdmittingQueue:
 
     def push(self, ticket: Ticket) -> None:
         """See `BatchQueue.push`. Raises QueueFullError also for a request that would be answered too late."""
-        level = level_of(ticket, len(self._policy.queues), self._policy.default_level)
-        if ticket.deadline_ns or self._policy.queues[level - 1].default_timeout_ns:
+        level = level_of(ticket, self._policy.levels, self._policy.default_level)
+        if ticket.deadline_ns or self._policy.queue_at(level).default_timeout_ns:
             self._check(ticket, level)
         self._inner.push(ticket)
-        self._rows[ticket.level - 1] += ticket.request.rows
+        self._rows[ticket.level] += ticket.request.rows
 
     def poll(self, now_ns: int) -> Plan:
         """See `BatchQueue.poll`."""
-        loaded = sum(self._rows) >= max(self._policy.max_batch_size, 1)
+        loaded = self._rows.total() >= max(self._policy.max_batch_size, 1)
         plan = self._inner.poll(now_ns)
         self._left([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
         if plan.tickets:
@@ -85,7 +86,9 @@ class AdmittingQueue:
 
     def _left(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            self._rows[ticket.level - 1] -= ticket.request.rows
+            self._rows[ticket.level] -= ticket.request.rows
+            if not self._rows[ticket.level]:
+                del self._rows[ticket.level]
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
         """See `BatchQueue.drop_cancelled`."""
@@ -99,7 +102,7 @@ class AdmittingQueue:
 
     def drain(self) -> list[Ticket]:
         """See `BatchQueue.drain`."""
-        self._rows = [0] * len(self._rows)
+        self._rows.clear()
         return self._inner.drain()
 
     def expected(self, ticket: Ticket, level: int) -> tuple[float, float]:
@@ -109,7 +112,7 @@ class AdmittingQueue:
         """
         now_ns = ticket.arrival_ns
         rows = ticket.request.rows
-        ahead = sum(self._rows[:level])
+        ahead = sum(rows for at, rows in self._rows.items() if at <= level)
         # Without a batcher requests run one by one; those ahead count as of this one's size.
         size = max(self._policy.max_batch_size, 1) if self._policy.dynamic else max(rows, 1)
         batches, rest = divmod(ahead, size)
@@ -127,7 +130,7 @@ class AdmittingQueue:
         start_ns, end_ns = self.expected(ticket, level)
         if not math.isfinite(end_ns):
             return  # nothing has run yet
-        policy = self._policy.queues[level - 1]
+        policy = self._policy.queue_at(level)
         timeout_ns = timeout_of(policy, ticket) if policy.reject_on_timeout and self._policy.dynamic else 0
         waits_ns, takes_ns = ((at - ticket.arrival_ns) * (1 + MARGIN) for at in (start_ns, end_ns))
         late_ns = max(

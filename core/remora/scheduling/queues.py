@@ -6,8 +6,9 @@ Both kinds of queue list their tickets in the order in which they should run. Ne
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from remora.messages import Ticket
 _NS_PER_US = 1000
 _SLACK = 64
 """A heap may hold this many more than twice the tickets that wait before it is cleared of those that have left."""
+
+_EMPTY_LEVELS = 64
+"""So many priority levels are kept whether anything waits there or not."""
 
 
 class Waiting(Protocol):
@@ -48,12 +52,12 @@ class Waiting(Protocol):
 
 def waiting_for(policy: BatchPolicy) -> Waiting:
     """The simplest queue that does what the policy asks for; without a batcher no queue policy counts (spec D01)."""
-    usual = policy.queues[0]
+    usual = policy.queue_at(1)
     if not policy.dynamic:
         return Line()
-    if len(policy.queues) == 1 and not usual.default_timeout_ns:
+    if policy.levels == 1 and not usual.default_timeout_ns:
         return Line(usual.max_size)
-    return Levels(policy.queues, policy.default_level)
+    return Levels(policy)
 
 
 class Line(deque[Ticket]):
@@ -168,30 +172,47 @@ class Level:
 class Levels:
     """Tickets by priority: a higher level is emptied before the next one's turn (spec D07).
 
+    Only levels in use cost anything: there may be 2**64-1.
+
     Args:
-        policies: one for each level, the first for level 1, the highest.
-        default_level: where requests go that name no level, or one that there is not.
+        policy: with at least one level; 1 is the highest.
     """
 
-    __slots__ = ("_default", "_levels")
+    __slots__ = ("_levels", "_numbers", "_policy", "_room")
 
-    def __init__(self, policies: Sequence[QueuePolicy], default_level: int) -> None:
-        self._levels = tuple(Level(policy) for policy in policies)
-        self._default = default_level
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._levels: dict[int, Level] = {}
+        self._numbers: list[int] = []  # of `_levels`, ascending
+        self._room = _EMPTY_LEVELS
 
     def __len__(self) -> int:
-        return sum(map(len, self._levels))
+        return sum(map(len, self._levels.values()))
 
     def __iter__(self) -> Iterator[Ticket]:
-        return chain.from_iterable(self._levels)
+        return chain.from_iterable(self._ordered())
+
+    def _ordered(self) -> Iterator[Level]:
+        return map(self._levels.__getitem__, self._numbers)
+
+    def _add(self, number: int) -> Level:
+        """Make the queue of a level, and drop the empty ones when there are many."""
+        if len(self._levels) >= self._room:
+            self._levels = {known: level for known, level in self._levels.items() if level}
+            self._numbers = sorted(self._levels)
+            self._room = max(2 * len(self._levels), _EMPTY_LEVELS)
+        level = self._levels[number] = Level(self._policy.queue_at(number))
+        insort(self._numbers, number)
+        return level
 
     def push(self, ticket: Ticket) -> None:
-        ticket.level = level_of(ticket, len(self._levels), self._default)
-        self._levels[ticket.level - 1].push(ticket)
+        ticket.level = number = level_of(ticket, self._policy.levels, self._policy.default_level)
+        level = self._levels.get(number)
+        (self._add(number) if level is None else level).push(ticket)
 
     def take(self, count: int) -> list[Ticket]:
         taken: list[Ticket] = []
-        for level in self._levels:
+        for level in self._ordered():
             if len(taken) == count:
                 break
             taken += level.take(count - len(taken))
@@ -199,13 +220,14 @@ class Levels:
 
     def discard_all(self, dead: Collection[Ticket]) -> None:
         for ticket in dead:
-            self._levels[ticket.level - 1].discard(ticket)
+            if ticket.level in self._levels:
+                self._levels[ticket.level].discard(ticket)
 
     def expire(self, now_ns: int) -> list[Ticket]:
-        return [ticket for level in self._levels for ticket in level.expire(now_ns)]
+        return [ticket for level in self._ordered() for ticket in level.expire(now_ns)]
 
     def next_expiry_ns(self) -> int:
-        return min((ns for level in self._levels if (ns := level.next_expiry_ns())), default=0)
+        return min((ns for level in self._levels.values() if (ns := level.next_expiry_ns())), default=0)
 
     def drain(self) -> list[Ticket]:
         return self.take(len(self))

@@ -57,7 +57,7 @@ def test_each_priority_level_has_its_own_queue_policy_or_the_usual_one() -> None
     policy = batch_policy(config_of(text))
     usual = QueuePolicy(max_size=9)
     assert (policy.priority_levels, policy.default_level) == (3, 2)
-    assert policy.queues == (usual, usual, QueuePolicy(False, 7000, True, 0))
+    assert [policy.queue_at(level) for level in (1, 2, 3)] == [usual, usual, QueuePolicy(False, 7000, True, 0)]
 
 
 @pytest.mark.parametrize(

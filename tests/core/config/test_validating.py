@@ -34,6 +34,8 @@ ACCEPTED = [
     "backend: 'python' platform: 'mine'",
     "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 4, 1 ] preserve_ordering: true priority_levels: 1 "
     "default_priority_level: 1 }",
+    "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 18446744073709551615 "
+    "priority_queue_policy { key: 18446744073709551615 value { max_queue_size: 3 } } }",
     "max_batch_size: 4 dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
     "input { name: 'A' data_type: TYPE_FP32 dims: [ 2, 4, -1, 6 ] reshape { shape: [ 8, -1, 1, 6 ] } }",
     "max_batch_size: 1 input { name: 'A' data_type: TYPE_FP32 dims: 1 reshape { } }",
@@ -88,10 +90,6 @@ REFUSED = [
     (
         "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 } }",
         "priority queue policy must have priority level in range [1, 2] for m",
-    ),
-    (
-        "dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 1 }",
-        "priority_levels is 18446744073709551615 for m; at most 10000 are kept",
     ),
     (
         "dynamic_batching { priority_levels: 2 default_priority_level: 1 preserve_ordering: true }",

@@ -127,7 +127,7 @@ def test_those_that_have_left_are_not_waited_for() -> None:
 
 
 def test_only_those_of_its_level_and_above_are_waited_for() -> None:
-    policy = dynamic(8)._replace(priority_levels=2, default_level=2, queues=(QueuePolicy(), QueuePolicy()))
+    policy = dynamic(8)._replace(priority_levels=2, default_level=2)
     queue = admitting(policy)
     for _ in range(3):
         queue.push(ticket_of(8, arrival_ns=START))  # level 2
@@ -157,7 +157,7 @@ def test_nothing_is_refused_before_anything_has_run() -> None:
 
 
 def test_a_queue_timeout_that_would_refuse_it_later_refuses_it_now() -> None:
-    policy = dynamic(8)._replace(queues=(QueuePolicy(default_timeout_ns=20 * MS, allow_override=True),))
+    policy = dynamic(8)._replace(queue=QueuePolicy(default_timeout_ns=20 * MS, allow_override=True))
     queue = admitting(policy)
     queue.push(ticket_of(8, arrival_ns=START))
     assert admits(queue, ticket_of(8, arrival_ns=START))  # begins after 10 ms
@@ -166,7 +166,7 @@ def test_a_queue_timeout_that_would_refuse_it_later_refuses_it_now() -> None:
     queue.push(ticket_of(8, arrival_ns=START))
     assert admits(queue, ticket_of(arrival_ns=START, timeout_us=11_100))
     assert not admits(queue, ticket_of(arrival_ns=START, timeout_us=10_900))
-    lenient = policy._replace(queues=(policy.queues[0]._replace(reject_on_timeout=False),))
+    lenient = policy._replace(queue=policy.queue._replace(reject_on_timeout=False))
     queue = admitting(lenient)
     assert all(admits(queue, ticket_of(8, arrival_ns=START)) for _ in range(9))
 

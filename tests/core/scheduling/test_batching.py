@@ -121,7 +121,7 @@ def test_a_full_queue_refuses_with_tritons_text_and_keeps_what_it_has() -> None:
 
 
 def test_a_queue_without_batching_has_no_limit() -> None:
-    queue = filled(BatchPolicy(max_batch_size=4, queues=(QueuePolicy(max_size=1),)), 1, 1, 1)
+    queue = filled(BatchPolicy(max_batch_size=4, queue=QueuePolicy(max_size=1)), 1, 1, 1)
     assert len(queue) == 3
 
 
@@ -184,7 +184,7 @@ def test_an_expired_ticket_is_dropped_with_its_id_and_makes_room_for_its_neighbo
 
 
 def test_a_level_that_refuses_the_late_does_so_with_tritons_text() -> None:
-    queue = BatchQueue(BatchPolicy(1, dynamic=True, queues=(QueuePolicy(default_timeout_ns=5 * MS),)))
+    queue = BatchQueue(BatchPolicy(1, dynamic=True, queue=QueuePolicy(default_timeout_ns=5 * MS)))
     ticket = ticket_of(arrival_ns=START, id="r")
     queue.push(ticket)
     ((dropped, error),) = queue.poll(START + 5 * MS).dropped
@@ -194,14 +194,14 @@ def test_a_level_that_refuses_the_late_does_so_with_tritons_text() -> None:
 
 
 def test_the_next_refusal_is_what_the_queue_wakes_up_for() -> None:
-    policy = dynamic(delay_ms=300)._replace(queues=(QueuePolicy(default_timeout_ns=9 * MS),))
+    policy = dynamic(delay_ms=300)._replace(queue=QueuePolicy(default_timeout_ns=9 * MS))
     assert (queue := filled(policy, 1)).poll(START).wake_ns == START + 9 * MS
     assert queue.poll(START + 9 * MS).dropped
 
 
 def test_one_that_may_run_late_runs_last() -> None:
     lenient = QueuePolicy(reject_on_timeout=False, default_timeout_ns=5 * MS)
-    queue = BatchQueue(BatchPolicy(1, dynamic=True, queues=(lenient,)))
+    queue = BatchQueue(BatchPolicy(1, dynamic=True, queue=lenient))
     first, second = ticket_of(arrival_ns=START), ticket_of(arrival_ns=START + MS)
     queue.push(first)
     queue.push(second)

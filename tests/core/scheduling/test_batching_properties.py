@@ -55,7 +55,7 @@ def policies(draw: st.DrawFn, *, plain: bool = False) -> BatchPolicy:
     return policy._replace(
         priority_levels=levels,
         default_level=draw(st.integers(1, levels)),
-        queues=tuple(draw(st.tuples(*[queue_policies] * levels))),
+        level_queues=tuple(enumerate(draw(st.tuples(*[queue_policies] * levels)), 1)),
     )
 
 
@@ -115,7 +115,7 @@ def check(queue_type: type[BatchQueue], policy: BatchPolicy, plan_of_arrivals: l
         )
         ticket.deadline_ns = now + arrival.deadline_ms * MS if arrival.deadline_ms else 0
         lot = lot_of(policy, arrival, now, len(pushed))
-        room = policy.queues[lot.level - 1].max_size if policy.dynamic else 0
+        room = policy.queue_at(lot.level).max_size if policy.dynamic else 0
         if room and sum(lots[other].level == lot.level for other in waiting) >= room:
             assert is_refused(queue, ticket), "a full level took one more"
             continue
@@ -166,7 +166,7 @@ def lot_of(policy: BatchPolicy, arrival: Arrival, now_ns: int, number: int) -> L
     if not policy.dynamic:
         return Lot(1, 0, False, number)
     level = arrival.priority if arrival.priority in range(1, policy.priority_levels + 1) else policy.default_level
-    rules = policy.queues[level - 1]
+    rules = policy.queue_at(level)
     timeout_ns = rules.default_timeout_ns
     if rules.allow_override and arrival.timeout_ms:
         timeout_ns = min(timeout_ns, arrival.timeout_ms * MS)
@@ -304,7 +304,7 @@ def test_what_goes_ahead_is_what_would_run_next_and_can_be_put_back(
             ticket.cancel()
     hoped = queue.crowded(instances)
     plan, usual = queue.ahead(now, instances), twin.poll(now)
-    one_level = not policy.dynamic or (len(policy.queues) == 1 and not policy.queues[0].default_timeout_ns)
+    one_level = not policy.dynamic or (policy.levels == 1 and not policy.queue_at(1).default_timeout_ns)
     complete = usual.reason == FULL and len(usual.tickets) > 1
     timeless = not any(ticket.deadline_ns for ticket in usual.tickets)
     size = policy.max_batch_size if policy.dynamic else 1

@@ -19,10 +19,10 @@ TIMED = QueuePolicy(default_timeout_ns=1000)
     ("policy", "kind"),
     [
         (BatchPolicy(), Line),
-        (BatchPolicy(queues=(TIMED,)), Line),
-        (BatchPolicy(dynamic=True, queues=(QueuePolicy(max_size=3),)), Line),
-        (BatchPolicy(dynamic=True, queues=(TIMED,)), Levels),
-        (BatchPolicy(dynamic=True, queues=(QueuePolicy(), QueuePolicy())), Levels),
+        (BatchPolicy(queue=TIMED), Line),
+        (BatchPolicy(dynamic=True, queue=QueuePolicy(max_size=3)), Line),
+        (BatchPolicy(dynamic=True, queue=TIMED), Levels),
+        (BatchPolicy(dynamic=True, priority_levels=2), Levels),
     ],
 )
 def test_the_simplest_queue_is_taken_that_will_do(policy: BatchPolicy, kind: type[object]) -> None:
@@ -38,7 +38,9 @@ def test_the_heap_does_not_keep_all_who_have_left() -> None:
 
 
 def test_tickets_that_are_refused_make_room_wherever_they_waited() -> None:
-    queue = Levels((QueuePolicy(default_timeout_ns=1000, allow_override=True, max_size=3),), 1)
+    queue = Levels(
+        BatchPolicy(dynamic=True, queue=QueuePolicy(default_timeout_ns=1000, allow_override=True, max_size=3))
+    )
     tickets = [ticket_of(timeout_us=timeout_us) for timeout_us in (0, 0, 0)]
     late = ticket_of(arrival_ns=-500)
     for ticket in (tickets[0], late, tickets[1]):
@@ -53,9 +55,28 @@ def test_tickets_that_are_refused_make_room_wherever_they_waited() -> None:
     assert queue.next_expiry_ns() == 0
 
 
+def test_levels_are_sparse_and_the_empty_ones_are_not_kept() -> None:
+    most = 2**64 - 1
+    own = QueuePolicy(max_size=1)
+    queue = Levels(BatchPolicy(dynamic=True, priority_levels=most, default_level=most, level_queues=((most, own),)))
+    last, first, second = ticket_of(), ticket_of(priority=5), ticket_of(priority=most - 1)
+    for ticket in (last, second, first):
+        queue.push(ticket)
+    with pytest.raises(QueueFullError):
+        queue.push(ticket_of(priority=most))
+    for level in range(10, 10_000):
+        passing = ticket_of(priority=level)
+        queue.push(passing)
+        queue.discard_all([passing])
+    assert len(queue._levels) <= 64
+    assert list(queue) == [first, second, last]
+    assert len(queue) == 3
+    assert queue.drain() == [first, second, last]
+
+
 @pytest.mark.parametrize("priority", [0, 3, 99, -1])
 def test_a_level_that_there_is_not_means_the_default_level(priority: int) -> None:
-    queue = Levels((QueuePolicy(), QueuePolicy()), 2)
+    queue = Levels(BatchPolicy(dynamic=True, priority_levels=2, default_level=2))
     ticket = ticket_of(priority=priority)
     queue.push(ticket)
     assert ticket.level == 2
@@ -76,7 +97,7 @@ def test_a_request_can_only_shorten_its_levels_timeout_and_only_where_it_may(
     policy: QueuePolicy, own_us: int, expected_ns: int
 ) -> None:
     assert timeout_of(policy, ticket_of(timeout_us=own_us)) == expected_ns
-    assert Levels((policy,), 1).next_expiry_ns() == 0
-    queue = Levels((policy,), 1)
+    assert Levels(BatchPolicy(dynamic=True, queue=policy)).next_expiry_ns() == 0
+    queue = Levels(BatchPolicy(dynamic=True, queue=policy))
     queue.push(ticket_of(timeout_us=own_us))
     assert queue.next_expiry_ns() == expected_ns

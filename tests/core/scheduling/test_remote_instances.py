@@ -314,9 +314,9 @@ def test_nothing_goes_ahead_that_another_instance_could_run_sooner() -> None:
 
 def test_what_may_expire_or_be_overtaken_does_not_go_ahead() -> None:
     assert begun_and_waiting(4, deadline_ns=10**15).sizes() == [1]
-    levels = BatchPolicy(max_batch_size=4, dynamic=True, queues=(QueuePolicy(), QueuePolicy()))
+    levels = BatchPolicy(max_batch_size=4, dynamic=True, priority_levels=2)
     assert begun_and_waiting(4, policy=levels).sizes() == [1]
-    times = BatchPolicy(max_batch_size=4, dynamic=True, queues=(QueuePolicy(default_timeout_ns=10**9),))
+    times = BatchPolicy(max_batch_size=4, dynamic=True, queue=QueuePolicy(default_timeout_ns=10**9))
     assert begun_and_waiting(4, policy=times).sizes() == [1]
 
 

@@ -249,7 +249,7 @@ def test_a_reply_that_raises_does_not_strand_its_neighbours() -> None:
 
 
 def test_a_full_queue_refuses_without_answering() -> None:
-    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, queues=(QueuePolicy(max_size=1),)))
+    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, queue=QueuePolicy(max_size=1)))
     first = bench.submit()
     refused = ticket_of(reply=bench.replies)
     with pytest.raises(UnavailableError, match="Exceeds maximum queue size"):
@@ -452,7 +452,7 @@ def test_answers_in_order_wait_for_those_of_requests_before_them() -> None:
 
 
 def test_an_answer_that_is_held_back_is_not_lost_when_the_one_before_it_is_abandoned() -> None:
-    bench = Bench(BatchPolicy(max_batch_size=1, dynamic=True, queues=(QueuePolicy(max_size=2),)), ordered=True)
+    bench = Bench(BatchPolicy(max_batch_size=1, dynamic=True, queue=QueuePolicy(max_size=2)), ordered=True)
     first, second = bench.submit(), bench.submit()
     with pytest.raises(UnavailableError):
         bench.submit()

@@ -32,7 +32,7 @@ MODELS = {
     "timeouts": BatchPolicy(
         max_batch_size=2,
         dynamic=True,
-        queues=(QueuePolicy(default_timeout_ns=30_000, allow_override=True, max_size=9),),
+        queue=QueuePolicy(default_timeout_ns=30_000, allow_override=True, max_size=9),
     ),
 }
 
