@@ -28,7 +28,7 @@ from remora.config import (
 from remora.config.inferring import ENSEMBLE
 from remora.errors import ConfigError, NotFoundError
 from remora.loading import LoadPlan, ModelLoader, PollError
-from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
+from remora.model_files import CONFIG_FILENAMES
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import ModelFolder
@@ -167,13 +167,6 @@ def targets_under(path: Path) -> list[Target]:
     """The models under a path. Raises NotFoundError when there is nothing."""
     if path.is_file() and path.suffix in _SUFFIXES:
         return [_target_of_file(path)]
-    home = path.resolve().parent
-    number = parse_version(home.name)
-    if number is not None and path.is_file() and path.name in MODEL_FILENAMES:
-        # A model file in its version's directory: the model is called as the directory around that.
-        return [
-            Target(home.parent.name, ModelFolder(home.parent.name, home.parent, home.parent.parent, {number: home}))
-        ]
     return [Target(name, folder) for name, folders in scan((path,)).items() for folder in folders]
 
 

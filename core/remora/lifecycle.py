@@ -202,6 +202,8 @@ class Lifecycle:
         """
         try:
             self._offers.look()
+            if self._offers.repositories and not self._offers.all_keys():
+                self._warn_of_no_models()
             wanted, failures = self._wanted_at_start()
             failures.update(self._bring(wanted))
             self._ensembles.wish(wanted)
@@ -213,6 +215,16 @@ class Lifecycle:
         if self._options.model_control_mode in ("poll", "ondemand") and self._options.repository_poll_secs > 0:
             threading.Thread(target=self._keep_polling, name="remora poll", daemon=True).start()
         return failures
+
+    def _warn_of_no_models(self) -> None:
+        """Say what a repository looks like, unless clients are to bring models."""
+        if self._options.model_control_mode != "explicit":
+            places = ", ".join(f"'{repository.location}'" for repository in self._offers.repositories)
+            _log.warning(
+                "there are no models in %s: a repository has a folder for each model and in it one for each version, "
+                "such as digits/1/model.onnx",
+                places,
+            )
 
     def _wanted_at_start(self) -> tuple[list[str], dict[str, RemoraError]]:
         """The models to load at start, and those that cannot be for having no one place."""

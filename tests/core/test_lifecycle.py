@@ -100,6 +100,15 @@ def test_explicit_mode_loads_what_is_named(bench: Bench, wanted: tuple[str, ...]
     assert lifecycle.is_ready()
 
 
+@pytest.mark.parametrize(("mode", "warned"), [("none", True), ("poll", True), ("explicit", False)])
+def test_a_start_without_any_model_shows_what_a_repository_looks_like(
+    mode: str, warned: bool, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.started(mode, repository_poll_secs=0)
+    assert (f"there are no models in '{bench.repository}'" in caplog.text) is warned
+    assert ("digits/1/model.onnx" in caplog.text) is warned
+
+
 def test_a_model_that_fails_at_start_is_reported_and_the_others_serve(bench: Bench) -> None:
     write_model(bench.repository, "good")
     write_model(bench.repository, "bad")

@@ -84,6 +84,7 @@ class PyTorchModel:
                 raise ConfigError(
                     f"model '{config.name}': its format, {program.kind}, does not say the types and shapes of tensors: "
                     "declare input and output in the configuration, or serve what torch.export.save writes"
+                    f"{_folder_for(self._source)}"
                 )
             return
         if not config.input and not config.output:
@@ -302,3 +303,10 @@ def _reason(error: Exception) -> str:
     """PyTorch's reason in one line: TorchScript puts it under a trace of the model's code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:1000]
+
+
+def _folder_for(source: Source) -> str:
+    """Where the configuration of a model that is served as a file can lie; empty for one with a folder."""
+    if not source.path.is_file():
+        return ""
+    return f"; a file has no configuration: make {source.name}/config.pbtxt and {source.name}/1/model.pt"

@@ -22,6 +22,7 @@ another one when the file's content may be another one."""
 BARE_SUFFIXES = (".onnx",)
 """Of files that are a model by themselves, called as the file is."""
 
+_NAMES_OF_SUFFIXES = {".ubj": "xgboost.ubj"}
 _NOT_LISTED: Mapping[int, tuple[str, ...]] = {}
 
 
@@ -45,7 +46,7 @@ class ModelFolder(NamedTuple):
             return self.listed[version]
         path = self.versions[version]
         if path.is_file():  # a bare file has its model's name: its suffix says what it is
-            return (f"model{path.suffix}",)
+            return (_NAMES_OF_SUFFIXES.get(path.suffix, f"model{path.suffix}"),)
         return tuple(sorted(entry.name for entry in path.iterdir()))
 
     def file_bytes(self, version: int) -> int:

@@ -2,6 +2,7 @@
 
 - A Triton repository: ``<repo>/<model>/[config.pbtxt]/<version>/<model file>`` (spec M01).
 - One model's directory: the same without the repository around it.
+- A version's directory of a model, or a model file in it: that version alone, called as the model's directory is.
 - A model file alone, or a directory with the model file directly in it: version 1.
 """
 
@@ -13,8 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from remora.errors import NotFoundError, UnavailableError
-from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
+from remora.model_files import CONFIG_FILENAMES, KINDS, MODEL_FILENAMES, parse_version
 from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
+
+_FILE_SUFFIXES = (*BARE_SUFFIXES, ".pt", ".pt2", ".plan", ".ubj")
+"""Files that are served as models when their path is given. In a directory, most of these are no models."""
 
 
 class LocalRepository:
@@ -72,7 +76,7 @@ def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFol
     if not repository.is_dir():
         raise NotFoundError(
             f"failed to open model repository '{repository}': it is not a directory that can be read. "
-            "Give the directory that holds one folder per model."
+            f"Give the directory that holds one folder per model{_nearest(repository)}."
         )
     found: dict[str, list[ModelFolder]] = {}
     for entry in sorted(repository.iterdir()):
@@ -96,12 +100,12 @@ def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
 
 def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
     if path.is_file():
-        if path.suffix not in BARE_SUFFIXES:
-            raise NotFoundError(f"'{path}' is not a model file: expected {' or '.join(BARE_SUFFIXES)}, or a directory")
-        name = bare_name or (path.stem if path.name not in MODEL_FILENAMES else path.resolve().parent.name)
-        return {name: [ModelFolder(name, path.parent, path.parent, {1: path})]}
+        return _scan_file(path, bare_name)
     if not path.is_dir():
-        raise NotFoundError(f"no such file or directory: '{path}'")
+        raise NotFoundError(f"no such file or directory: '{path}'{_nearest(path)}")
+    version = _version_of_model(path) if not bare_name else None
+    if version is not None:
+        return {version.name: [version]}
     if _is_model(path):
         name = bare_name or path.resolve().name
         return {name: [model_folder(path, name)]}
@@ -111,6 +115,51 @@ def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
         name = bare_name if bare_name and len(files) == 1 else entry.stem
         found.setdefault(name, []).append(ModelFolder(name, path, path, {1: entry}))
     return found
+
+
+def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
+    """The model that a file is, or that it belongs to by its name. Raises NotFoundError for other files."""
+    named = path.name in MODEL_FILENAMES
+    version = _version_of_model(path.parent) if named and not bare_name else None
+    if version is not None:
+        return {version.name: [version]}
+    if path.suffix in _FILE_SUFFIXES:
+        name = bare_name or (path.resolve().parent.name if named else path.stem)
+        return {name: [ModelFolder(name, path.parent, path.parent, {1: path})]}
+    if named:  # the configuration and the other files beside it are the model's too
+        name = bare_name or path.resolve().parent.name
+        return {name: [model_folder(path.parent, name)]}
+    if path.name in CONFIG_FILENAMES:
+        raise NotFoundError(f"'{path}' is a configuration: give the directory that it lies in")
+    kind = next((kind for kind in KINDS if kind.by_itself and Path(kind.filename).suffix == path.suffix), None)
+    folder = f", such as {path.stem}/1/{kind.filename} for this file" if kind else ""
+    raise NotFoundError(
+        f"'{path}' is not a model file: expected {', '.join(_FILE_SUFFIXES)} or a model's directory{folder}"
+    )
+
+
+def _version_of_model(directory: Path) -> ModelFolder | None:
+    """The model of which a directory is one version, with that version alone; None for any other directory."""
+    home = directory.resolve()
+    number = parse_version(home.name)
+    if number is None or not home.name.isdecimal() or not home.parent.name:
+        return None
+    names = {entry.name for entry in home.iterdir()}
+    if names.isdisjoint(MODEL_FILENAMES) or not names.isdisjoint(CONFIG_FILENAMES):
+        return None
+    return ModelFolder(home.parent.name, home.parent, home.parent.parent, {number: home})
+
+
+def _nearest(path: Path) -> str:
+    """A hint at the entry beside a missing path whose name is nearest; empty without one."""
+    from difflib import get_close_matches  # only for a mistake
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return ""
+    close = get_close_matches(path.name, names, n=1)
+    return f"; did you mean '{path.parent / close[0]}'?" if close else ""
 
 
 def _is_model(directory: Path) -> bool:

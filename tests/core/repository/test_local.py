@@ -125,10 +125,78 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x")
     with pytest.raises(NotFoundError, match=r"no such file or directory: '.*nope'"):
         scan([tmp_path / "nope"])
-    with pytest.raises(NotFoundError, match=r"'.*x\.txt' is not a model file: expected \.onnx, or a directory"):
+    with pytest.raises(NotFoundError, match=r"x\.txt' is not a model file: expected \.onnx, .* or a model's directory"):
         scan([tmp_path / "x.txt"])
     with pytest.raises(NotFoundError, match=r"failed to open model repository '.*x\.txt'"):
         scan_repository(tmp_path / "x.txt")
+
+
+def test_a_misspelt_path_gets_the_nearest_name_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    with pytest.raises(NotFoundError, match=r"'.*modles'; did you mean '.*/models'\?$"):
+        scan([tmp_path / "modles"])
+    with pytest.raises(NotFoundError, match=r"did you mean '.*/models'\?"):
+        scan_repository(tmp_path / "modles")
+
+
+@pytest.mark.parametrize("place", ["digits/3", "digits/3/model.onnx"])
+def test_one_version_of_a_model_is_served_under_the_models_name(place: str, tmp_path: Path) -> None:
+    (tmp_path / "digits" / "2").mkdir(parents=True)
+    (tmp_path / "digits" / "3").mkdir()
+    (tmp_path / "digits" / "3" / "model.onnx").touch()
+    ((folder,),) = scan([tmp_path / place]).values()
+    assert (folder.name, folder.path, dict(folder.versions)) == (
+        "digits",
+        (tmp_path / "digits").resolve(),
+        {3: (tmp_path / "digits" / "3").resolve()},
+    )
+
+
+def test_a_folder_whose_name_only_begins_with_a_number_is_no_version(tmp_path: Path) -> None:
+    (tmp_path / "3d").mkdir()
+    (tmp_path / "3d" / "model.onnx").touch()
+    assert list(scan([tmp_path / "3d"])) == ["3d"]
+
+
+@pytest.mark.parametrize(
+    ("file", "seen_as"),
+    [
+        ("net.onnx", "model.onnx"),
+        ("net.pt", "model.pt"),
+        ("net.pt2", "model.pt2"),
+        ("net.plan", "model.plan"),
+        ("net.ubj", "xgboost.ubj"),
+    ],
+)
+def test_a_file_that_a_backend_can_open_is_a_model(file: str, seen_as: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    ((folder,),) = scan([tmp_path / file]).values()
+    assert (folder.name, folder.filenames(1)) == ("net", (seen_as,))
+    if file != "net.onnx":  # a directory may hold files of these kinds that are no models
+        assert scan([tmp_path]) == {}
+
+
+@pytest.mark.parametrize("file", ["model.py", "xgboost.json", "model.so", "model.xml"])
+def test_a_file_whose_name_tells_its_backend_is_served_with_the_files_beside_it(file: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / file).touch()
+    (folder / "config.pbtxt").touch()
+    assert scan([folder / file]) == scan([folder])
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("app.py", "such as app/1/model.py for this file"),
+        ("trees.json", "such as trees/1/xgboost.json for this file"),
+        ("config.pbtxt", "is a configuration: give the directory that it lies in"),
+    ],
+)
+def test_a_file_that_needs_a_folder_is_refused_with_the_folder_to_make(file: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(NotFoundError, match=said):
+        scan([tmp_path / file])
 
 
 # -- as a Repository ------------------------------------------------------------------------------------------------
