@@ -140,7 +140,7 @@ def test_a_cancelled_ticket_is_dropped_with_its_id_and_makes_room_for_its_neighb
 
 
 @pytest.mark.parametrize(
-    "policy", [BatchPolicy(), dynamic(limit=2), dynamic()._replace(queues=(QueuePolicy(default_timeout_ns=9 * MS),))]
+    "policy", [BatchPolicy(), dynamic(limit=2), dynamic()._replace(queue=QueuePolicy(default_timeout_ns=9 * MS))]
 )
 def test_all_cancelled_tickets_can_be_taken_out_and_the_others_keep_their_order(policy: BatchPolicy) -> None:
     queue = BatchQueue(policy)

@@ -191,9 +191,7 @@ def test_a_cancelled_ticket_never_runs_and_does_not_strand_its_neighbours() -> N
     [
         BatchPolicy(),
         DYNAMIC,
-        BatchPolicy(
-            max_batch_size=8, dynamic=True, queues=(QueuePolicy(default_timeout_ns=10**12, allow_override=True),)
-        ),
+        BatchPolicy(max_batch_size=8, dynamic=True, queue=QueuePolicy(default_timeout_ns=10**12, allow_override=True)),
     ],
     ids=["single", "dynamic", "timeouts"],
 )
@@ -214,7 +212,7 @@ def test_requests_that_are_cancelled_behind_a_busy_instance_do_not_pile_up(polic
 
 
 def test_a_queue_full_of_cancelled_requests_takes_others_again() -> None:
-    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, queues=(QueuePolicy(max_size=100),)))
+    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, queue=QueuePolicy(max_size=100)))
     for _ in range(100):
         bench.submit().cancel()
     for _ in range(65):
