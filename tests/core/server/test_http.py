@@ -563,7 +563,7 @@ def test_a_chunked_body_beyond_the_limit_is_refused() -> None:
 def test_a_chunked_body_of_too_many_chunks_is_refused_with_tritons_text_and_the_connection_ends() -> None:
     with benches() as bench:
         bench.listener.max_chunks = 2
-        bench.receive(b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 3)
+        bench.receive(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 3)
         assert b"\r\nContent-Type: application/json\r\n" in bench.written
         assert b"Chunked request body exceeds maximum of 2 non-empty chunks." in bench.written
         assert bench.transport.is_closing()
