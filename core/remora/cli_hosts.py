@@ -54,7 +54,7 @@ def add_manifests(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--name", default="remora", metavar="NAME", help="of the service (default %(default)s)")
     parser.add_argument("--image", default="remora:cpu", metavar="IMAGE", help="what to run (default %(default)s)")
     parser.add_argument(
-        "--models", default="", metavar="URL", help="where the deployment finds the models; PATH if none"
+        "--models", default="", metavar="URL", help="where the deployment finds the models; PATH if it is a URL"
     )
     return parser
 
@@ -71,11 +71,17 @@ def manifests(options: argparse.Namespace) -> int:
     for flag, word in (("--image", options.image), ("--models", location)):
         if not _WORD.fullmatch(word):
             raise UsageError(f"{flag} {word!r}: expected an image's name or a location, without blanks and quotes")
+    platforms = import_module("remora_adapters.manifests")
+    if options.platform in platforms.FETCHING and not options.models and "://" not in location:
+        raise UsageError(
+            f"a pod does not have '{location}' of this machine: --models says where it finds them, such as "
+            "s3://bucket/models or a directory of the image"
+        )
     facts = import_module("remora_adapters.manifests.facts").measure(
         options.paths, options.name, options.image, location
     )
     try:
-        print(import_module("remora_adapters.manifests").find_renderer(options.platform)(facts), end="")
+        print(platforms.find_renderer(options.platform)(facts), end="")
     except ValueError as error:
         raise UsageError(str(error)) from error
     return 0

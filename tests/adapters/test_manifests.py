@@ -190,5 +190,15 @@ def test_words_that_would_break_the_file_are_refused(
 
 
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["manifests", "knative", str(tmp_path / "none")]) == 1
+    assert main(["manifests", "knative", str(tmp_path / "none"), "--models", "s3://bucket/models"]) == 1
     assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("platform", ["knative", "kserve"])
+def test_a_path_of_this_machine_is_not_written_into_a_pod(
+    platform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manifests", platform, str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"a pod does not have '{tmp_path}' of this machine: --models" in shown.err

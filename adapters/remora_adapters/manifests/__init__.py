@@ -15,6 +15,9 @@ from remora_adapters.manifests.facts import Facts
 PLATFORMS = ("azureml", "knative", "kserve", "sagemaker")
 """What files can be made for: a module of this package each."""
 
+FETCHING = ("knative", "kserve")
+"""Platforms whose pods read the models from where the files say: a path of this machine means nothing there."""
+
 
 def find_renderer(name: str) -> Callable[[Facts], str]:
     """The function that writes a platform's files. Raises ValueError when there is none."""

@@ -227,6 +227,8 @@ class Server:
 
     def _check_ports(self) -> None:
         options = self.options
+        if options.allow_grpc:
+            _check_tls(options)
         if options.grpc_on_http_port and (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
             raise StartError("--grpc-on-http-port: that port has no TLS, which --grpc-use-ssl asks for; leave one out")
         if options.grpc_on_http_port and not options.allow_http:
@@ -405,6 +407,19 @@ class Server:
             for model, count in busy:
                 _log.info("Model '%s' (version %d) has %d in-flight inferences", model.name, model.version, count)
             await asyncio.sleep(1)
+
+
+def _check_tls(options: ServerOptions) -> None:
+    """Raise StartError when gRPC's TLS lacks the name of a file."""
+    mutual = options.grpc_use_ssl_mutual
+    if not (options.grpc_use_ssl or mutual):
+        return
+    files = {"--grpc-server-cert": options.grpc_server_cert, "--grpc-server-key": options.grpc_server_key}
+    if mutual:
+        files["--grpc-root-cert"] = options.grpc_root_cert
+    missing = [flag for flag, path in files.items() if not path]
+    if missing:
+        raise StartError(f"--grpc-use-ssl{'-mutual' if mutual else ''} needs {' and '.join(missing)}")
 
 
 def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None = None) -> int:

@@ -7,6 +7,7 @@ import http.client
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,3 +172,23 @@ def test_processes_that_share_the_http_port_need_metrics_ports_of_their_own(tmp_
                 await each.stop()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"grpc_use_ssl": True}, "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"),
+        ({"grpc_use_ssl": True, "grpc_server_cert": "c"}, "--grpc-use-ssl needs --grpc-server-key"),
+        (
+            {"grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k"},
+            "--grpc-use-ssl-mutual needs --grpc-root-cert",
+        ),
+    ],
+)
+def test_tls_without_its_files_names_the_flags_that_are_missing(
+    flags: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    options = ServerOptions(http_port=0, grpc_port=0, allow_metrics=False, **flags)
+    server = Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), options)
+    with pytest.raises(StartError, match=f"^{said}$"):
+        asyncio.run(server.start())
