@@ -402,6 +402,11 @@ class ServerOptions:
         "is in /dev/shm, and crash the server: only for clients that are trusted.",
         default=False,
     )
+    max_client_shm_regions: int = option(
+        "How many regions of shared memory clients may have registered at a time; each takes a file descriptor.",
+        default=512,
+        metavar="N",
+    )
     log_verbose: int = option("More log lines from 1 on.", default=0, metavar="N")
     log_info: bool = option("Log what is going on.", default=True)
     log_warning: bool = option("Log what may be wrong.", default=True)

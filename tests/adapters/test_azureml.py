@@ -839,3 +839,11 @@ def test_azures_names_lead_to_our_request_and_response() -> None:
     for package in ("azureml.contrib.services", "azureml_inference_server_http.api"):
         assert modules[f"{package}.aml_request"].AMLRequest is AMLRequest
         assert modules[package].aml_response.AMLResponse is AMLResponse
+
+
+def test_the_document_is_behind_the_lock_of_metadata(tmp_path: Path) -> None:
+    host = azureml.host({"AZUREML_MODEL_DIR": str(write_scale(tmp_path / "models" / "scale").parent)})
+    locked = replace(host.server, http_restricted_api=("metadata:key=value",))
+    with running(replace(host, server=locked)) as ports:
+        assert ask(ports.http, "GET", "/swagger.json").status == 403
+        assert ask(ports.http, "GET", "/swagger.json", headers={"key": "value"}).status != 403

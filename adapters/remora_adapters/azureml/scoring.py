@@ -124,7 +124,7 @@ class ScoringService:
         elif head.path == "/":
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
-            labelled.respond(_http(self._swagger(head.query)))
+            labelled.respond(self._inside.rest.locked("pages", head) or _http(self._swagger(head.query)))
         elif head.path == "/metrics":
             labelled.respond(self._inside.rest.locked("metrics", head) or self._inside.rest.metrics())
         elif self._settings.script is not None:

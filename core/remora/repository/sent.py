@@ -1,24 +1,30 @@
 """A model that came with the load request (spec M11): its files in a folder of their own, gone with the last version.
 
-The law: the names of files are checked before anything is written; none can leave the folder.
+Invariant: file names are checked before anything is written, so no file can leave the folder. The folder also holds a
+lock, because a process that was killed cannot remove its folders: the next start of a server does.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from remora.errors import InvalidArgumentError, NotFoundError
+from remora.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import model_folder
+from remora.system import locks
 
 _PREFIX = "file:"
 _MAX_PART_BYTES = 255
 _MAX_PARTS = 16
+_FOLDER = "remora-sent-"
+_LOCK = "lock"
 
 
 def sent_files(parameters: Mapping[str, str | bytes]) -> dict[str, bytes]:
@@ -55,6 +61,37 @@ def _check(path: str) -> None:
         )
 
 
+def remove_left_behind(root: Path | None = None) -> None:
+    """Remove the folders of this user's processes that have ended without removing them."""
+    for directory in (root or Path(tempfile.gettempdir())).glob(f"{_FOLDER}*"):
+        try:
+            state = directory.lstat()
+            if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or not (directory / _LOCK).exists():
+                continue
+            with locks.holding(directory / _LOCK, wait=False):
+                shutil.rmtree(directory, ignore_errors=True)
+        except (OSError, UnsupportedError):  # its process lives, or it is gone meanwhile
+            continue
+
+
+def _make_folder() -> tuple[Path, int | None]:
+    """A new folder and the descriptor of its lock; None where there are no locks between processes."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
+        try:
+            return directory, locks.take(directory / _LOCK)
+        except UnsupportedError:
+            return directory, None
+        except FileNotFoundError:  # another process took it for one left behind
+            continue
+
+
+def _remove(directory: Path, lock: int | None) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
+
+
 class SentModel:
     """One model in a temporary folder, as a `Repository`. The folder lives as long as this object.
 
@@ -66,8 +103,10 @@ class SentModel:
     location = "the load request"
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
-        directory = Path(tempfile.mkdtemp(prefix="remora-sent-"))
-        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        made, lock = _make_folder()
+        weakref.finalize(self, _remove, made, lock)
+        directory = made / "model"
+        directory.mkdir()
         for path, content in files.items():
             place = directory / path
             place.parent.mkdir(parents=True, exist_ok=True)

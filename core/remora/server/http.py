@@ -209,6 +209,8 @@ class Connection(asyncio.BufferedProtocol):
             self._receive(listener.scratch, count)
         except BadRequest as error:
             self._refuse(error)
+        except MemoryError:
+            self._refuse(_out_of_memory(self._head))
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
@@ -425,6 +427,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._receive(data, len(data))
             except BadRequest as error:
                 self._refuse(error)
+            except MemoryError:
+                self._refuse(_out_of_memory(self._head))
         if self._ended and not self._busy:
             self._transport.close()
 
@@ -484,6 +488,11 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close without further ado."""
         self._transport.abort()
+
+
+def _out_of_memory(head: Head | None) -> BadRequest:
+    _log.error("out of memory for the body of %s", f"{head.method} {head.path}" if head is not None else "a request")
+    return BadRequest(503, "out of memory for the body of this request")
 
 
 def _length(parts: list[Buffer]) -> int:

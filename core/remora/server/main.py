@@ -119,7 +119,7 @@ class Server:
         Restrictions(_grpc_restrictions(options), "--grpc-restricted-protocol")  # gRPC may be opened much later
         mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
         if options.allow_client_shm:
-            self._regions = SharedMemory()
+            self._regions = SharedMemory(most=options.max_client_shm_regions)
         rest = RestService(
             self.engine,
             InferCodec(

@@ -10,6 +10,7 @@ from typing import Any
 
 from remora.engine import Engine
 from remora.options import EngineOptions
+from remora.repository.sent import remove_left_behind
 
 _HOOKS = {
     "TRITONSERVER_DELAY_SCHEDULER": "delay_scheduler",
@@ -60,6 +61,7 @@ def begin(engine: Engine) -> Future[Engine]:
             loading.set_result(engine.start())
         except BaseException as error:  # whoever waits for the future gets it
             loading.set_exception(error)
+        remove_left_behind()  # in this thread, which keeps nobody waiting any more
 
     threading.Thread(target=load, name="remora start", daemon=True).start()
     return loading

@@ -41,7 +41,8 @@ from remora.regions import (
 from remora.system.cuda import Cuda, CudaError, cuda
 
 DIRECTORY = Path("/dev/shm")
-MAX_REGIONS = 4096
+MAX_REGIONS = 512
+"""Each region holds a descriptor, of which many systems give a process 1024."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -51,9 +52,13 @@ class SharedMemory:
     Args:
         directory: where POSIX shared memory lies.
         runtime: gives the CUDA runtime when the first region of a GPU's memory is registered.
+        most: how many regions may be registered at a time.
     """
 
-    def __init__(self, directory: Path = DIRECTORY, runtime: Callable[[], Cuda] = cuda) -> None:
+    def __init__(
+        self, directory: Path = DIRECTORY, runtime: Callable[[], Cuda] = cuda, *, most: int = MAX_REGIONS
+    ) -> None:
+        self._most = most
         self._directory = directory
         self._runtime = runtime
         self._lock = Lock()
@@ -64,10 +69,10 @@ class SharedMemory:
         with self._lock:
             if region.name in self._regions:
                 raise AlreadyExistsError(f"shared memory region '{region.name}' already in manager")
-            if len(self._regions) >= MAX_REGIONS:
+            if len(self._regions) >= self._most:
                 raise InvalidArgumentError(
-                    f"failed to register shared memory region '{region.name}': there are {MAX_REGIONS} already, "
-                    "unregister some"
+                    f"failed to register shared memory region '{region.name}': there are {self._most} already. "
+                    "Unregister some, or start the server with a larger --max-client-shm-regions"
                 )
             if isinstance(region, Region):
                 check_key(region, [other for other, _ in self._regions.values()])

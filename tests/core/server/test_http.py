@@ -501,6 +501,18 @@ def test_a_client_that_waits_for_its_answer_is_not_dropped(waiting: Bench) -> No
     assert not waiting.transport.aborted
 
 
+def test_a_body_for_which_there_is_no_memory_is_refused_and_logged_in_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with benches(limit=1 << 60) as bench:
+        bench.receive(b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\nx" % (1 << 59))
+        ((head, body),) = answers_of(bench.written)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"out of memory" in body
+        assert bench.transport.closing
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)]
+
+
 # -- refusals -------------------------------------------------------------------------------------------------------
 
 

@@ -260,3 +260,15 @@ def test_without_cuda_there_are_no_gpus_to_share(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         SharedMemory(tmp_path, absent).register(CudaRegion("g", bytes(64), 0, 4))  # type: ignore[arg-type]
     assert caught.value.message == "failed to register CUDA shared memory region: 'g', GPUs not supported"
+
+
+def test_no_more_regions_are_registered_than_the_operator_allows(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(bytes(PAGE))
+    memory = SharedMemory(tmp_path, most=2)
+    for name in "ab":
+        memory.register(Region(name, f"/{name}", 0, 8))
+    with pytest.raises(InvalidArgumentError, match=r"there are 2 already.*--max-client-shm-regions"):
+        memory.register(Region("c", "/c", 0, 8))
+    memory.unregister(Region, "a")
+    memory.register(Region("c", "/c", 0, 8))
