@@ -128,6 +128,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from remora.options import cache_settings
     from remora.server.doors import Host, beside, find_adapter
 
     try:
@@ -151,6 +152,7 @@ def _serve(options: argparse.Namespace) -> int:
         return 2
     try:
         host = replace(host, server=_checked(host.server))
+        cache_settings(host.engine)
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 1  # as tritonserver, whose scripts look for it

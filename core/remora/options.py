@@ -237,12 +237,13 @@ _CACHES = ("local", "redis")
 def cache_settings(options: EngineOptions) -> tuple[str, dict[str, str]] | None:
     """The response cache's kind and what was said of it, None for no cache (spec K01).
 
-    Raises ValueError for entries that are not CACHE,KEY=VALUE, for an unknown cache and for two of them. It repeats no
-    values: one of them may be a password.
+    Raises ValueError for entries that are not CACHE,KEY=VALUE, for an unknown cache, and with Triton's texts for two
+    caches. It repeats no values: one of them may be a password.
     """
     if options.response_cache_byte_size and options.cache_config:
         raise ValueError(
-            "--response-cache-byte-size and --cache-config say the same: use --cache-config=local,size=BYTES alone"
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other."
         )
     if options.response_cache_byte_size:
         return "local", {"size": str(options.response_cache_byte_size)}
@@ -259,7 +260,8 @@ def cache_settings(options: EngineOptions) -> tuple[str, dict[str, str]] | None:
         found.setdefault(cache, {})[key] = value
     if len(found) > 1:
         raise ValueError(
-            "--cache-config names two caches, and there can be one: take the entries of local or of redis out"
+            "found multiple cache configurations, but only a single cache is currently supported\n"
+            "--cache-config names local and redis: take the entries of one of them out"
         )
     return next(iter(found.items()), None)
 

@@ -66,6 +66,16 @@ SECRETS = [
     (("--http-restricted-api=health:key=@env:REMORA_NO_SUCH",), "REMORA_NO_SUCH that should hold a secret is not set"),
     (("--http-max-input-size=0",), "--http-max-input-size=0: expected more than 0 bytes"),
     (("--http-max-input-size=-5",), "--http-max-input-size=-5: expected more than 0 bytes"),
+    (
+        ("--cache-config=local,size=1048576", "--response-cache-byte-size=1048576"),
+        "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+        "Please provide one or the other.",
+    ),
+    (
+        ("--cache-config=local,size=1048576", "--cache-config=redis,password=SECRET"),
+        "found multiple cache configurations, but only a single cache is currently supported\n",
+    ),
+    (("--cache-config=nosuch,key=SECRET",), "there is no cache 'nosuch'"),
 ]
 
 

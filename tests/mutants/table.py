@@ -200,7 +200,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("if policy.reject_on_timeout and self._policy.dynamic else 0", "if self._policy.dynamic else 0"),
         ("if late_ns <= 0:", "if True:"),
         ("self._pace += 0.1 * (seen - self._pace)", "pass"),
-        ("(*plan.tickets, *(ticket for ticket, _ in plan.dropped))", "plan.tickets"),
+        ("[*plan.tickets, *(ticket for ticket, _ in plan.dropped)]", "plan.tickets"),
         ("        self._rows.clear()\n", ""),
         ("self._busy[place] = _Run(", "_ = _Run("),
         ("retry_after_s=max(math.ceil(late_ns / 1e9), 1)", "retry_after_s=1"),
