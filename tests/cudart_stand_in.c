@@ -21,7 +21,7 @@ typedef struct { char reserved[64]; } cudaIpcMemHandle_t;
 typedef int cudaError_t;
 typedef void *cudaStream_t;
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700, UNSUPPORTED = 900 };
 enum { FREE, DEVICE, PINNED, OPENED, STREAM };
 enum { MOST = 4096 };
 
@@ -40,6 +40,16 @@ static __thread int current, chosen;
 static __thread cudaError_t last;
 
 static cudaError_t broken;
+
+static int capturing, invalidated;
+static __thread int relaxed;
+
+/* Whether a call is forbidden because another thread captures a graph in the global mode; it ends that capture. */
+static int forbidden(void) {
+    if (!capturing || relaxed) return 0;
+    invalidated = 1;
+    return 1;
+}
 
 /* What a call answers: the error that never goes once there is one, and else its own. */
 static cudaError_t said(cudaError_t status) {
@@ -129,6 +139,7 @@ const char *cudaGetErrorString(cudaError_t status) {
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case INVALID_DEVICE: return "invalid device ordinal";
     case INVALID_HANDLE: return "invalid resource handle";
+    case UNSUPPORTED: return "operation not permitted when stream is capturing";
     case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
     default: return "unrecognized error code";
     }
@@ -157,6 +168,7 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaMalloc(void **out, size_t size) {
+    if (forbidden()) return said(UNSUPPORTED);
     const char *limit = getenv("STAND_IN_BYTES");
     if (limit && size > strtoull(limit, NULL, 10)) return said(OUT_OF_MEMORY);
     char name[48];
@@ -164,9 +176,10 @@ cudaError_t cudaMalloc(void **out, size_t size) {
     return said(map(out, size, name, DEVICE, O_RDWR | O_CREAT | O_EXCL));
 }
 
-cudaError_t cudaFree(void *address) { return said(release(address, DEVICE)); }
+cudaError_t cudaFree(void *address) { return said(forbidden() ? UNSUPPORTED : release(address, DEVICE)); }
 
 cudaError_t cudaMallocHost(void **out, size_t size) {
+    if (forbidden()) return said(UNSUPPORTED);
     *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (*out == MAP_FAILED) return said(OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
@@ -175,7 +188,13 @@ cudaError_t cudaMallocHost(void **out, size_t size) {
     return said(status);
 }
 
-cudaError_t cudaFreeHost(void *address) { return said(release(address, PINNED)); }
+cudaError_t cudaFreeHost(void *address) { return said(forbidden() ? UNSUPPORTED : release(address, PINNED)); }
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode) {
+    int before = relaxed ? 2 : 0;
+    relaxed = *mode == 2, *mode = before;
+    return said(OK);
+}
 
 static int is_device(int at) { return at >= 0 && (held[at].kind == DEVICE || held[at].kind == OPENED); }
 
@@ -271,6 +290,14 @@ unsigned stand_in_copies(void) { return copies; }
 
 /* How often the default stream was waited for, and with it all others but those that wait for none. */
 unsigned stand_in_waits(void) { return waits; }
+
+/* Begin or end the capture of a graph in the global mode; whether a call of another thread has ended it before. */
+int stand_in_capture(int begin) {
+    capturing = begin;
+    int was = invalidated;
+    invalidated = 0;
+    return was;
+}
 
 /* From now on every call answers an error; 0 for none. */
 void stand_in_break(int status) { broken = status; }

@@ -47,6 +47,8 @@ class GpuHealth:
         def call(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
             if self.trouble:
                 raise UnavailableError(self.trouble)
+            if self._runtime is not None:
+                self._runtime.relax()
             try:
                 return run(inputs, wanted)
             except (InvalidArgumentError, UnsupportedError):  # the request's fault: nothing has run

@@ -11,6 +11,7 @@ at once when a node on another device reads them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from remora.backends.transfers import Places, Transfer
 from remora.device_arrays import Block, DeviceArray, Memory, on_host
 from remora.messages import DTYPES, Array, Tensor
 
+_log = logging.getLogger(__name__)
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _ON_HOST = ("cpu", 0)
 _NEVER = -1
@@ -152,13 +154,24 @@ class Binding:
         if fixed is None:
             if not self._graphs.wants(shapes, len(self._fixed)):
                 return None
-            # The run without a graph gives the outputs' shapes, and the libraries choose their kernels in it.
-            fixed = self._prepare(inputs, wanted, self._run(inputs, wanted, self._plain))
-            self._fixed[shapes, wanted] = fixed
-        else:
-            self._fill(fixed.inputs, inputs)
+            return self._capture(shapes, inputs, wanted)
+        self._fill(fixed.inputs, inputs)
         self._execute(fixed.binding, fixed.options)
-        return [DeviceArray(out.datatype, out.shape, out.memory, out.address, out.owner) for out in fixed.outputs]
+        return _handed_out(fixed)
+
+    def _capture(self, shapes: Shapes, inputs: Mapping[str, Array], wanted: tuple[str, ...]) -> list[DeviceArray]:
+        """The outputs of a first run of shapes, whose graph is captured; without graphs from then on if that fails."""
+        # The run without a graph gives the outputs' shapes, and the libraries choose their kernels in it.
+        found = self._run(inputs, wanted, self._plain)
+        fixed = self._prepare(inputs, wanted, found)
+        try:
+            self._execute(fixed.binding, fixed.options)
+        except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
+            _log.warning("a CUDA graph cannot be captured, so the instance runs without: %s", error)
+            self._graphs = None
+            return found
+        self._fixed[shapes, wanted] = fixed
+        return _handed_out(fixed)
 
     def _fill(self, blocks: Mapping[str, Block], inputs: Mapping[str, Array]) -> None:
         """Copy inputs into their fixed memory."""
@@ -189,6 +202,10 @@ class Binding:
         for key, value in {**self._entries, **more}.items():
             options.add_run_config_entry(key, value)
         return options
+
+
+def _handed_out(fixed: _Fixed) -> list[DeviceArray]:
+    return [DeviceArray(out.datatype, out.shape, out.memory, out.address, out.owner) for out in fixed.outputs]
 
 
 def inputs_on_host(inner: Any) -> frozenset[str] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -29,6 +30,7 @@ _INT, _SIZE, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 _DEFAULT = 4  # cudaMemcpyDefault: the runtime knows which address lies where
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _LASTING = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
 """The errors that every later call of the process returns as well: uncorrectable memory and NVLink errors, and kernels
 that failed (illegal address 700, timeout 702, assertion 710, illegal instruction 715, launch failure 719)."""
@@ -57,6 +59,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cudaIpcGetMemHandle": (ctypes.POINTER(IpcHandle), _POINTER),
     "cudaIpcOpenMemHandle": (_OUT, IpcHandle, ctypes.c_uint),
     "cudaIpcCloseMemHandle": (_POINTER,),
+    "cudaThreadExchangeStreamCaptureMode": (ctypes.POINTER(_INT),),
 }
 """The functions that are called, and what each takes; all of them give a cudaError_t."""
 
@@ -82,6 +85,7 @@ class Cuda:
 
     def __init__(self, library: Any, driver: Any = None) -> None:
         self.lost = ""
+        self._thread = threading.local()
         self._functions: dict[str, Callable[..., int]] = {}
         for name, arguments in SIGNATURES.items():
             function = library[name]  # of its own: attributes of a library are shared with everybody else
@@ -104,8 +108,21 @@ class Cuda:
             return 0
         return count.value
 
+    def relax(self) -> None:
+        """Let the calling thread take and free memory while another captures a CUDA graph.
+
+        ONNX Runtime captures in the global mode, in which such a call of any other thread fails and ends the capture.
+        Failures are left to the call that follows.
+        """
+        if not getattr(self._thread, "relaxed", False):
+            exchange = self._functions["cudaThreadExchangeStreamCaptureMode"]
+            self._thread.relaxed = exchange(ctypes.byref(_INT(_RELAXED))) == 0
+            if not self._thread.relaxed:
+                self._forget()
+
     def use(self, device: int) -> None:
         """Make a device the calling thread's."""
+        self.relax()
         self._call("cudaSetDevice", device)
 
     @contextmanager

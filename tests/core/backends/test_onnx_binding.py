@@ -355,6 +355,27 @@ def test_what_a_graph_captures_is_in_its_memory_before_it_is_bound(stand_in: Sta
     binding.close()
 
 
+def test_a_capture_that_fails_is_answered_without_a_graph(
+    stand_in: StandIn, transfer: CudaTransfer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    binding = reading(stand_in, transfer, ("Cuda",), graphs=True)
+    session, run = binding._inner, ReadingSession.run_with_iobinding
+
+    def failing(self: ReadingSession, bound: ReadingBinding, options: Any) -> None:
+        run(self, bound, options)
+        if options.entries["gpu_graph_id"] != "-1":
+            raise RuntimeError("Error in execution: CUDA failure 901: operation failed due to a previous error")
+
+    monkeypatch.setattr(ReadingSession, "run_with_iobinding", failing)
+    for values in (X, X + 1):
+        (found,) = binding.run({"x": values}, ("y",), stays=False)
+        np.testing.assert_array_equal(found.data, values * 2)
+    assert session.graphs == ["-1", "1", "-1"]
+    assert not binding.replays
+    assert "a CUDA graph cannot be captured, so the instance runs without" in caplog.text
+    binding.close()
+
+
 @pytest.mark.parametrize("places", [("Cpu",), None])
 def test_a_session_that_reads_an_input_on_the_host_gets_no_graphs(
     stand_in: StandIn, transfer: CudaTransfer, places: tuple[str, ...] | None

@@ -91,6 +91,27 @@ def test_a_thread_gets_its_device_back(stand_in: StandIn, monkeypatch: pytest.Mo
     assert seen == [2, 2, 2, 1, 1, 1, 1]
 
 
+def test_memory_is_taken_and_freed_while_another_thread_captures_a_graph(stand_in: StandIn) -> None:
+    """ONNX Runtime captures in the global mode: such a call of an ordinary thread fails, and the capture with it."""
+    runtime, failures = Cuda(stand_in.library, stand_in.library), []
+
+    def work() -> None:
+        try:
+            runtime.use(0)
+            address, pinned = runtime.take(4), runtime.take_pinned(4)
+            runtime.free(address), runtime.free_pinned(pinned)
+        except CudaError as error:
+            failures.append(error)
+
+    stand_in.library.stand_in_capture(1)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start(), thread.join()
+    finally:
+        invalidated = stand_in.library.stand_in_capture(0)
+    assert (failures, invalidated) == ([], 0)
+
+
 def test_a_handle_is_64_bytes_passed_by_value(stand_in: StandIn) -> None:
     assert ctypes.sizeof(IpcHandle) == cuda_module.HANDLE_BYTES
     runtime = stand_in.runtime
