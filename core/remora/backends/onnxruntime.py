@@ -158,6 +158,11 @@ class OnnxModel:
         if graphs is not None:
             session = self._own_session(config, device)
         bound = session.bound(config, memory, transfer_for(config, memory, _runtime), graphs)
+
+        def close() -> None:
+            bound.close()
+            self._let_go(device, session)
+
         return array_instance(
             placement.name,
             config,
@@ -165,7 +170,7 @@ class OnnxModel:
             quick=quick,
             staying=bound.staying,
             devices=frozenset({memory.device}),
-            close=bound.close,
+            close=close,
             gpu=None if memory.device == HOST else device.id,
         )
 
@@ -177,6 +182,13 @@ class OnnxModel:
                 self._given_away.add(device)
                 return session
         return self._open(config, device)
+
+    def _let_go(self, device: Device, session: OnnxSession) -> None:
+        """Forget a session that was one instance's alone: its graphs replay memory that has gone with the instance."""
+        with self._opening:
+            if device in self._given_away and self._sessions.get(device) is session:
+                self._given_away.discard(device)
+                del self._sessions[device]
 
     def _memory(self, session: OnnxSession, device: Device, *, on_cpu: bool) -> Memory | None:
         """Where the session's tensors can lie; None when they go through the host."""

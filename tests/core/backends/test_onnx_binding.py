@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +185,25 @@ def test_instances_with_graphs_have_sessions_of_their_own(tmp_path: Path) -> Non
     sessions = [opened._own_session(config, opened._device) for _ in range(3)]
     assert len(set(map(id, sessions))) == 3
     assert sessions[0] is opened._session(config, opened._device)
+
+
+def test_instances_that_are_made_again_leave_no_session_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model(tmp_path)
+    config = config_of('name: "m" backend: "onnxruntime" ' + GRAPHS % "")
+    where = Source("m", 1, tmp_path / "m", tmp_path / "m" / "1", tmp_path, {"device-tensors": "cpu"})
+    opened = OnnxRuntimeBackend().open(where, config)
+    opened.complete(config)
+    sessions: weakref.WeakSet[Any] = weakref.WeakSet(opened._sessions.values())
+    create = opened._open
+    monkeypatch.setattr(opened, "_open", lambda *given: (made := create(*given), sessions.add(made))[0])
+    for _ in range(3):
+        instances = [opened.instance(config, Placement(f"m_{number}")) for number in range(2)]
+        for instance in instances:
+            np.testing.assert_array_equal(answer(instance, X)[0], X)
+            instance.close()
+        del instance, instances
+        gc.collect()
+        assert len(sessions) == 0, "a graph of it would replay memory that has gone"
 
 
 # -- the copies -----------------------------------------------------------------------------------------------------
