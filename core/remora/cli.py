@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,6 +31,15 @@ _ALIASES = {
 }
 
 
+_GROUPS = (
+    ("Serve models", ("serve", "config", "backends")),
+    ("Talk to a running server", ("infer", "models", "explain", "startup")),
+    ("Measure", ("bench", "cost")),
+    ("Platforms", ("emulate", "manifests", "deploy")),
+    ("Models in clouds", ("pull", "cache")),
+    ("About this installation", ("version",)),
+)
+"""How `remora --help` lists the commands."""
 _MEANT = {
     # Words of other servers for ours.
     "--port": "--http-port",
@@ -91,15 +100,32 @@ def _refuse(options: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
 
 def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
     """The whole command line, or of it `serve` alone with only the flags named."""
-    parser = argparse.ArgumentParser(prog="remora", description="One inference engine that rides on any cloud.")
+    parser = argparse.ArgumentParser(
+        prog="remora",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
+        description="One inference engine that rides on any cloud.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", prog="remora", help=argparse.SUPPRESS)
     _add_serve(commands, serve_flags)
     if serve_flags is None:
         from remora import cli_commands
 
         cli_commands.add_commands(commands)
+        parser.epilog = _in_groups({action.dest: action.help or "" for action in commands._choices_actions})
     return parser
+
+
+def _in_groups(commands: Mapping[str, str]) -> str:
+    """The commands with their help, by what they are for; argparse has no groups of sub-commands."""
+    grouped = {name for _, names in _GROUPS for name in names}
+    rest = ("Other", tuple(name for name in commands if name not in grouped))
+    lines = []
+    for title, names in (*_GROUPS, rest):
+        rows = [f"  {name:<10} {commands[name]}" for name in names if name in commands]
+        lines += ["", f"{title}:", *rows] if rows else []
+    return "\n".join([*lines[1:], "", "remora COMMAND --help shows the arguments of a command."])
 
 
 def _add_serve(commands: Any, flags: Container[str] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,16 @@ def test_the_help_of_a_command_lists_its_platforms(
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert f"{platform}" in capsys.readouterr().out.split("PLATFORM", 2)[2]
+
+
+def test_the_help_lists_every_command_once_in_a_group_with_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["nonsense"])
+    choices = re.findall(r"'?([a-z]+)'?(?=[,)])", capsys.readouterr().err.partition("choose from")[2])
+    listed = re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(choices)
+    assert "serve" in listed
+    assert "Other:" not in shown
