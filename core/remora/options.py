@@ -312,6 +312,12 @@ class ServerOptions:
     http_max_input_size: int = option(
         "The longest request body, in bytes, also once inflated.", default=64 << 20, metavar="BYTES"
     )
+    client_errors: str = option(
+        "The HTTP status of requests that cannot be read: malformed JSON, data of another shape than declared, no "
+        "inputs. Triton's is 500; with 400, alerts on server errors do not fire for mistakes of clients.",
+        default="500",
+        choices=("500", "400"),
+    )
     http_max_json_depth: int = option(
         "As many arrays as this in each other are refused in JSON data; 1024 is the most that can be read.",
         default=100,

@@ -150,6 +150,7 @@ class V2App:
                 answer_in_thread(loop),
                 max_input_bytes=limit,
                 serves_metrics=options.allow_metrics,
+                malformed=int(options.client_errors),
                 restrictions=self._restrictions,
                 allowed_hosts=self._allowed_hosts,
             )

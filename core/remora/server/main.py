@@ -132,6 +132,7 @@ class Server:
             max_input_bytes=options.http_max_input_size,
             pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
+            malformed=int(options.client_errors),
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
             allowed_hosts=self._allowed_hosts,
         )

@@ -182,6 +182,7 @@ class RestService:
         max_input_bytes: bodies may not inflate beyond this.
         pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
+        malformed: the status of requests that cannot be read; 0 for Triton's, which is 500 (spec H13).
         restrictions: groups of calls that need a secret header.
         allowed_hosts: hosts whose web pages may change the server.
     """
@@ -196,6 +197,7 @@ class RestService:
         max_input_bytes: int = 64 << 20,
         pages: Pages | None = None,
         serves_metrics: bool = True,
+        malformed: int = 0,
         restrictions: Restrictions = _OPEN,
         allowed_hosts: Container[str] = (),
     ) -> None:
@@ -205,7 +207,7 @@ class RestService:
         self._resolve = engine.resolve
         self._traces = engine.traces
         self._codec = codec
-        self._generate = GenerateRoutes(engine, mailbox, codec.limits)
+        self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed)
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
@@ -213,7 +215,7 @@ class RestService:
         self._waiting = WaitingRoom(engine.options.max_waiting_requests, engine.options.waiting_secs)
         self._serves_metrics = serves_metrics
         self._known_as = ""
-        self._malformed = 0
+        self._malformed = malformed
 
     def over(
         self,
@@ -226,17 +228,17 @@ class RestService:
         """The same service over an engine of its own choice, for a host's port.
 
         ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status of bodies that
-        cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server. ``binary_headers``
-        says in the platform's way how long the JSON of an answer with raw tensors is.
+        cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server; 0 for this service's.
+        ``binary_headers`` says in the platform's way how long the JSON of an answer with raw tensors is.
         """
         other = copy(self)
         other._engine = engine
         other._resolve = engine.resolve
         other._traces = engine.traces
         other._codec = self._codec.twin(binary_headers)
-        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, malformed)
+        other._malformed = malformed or self._malformed
+        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed)
         other._known_as = known_as
-        other._malformed = malformed
         return other
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -367,11 +369,15 @@ class RestService:
         except RetiredError:
             return self._infer(plan, head, body, exchange, timeout_ns, model)
         except RemoraError as error:
-            answer = encode_error(error, plain=error.from_model)
-            if self._malformed and isinstance(error, MalformedError):
-                answer = answer._replace(status=self._malformed)
-            exchange.respond(answer)
+            exchange.respond(self._refusal(error, plain=error.from_model))
         return None
+
+    def _refusal(self, error: RemoraError, *, plain: bool) -> HttpAnswer:
+        """The answer to a request that cannot be decoded."""
+        answer = encode_error(error, plain=plain)
+        if self._malformed and isinstance(error, MalformedError):
+            return answer._replace(status=self._malformed)
+        return answer
 
     def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
         context: tuple[Exchange, ServedModel, ReplyFormat, str] = ticket.context  # type: ignore[assignment]
@@ -407,7 +413,7 @@ class RestService:
             exchange.respond(refusal.answer)
             return
         except RemoraError as error:
-            exchange.respond(encode_error(error, plain=where.plain_errors))
+            exchange.respond(self._refusal(error, plain=where.plain_errors))
             return
 
         slow = isinstance(call, _SLOW)

@@ -13,7 +13,7 @@ import pytest
 
 from conftest import free_ports
 from fakes import write_model
-from hosting import running, write_scale
+from hosting import ask, running, write_scale
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
 from remora.server.doors import Host
@@ -131,6 +131,30 @@ def test_the_limits_of_json_and_chunks_are_the_operators(tmp_path: Path, action:
             connection.request("POST", f"/v2/models/scale/{action}", iter([body[:9], body[9:]]), encode_chunked=True)
             assert text in connection.getresponse().read()
             connection.close()
+
+
+@pytest.mark.parametrize("status", ["500", "400"])
+def test_the_status_of_what_cannot_be_read_is_the_operators(tmp_path: Path, status: str) -> None:
+    write_scale(tmp_path / "scale")
+    declared = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": %b}]}'
+    options = ServerOptions(allow_grpc=False, allow_metrics=False, client_errors=status)
+    with running(Host(EngineOptions(paths=(tmp_path,)), options)) as ports:
+        for path, body, expected, text in (
+            ("models/scale/infer", b"{bad", int(status), "failed to parse the request JSON buffer"),
+            ("models/scale/infer", b"{}", int(status), "attempt to access non-existing object member 'inputs'"),
+            ("models/scale/infer", declared % b"[1]", int(status), "Shape does not match true shape of 'data' field"),
+            ("models/scale/generate", b"{bad", int(status), "failed to parse the request JSON buffer"),
+            ("repository/models/scale/load", b"{bad", int(status), "failed to parse the request JSON buffer"),
+            (
+                "models/scale/infer",
+                declared.replace(b'"x"', b'"z"') % b"[1, 2, 3, 4]",
+                400,
+                "unexpected inference input",
+            ),
+            ("models/nothing/infer", b"{}", 404, "unknown model"),
+        ):
+            reply = ask(ports.http, "POST", f"/v2/{path}", body)
+            assert (reply.status, text in reply.json["error"]) == (expected, True), reply
 
 
 def test_grpcio_is_opened_while_the_models_load(tmp_path: Path) -> None:
