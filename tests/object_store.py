@@ -118,6 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
         prefix, token = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
         keys = sorted(key for key in self.store.buckets[bucket] if key.startswith(prefix) and key > token)
+        folders: list[str] = []
+        if "delimiter" in query:
+            parts = {key: key.removeprefix(prefix).split("/") for key in keys}
+            folders = sorted({f"{prefix}{pieces[0]}/" for pieces in parts.values() if len(pieces) > 1})
+            keys = [key for key, pieces in parts.items() if len(pieces) == 1]
         page, more = keys[: self.store.page], len(keys) > self.store.page
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.store.buckets[bucket][key])}</Size>"
@@ -128,7 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         after = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
         return (
             f"<ListBucketResult><Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount>"
-            f"<IsTruncated>{str(more).lower()}</IsTruncated>{after}{rows}</ListBucketResult>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{after}{rows}"
+            + "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
+            + "</ListBucketResult>"
         ).encode()
 
     def _object(self, bucket: str, key: str, fault: str, *, body: bool) -> None:

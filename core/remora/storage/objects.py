@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ _QUERY = re.compile(r"\?[^\s)\"',]*")
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "http": "s3"}
 _Answer = TypeVar("_Answer")
+_BAD_NAME = "InvalidPathError"
 _REFUSED = re.compile(r"UnauthenticatedError|PermissionDeniedError|status code: 40[13] ")
 """In an error's class, or in its text: a listing that is refused is of no class of its own."""
 
@@ -104,12 +105,39 @@ class ObjectStorage:
         below = "/".join(part for part in (self._folder, prefix) if part)
         cut = len(self._folder) + 1 if self._folder else 0
         found: list[StoredObject] = []
-        for page in obstore.list(store, below or None, chunk_size=1000):
-            found += [_stored(meta, meta["path"][cut:]) for meta in page if is_plain(meta["path"][cut:])]
+
+        def keep(page: Sequence[Any]) -> None:
+            found.extend(_stored(meta, meta["path"][cut:]) for meta in page if is_plain(meta["path"][cut:]))
             if len(found) > _MOST_OBJECTS:
                 raise UnavailableError(
                     f"'{self.location}' holds more than {_MOST_OBJECTS} files: name the folder that the models are in"
                 )
+
+        def walk(folder: str) -> None:
+            before = len(found)
+            try:
+                for page in obstore.list(store, folder or None, chunk_size=1000):
+                    keep(page)
+            except Exception as error:
+                if type(error).__name__ != _BAD_NAME:
+                    raise
+                # obstore gives up a listing that holds a name such as "a/../b". Folder by folder only one is lost.
+                del found[before:]
+                try:
+                    level = obstore.list_with_delimiter(store, folder or None)
+                except Exception as at_level:
+                    # The first error names the whole object; another reason, such as the network, is its own.
+                    raise (error if type(at_level).__name__ == _BAD_NAME else at_level) from None
+                keep(level["objects"])
+                for each in level["common_prefixes"]:
+                    try:
+                        walk(str(each))
+                    except Exception as inner:
+                        if type(inner).__name__ != _BAD_NAME:
+                            raise
+                        _log.error("'%s' of '%s' is left out: %s", each[cut:], self.location, self._shown(inner))
+
+        walk(below)
         return found
 
     def _read(self, store: Any, item: StoredObject, start: int, end: int) -> memoryview:

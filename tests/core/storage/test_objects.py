@@ -52,10 +52,18 @@ def test_names_arrive_as_they_are(clouds: ObjectStore, opened: Opened, scheme: s
     assert storage.read(item, 0, 7) == b"content"
 
 
-def test_a_name_that_would_climb_is_refused(clouds: ObjectStore, opened: Opened) -> None:
-    clouds.put("bucket", "r/m/../../etc/passwd", b"x")
+def test_a_name_that_would_climb_costs_its_folder_alone(
+    clouds: ObjectStore, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("r/a/1/model.onnx", "r/m/config.pbtxt", "r/m/1/../../etc/passwd", "r/m/2/x", "r/z/1/model.onnx"):
+        clouds.put("bucket", key, b"x")
+    found = [item.path for item in opened("s3://bucket/r").listing()]
+    assert sorted(found) == ["a/1/model.onnx", "m/2/x", "m/config.pbtxt", "z/1/model.onnx"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("'m/1' of 's3://bucket/r' is left out: ")
+    assert "etc/passwd" in record.getMessage()
     with pytest.raises(UnavailableError, match="etc/passwd"):
-        opened("s3://bucket/r").listing()
+        opened("s3://bucket/r/m/1").listing()
 
 
 def test_a_location_that_is_a_file_has_one_object(clouds: ObjectStore, opened: Opened) -> None:
