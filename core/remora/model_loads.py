@@ -26,6 +26,9 @@ from remora.system.clock import Clock
 _log = logging.getLogger("remora.models")
 
 _LOOK_S = 0.05
+_ENSEMBLE_HINT = (
+    "an ensemble needs a version too, though it has no files: make an empty folder 1/ beside its configuration\n"
+)
 _CODE_WORDS = {
     "UNKNOWN": "Unknown",
     "INTERNAL": "Internal",
@@ -123,7 +126,7 @@ class ModelLoads:
                 for model in loaded.values():
                     model.metric_labels = (("namespace", namespace),)
             with settling():
-                self._publish(key, action, loaded, failed)
+                self._publish(key, plan, action, loaded, failed)
 
     def _standing(self, key: str) -> Standing | None:
         loaded, serving = self._loaded.get(key), self._table.serving(key)
@@ -184,13 +187,19 @@ class ModelLoads:
         return failed
 
     def _publish(
-        self, key: str, action: Action, loaded: dict[int, ServedModel], failed: dict[int, RemoraError]
+        self,
+        key: str,
+        plan: LoadPlan,
+        action: Action,
+        loaded: dict[int, ServedModel],
+        failed: dict[int, RemoraError],
     ) -> None:
         """Put a load's result into the table: all of it, or none (spec M04). Raises RemoraError for none."""
         stays = (*action.adjust, *action.keep)
         if failed or not (loaded or stays):
             self._close(key, loaded.values())
-            raise self._load_failed(key, failed)
+            lacks_folder = plan.config.HasField("ensemble_scheduling") and not plan.folder.versions
+            raise self._load_failed(key, failed, hint=_ENSEMBLE_HINT if lacks_folder else "")
         self._hand_over(self._table.serving(key), loaded)
         retired = self._table.replace(key, loaded, stays)
         if retired is None:
@@ -205,9 +214,9 @@ class ModelLoads:
             if older is not None and older.is_needed:
                 successor.predecessor = older
 
-    def _load_failed(self, key: str, failed: dict[int, RemoraError]) -> LoadFailedError:
+    def _load_failed(self, key: str, failed: dict[int, RemoraError], hint: str = "") -> LoadFailedError:
         self._table.fail(key, {number: _sentence(error) for number, error in failed.items()})
-        text = f"at least one version must be available under the version policy of model '{key}'\n"
+        text = f"at least one version must be available under the version policy of model '{key}'\n{hint}"
         if failed:
             text = "".join(
                 f"version {number} is at {UNAVAILABLE} state: {_sentence(error)};\n" for number, error in failed.items()

@@ -206,6 +206,26 @@ def test_an_ensemble_whose_own_words_are_wrong_cannot_be_polled(bench: Bench) ->
         bench.started().load("e", {})
 
 
+def test_an_ensemble_without_a_version_folder_gets_a_hint_after_tritons_text(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    bench.ensemble("e", "m")
+    (bench.repository / "e" / "1").rename(bench.repository / "e" / "first")
+    lifecycle = bench.started()
+    with pytest.raises(InvalidArgumentError) as refusal:
+        lifecycle.load("e", {})
+    first, hint = str(refusal.value).splitlines()
+    assert (
+        first
+        == "load failed for model 'e': at least one version must be available under the version policy of model 'e'"
+    )
+    assert "make an empty folder 1/" in hint
+    config = bench.repository / "e" / "config.pbtxt"
+    config.write_text(config.read_text() + "version_policy { specific { versions: 3 } }")
+    (bench.repository / "e" / "1").mkdir()
+    with pytest.raises(InvalidArgumentError, match=r"version policy of model 'e'\n$"):
+        lifecycle.load("e", {})
+
+
 def test_at_start_a_broken_model_is_tried_once_and_named_for_both(bench: Bench) -> None:
     bench.ensemble("e", "a")
     bench.break_model("a")

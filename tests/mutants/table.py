@@ -63,7 +63,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("size > 1 and len", "size > 2 and len"),
         ("extendleft(reversed(tickets))", "extendleft(tickets)"),
         ("extendleft(reversed(tickets))", "extend(tickets)"),
-        (" and not any(ticket.deadline_ns for ticket in plan.tickets)", ""),
+        ("any(ticket.deadline_ns or ticket.request.held for", "any(ticket.request.held for"),
         ("plan.reason == FULL and len(plan.tickets) > 1", "plan.reason == FULL"),
         (
             "        return Plan([], dropped=plan.dropped)\n\n    def put_back",
