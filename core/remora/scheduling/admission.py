@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from remora.config import BatchPolicy
@@ -68,7 +69,7 @@ class AdmittingQueue:
         """See `BatchQueue.poll`."""
         loaded = self._rows.total() >= max(self._policy.max_batch_size, 1)
         plan = self._inner.poll(now_ns)
-        self._left([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
+        self._left((*plan.tickets, *(ticket for ticket, _ in plan.dropped)))
         if plan.tickets:
             self._begin(plan.rows, now_ns, loaded=loaded)
         return plan
@@ -84,7 +85,7 @@ class AdmittingQueue:
         cost_ns = self._costs.predict(rows)
         self._busy[place] = _Run(now_ns, cost_ns if math.isfinite(cost_ns) else 0.0)
 
-    def _left(self, tickets: list[Ticket]) -> None:
+    def _left(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             self._rows[ticket.level] -= ticket.request.rows
             if not self._rows[ticket.level]:
@@ -93,7 +94,7 @@ class AdmittingQueue:
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
         """See `BatchQueue.drop_cancelled`."""
         dropped = self._inner.drop_cancelled()
-        self._left([ticket for ticket, _ in dropped])
+        self._left(ticket for ticket, _ in dropped)
         return dropped
 
     def hasten(self) -> None:
