@@ -69,7 +69,7 @@ class AdmittingQueue:
         """See `BatchQueue.poll`."""
         loaded = self._rows.total() >= max(self._policy.max_batch_size, 1)
         plan = self._inner.poll(now_ns)
-        self._left((*plan.tickets, *(ticket for ticket, _ in plan.dropped)))
+        self._left([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
         if plan.tickets:
             self._begin(plan.rows, now_ns, loaded=loaded)
         return plan

@@ -17,7 +17,7 @@ from remora.errors import RemoraError, RetiredError, UnavailableError, Unsupport
 from remora.messages import Mailbox, Outcome, Response, Ticket
 from remora.model import ServedModel
 from remora.model_table import LoadingError
-from remora.protocols.grpc_wire import UNIMPLEMENTED, StatusError, coding_of, read_opening, trailers
+from remora.protocols.grpc_wire import UNIMPLEMENTED, Opening, StatusError, coding_of, read_opening, trailers
 from remora.protocols.http2_frames import Fields
 from remora.protocols.v2_grpc import DECOUPLED_TEXT, SHUTDOWN_TEXT, InferCall, encode_infer, forwarded, read_infer
 from remora.server.grpc_http2_calls import StreamBehaviour, Streaming, Unary, status_of_failure
@@ -35,6 +35,7 @@ class GrpcFront:
         mailbox: where the loop takes answers.
         max_message_bytes: the longest message of a client.
         workers: how many calls that may last are under way at once; further ones wait.
+        streams: how many calls of many messages are under way at once, at most half of them on one connection.
         reflection: gives what answers a path of gRPC's reflection, None for other paths.
         compression: how much the answers to inference are compressed: none, low, medium or high.
     """
@@ -57,6 +58,9 @@ class GrpcFront:
         self.max_message_bytes = max_message_bytes
         self._reflection = reflection
         self._compression = compression
+        self._connection_streams = max(streams // 2, 1)
+        self._silent: set[Streaming] = set()  # that have sent no message yet
+        self._begun: dict[Streaming, object] = {}  # the connections of the others
         self._loop = asyncio.get_running_loop()
         self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
         self._working = ThreadPoolExecutor(workers, thread_name_prefix="remora-grpc")
@@ -74,7 +78,7 @@ class GrpcFront:
                 pool = self._working if unary.lasts else self._asking
                 return Unary(self, link, opening, lambda call, message: self.run(pool, unary.behaviour, call, message))
             if path == STREAM:
-                return Streaming(self, link, opening, self._stream, coding_of(self._compression, opening.accepts))
+                return self._open_stream(link, opening)
             behaviour = self._reflection(path)
             if behaviour is not None:
                 return Streaming(self, link, opening, behaviour)
@@ -93,12 +97,46 @@ class GrpcFront:
         with suppress(RuntimeError):  # the loop is closed, and all clients are gone
             self._loop.call_soon_threadsafe(work, *arguments)
 
-    def begin(self, work: Callable[[], None]) -> None:
-        """Run something in a thread of the streams'. Raises UnavailableError when the server is ending."""
+    def begin(self, call: Streaming, connection: object, work: Callable[[], None]) -> None:
+        """Run a stream in a thread. Raises UnavailableError if its connection has too many, or the server is ending."""
+        self._silent.discard(call)
+        if list(self._begun.values()).count(connection) >= self._connection_streams:
+            raise UnavailableError(
+                f"{self._connection_streams} streams are open on this connection, and more are not served on one: "
+                "use another connection, or try again later"
+            )
+        self._begun[call] = connection
         try:
             self._streaming.submit(work)
         except RuntimeError as error:
             raise UnavailableError(SHUTDOWN_TEXT) from error
+
+    def stream_ended(self, call: Streaming) -> None:
+        """Count a stream no longer."""
+        self._silent.discard(call)
+        self._begun.pop(call, None)
+
+    def drain(self) -> None:
+        """Have the streams that are still silent hear that the server ends. Any thread may call."""
+        self.post(self._begin_silent)
+
+    def _begin_silent(self) -> None:
+        for call in list(self._silent):
+            call.begin()
+
+    def _open_stream(self, link: Link, opening: Opening) -> Stream:
+        coding = coding_of(self._compression, opening.accepts)
+        call = Streaming(self, link, opening, self._stream, coding)
+        try:
+            if self.calls.restricted:
+                self.calls.check_secret("ModelStreamInfer", call)
+        except UnavailableError as error:
+            call.fail(*status_of_error(error))
+            return call
+        self._silent.add(call)
+        if self.calls.draining:
+            call.begin()
+        return call
 
     def _stream(self, messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
         return self.calls.stream(messages, context, self._streaming.submit)

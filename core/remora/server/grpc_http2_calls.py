@@ -19,6 +19,7 @@ from remora.protocols.grpc_wire import (
     GOOD,
     HEADS,
     INTERNAL,
+    RESOURCE_EXHAUSTED,
     Messages,
     Opening,
     Packed,
@@ -32,6 +33,8 @@ from remora.server.rpcs import DEADLINE_EXCEEDED, FOREVER_S, Context, status_of_
 
 _UNSENT_ITEMS, _UNSENT_BYTES = 64, 1 << 20
 """How far the answers of a stream may be ahead of what the client's windows let through."""
+_UNTAKEN_ITEMS = 65_536
+"""How many messages of a stream may wait for its thread. Flow control counts their bytes, and empty ones have few."""
 _LATE = "Deadline Exceeded"
 
 StreamBehaviour = Callable[[Iterator[bytes], Context], Iterator[bytes]]
@@ -45,8 +48,11 @@ class Threads(Protocol):
     def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
         """Do something in the loop's thread, soon."""
 
-    def begin(self, work: Callable[[], None], /) -> None:
-        """Run something in a thread of the streams'. Raises UnavailableError when the server is ending."""
+    def begin(self, call: Streaming, connection: object, work: Callable[[], None], /) -> None:
+        """Run a stream in a thread. Raises UnavailableError if its connection has too many, or the server is ending."""
+
+    def stream_ended(self, call: Streaming, /) -> None:
+        """Count a stream no longer."""
 
     def convert(self, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
         """Inflate or compress a message in another thread, and go on with it in the loop."""
@@ -215,7 +221,8 @@ class Unary(Call):
 
 
 class Streaming(Call):
-    """A call of any number of messages and answers: its behaviour runs in a thread, and takes what has come."""
+    """A call of any number of messages and answers. Its behaviour runs in a thread from the first message on, so that
+    clients that open calls and send nothing hold no threads."""
 
     def __init__(
         self, front: Threads, link: Link, opening: Opening, behaviour: StreamBehaviour, coding: bytes = b""
@@ -227,8 +234,15 @@ class Streaming(Call):
         self._unsent = Allowance(_UNSENT_ITEMS, _UNSENT_BYTES)
         self._headed = False
         self._waiting: deque[list[int]] = deque()  # answers that have not left: their size, and what is left of it
+        self._begun = False
+
+    def begin(self) -> None:
+        """Hand the call to its thread, if it has none and has not ended."""
+        if self._begun or self._ended:
+            return
+        self._begun = True
         try:
-            front.begin(self._run)
+            self._front.begin(self, self._link.connection, self._run)
         except UnavailableError as error:
             self.fail(*status_of_error(error))
 
@@ -247,6 +261,10 @@ class Streaming(Call):
             self._incoming.put(None)
         elif not messages:
             self._link.took(len(data))
+        if messages and self._incoming.qsize() > _UNTAKEN_ITEMS:
+            self.fail(RESOURCE_EXHAUSTED, f"more than {_UNTAKEN_ITEMS} messages wait to be read: send larger ones")
+        elif messages or ended:
+            self.begin()
 
     def stalls(self) -> bool:
         return False
@@ -268,6 +286,7 @@ class Streaming(Call):
         ended = super()._end()
         self._incoming.put(None)
         self._unsent.close()
+        self._front.stream_ended(self)
         return ended
 
     # -- in threads -------------------------------------------------------------------------------------------------
@@ -289,7 +308,7 @@ class Streaming(Call):
                 answers.close()
 
     def _taken(self) -> Iterator[bytes]:
-        while (came := self._incoming.get()) is not None:
+        while (came := self._incoming.get()) is not None and not self._ended:
             message, size = came
             try:
                 plain = self._messages.plain(message)

@@ -95,6 +95,8 @@ class OwnGrpc:
     def end(self) -> None:
         """Take no more connections, and no more inference on those there are."""
         self._calls.drain()
+        for front in self._fronts:
+            front.drain()
         for port in self.ports:
             port.close()
 

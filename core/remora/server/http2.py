@@ -72,6 +72,11 @@ class Link:
         """Bytes of all streams that the client lets wait in the connection."""
         return self._connection.backlog
 
+    @property
+    def connection(self) -> object:
+        """What all streams of one client's connection have in common."""
+        return self._connection
+
     def took(self, size: int) -> None:
         """So much of the body is used."""
         self._connection.machine.took(self._stream, size)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -385,6 +386,60 @@ def test_a_server_ends_while_clients_are_connected_that_say_nothing(repository: 
         )
         assert all_of(deaf)
         all_of(mute)
+
+
+def stream_of(channel: grpc.Channel, first: bytes | None, metadata: tuple[tuple[str, str], ...] = ()) -> Any:
+    """A ModelStreamInfer call that sends one message, or none, and then nothing."""
+    outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+    if first is not None:
+        outgoing.put(first)
+    call = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(
+        iter(outgoing.get, None), timeout=WAIT_S, metadata=metadata
+    )
+    call.add_callback(lambda: outgoing.put(None))
+    return call
+
+
+@pytest.mark.parametrize("transport", ["own", "grpcio"])
+def test_a_silent_stream_hears_that_the_server_ends(repository: Path, transport: str) -> None:
+    with serving(repository, transport) as server, grpc.insecure_channel(server.target) as channel:
+        silent, other = stream_of(channel, None), stream_of(channel, infer_bytes(1))
+        next(other)  # the server has both by now
+        server.stop()
+        for call in (silent, other):
+            assert status_of(lambda call=call: list(call)) == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_silent_stream_without_the_secret_is_refused_at_once(repository: Path) -> None:
+    with (
+        serving(repository, grpc_restricted_protocol=("inference:key=right",)) as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        assert status_of(lambda: list(stream_of(channel, None))) == grpc.StatusCode.UNAVAILABLE
+        call = stream_of(channel, infer_bytes(1), (("triton-grpc-protocol-key", "right"),))
+        next(call)
+        call.cancel()
+
+
+def test_one_connection_has_half_of_the_streams_and_silent_ones_do_not_count(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.server.grpc_own._STREAMS", 4)
+    with (
+        serving(repository) as server,
+        grpc.insecure_channel(server.target) as channel,
+        grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]) as other,
+    ):
+        silent = [stream_of(channel, None) for _ in range(6)]
+        busy = [stream_of(channel, infer_bytes(1)) for _ in range(2)]
+        for call in busy:
+            next(call)
+        refused = stream_of(channel, infer_bytes(1))
+        assert status_of(lambda: list(refused)) == grpc.StatusCode.UNAVAILABLE
+        next(stream_of(other, infer_bytes(1)))
+        busy[0].cancel()
+        for call in silent:
+            call.cancel()
 
 
 # -- Compression ----------------------------------------------------------------------------------------------------
