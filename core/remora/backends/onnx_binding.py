@@ -209,9 +209,9 @@ def _handed_out(fixed: _Fixed) -> list[DeviceArray]:
 
 
 def inputs_on_host(inner: Any) -> frozenset[str] | None:
-    """The names of the inputs that a session reads in main memory; None where ONNX Runtime is too old to list them."""
-    infos = getattr(inner, "get_input_memory_infos", None)
-    if infos is None:
+    """The names of the inputs that a session reads in main memory; None where ONNX Runtime does not list them."""
+    try:
+        named = list(zip(inner.get_inputs(), inner.get_input_memory_infos(), strict=True))
+    except Exception:  # an older version, or a session that cannot tell for one of its inputs
         return None
-    named = zip(inner.get_inputs(), infos(), strict=True)
     return frozenset(each.name for each, info in named if info.name.lower().startswith("cpu") or "Pinned" in info.name)

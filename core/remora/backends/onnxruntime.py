@@ -107,6 +107,8 @@ class OnnxModel:
         for key in plan_session(config, source.settings, source.cpus).ignored:
             _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
         self._insists = insists_on_gpu(config)
+        if first_device(config, (CUDA_PROVIDER,)).kind == "GPU":  # before: a provider may register with its libraries
+            self._preload()
         self._device = first_device(config, runtime.get_available_providers())
         self._signature = self._session(config, self._device).signature
 
@@ -233,14 +235,12 @@ class OnnxModel:
     def _open(self, config: ModelConfig, device: Device) -> OnnxSession:
         """A session on a device, with one accelerator less for each that cannot be used."""
         name, runtime = self._source.name, self._runtime
+        if device.kind == "GPU":
+            self._preload()
         available = set(runtime.get_available_providers())
         first = plan_providers(config, device, available)
-        if device.kind == "GPU":
-            if CUDA_PROVIDER in first.missing:
-                raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
-            preload = getattr(runtime, "preload_dlls", None)  # finds CUDA's libraries where pip has put them
-            if preload is not None:
-                preload()
+        if device.kind == "GPU" and CUDA_PROVIDER in first.missing:
+            raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
         for missing in first.missing:
             _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
         for option in first.left_out:
@@ -261,6 +261,12 @@ class OnnxModel:
                 else:
                     raise
                 _log.warning("%s; going on without %s", error, less)
+
+    def _preload(self) -> None:
+        """Have ONNX Runtime load CUDA's libraries from where pip has put them; without effect once they are there."""
+        preload = getattr(self._runtime, "preload_dlls", None)
+        if preload is not None:
+            preload()
 
     def _open_with(self, config: ModelConfig, providers: ProviderPlan, device: Device) -> OnnxSession:
         name, runtime = self._source.name, self._runtime

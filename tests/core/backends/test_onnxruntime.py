@@ -619,6 +619,36 @@ def test_one_accelerator_less_is_tried_at_a_time(
         assert told in caplog.text
 
 
+@pytest.mark.parametrize("group", ["", "instance_group { kind: KIND_GPU }", "instance_group { kind: KIND_CPU }"])
+def test_cudas_libraries_are_loaded_before_the_providers_are_listed(tmp_path: Path, group: str) -> None:
+    """A provider that is a plugin registers when its libraries load; models for the CPU load none."""
+    happened: list[str] = []
+
+    class FakeSession:
+        def __init__(self, file: str, options: Any, *, providers: list[Any], enable_fallback: int) -> None:
+            self._names = [name for name, _ in providers]
+            self._inner = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+        def get_providers(self) -> list[str]:
+            return self._names
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    gpu_runtime = SimpleNamespace(
+        **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},
+        __version__=runtime.__version__,
+    )
+    gpu_runtime.preload_dlls = lambda: happened.append("loaded")
+    gpu_runtime.get_available_providers = lambda: ["CUDAExecutionProvider"] * bool(happened) + ["CPUExecutionProvider"]
+    gpu_runtime.InferenceSession = FakeSession
+    where = source(tmp_path, identity())
+    opened = OnnxModel(gpu_runtime, where, where.path / "model.onnx", config(group))
+    on_cpu = "CPU" in group
+    assert [device.kind for device in opened._sessions] == ["CPU" if on_cpu else "GPU"]
+    assert bool(happened) is not on_cpu
+
+
 def test_auto_means_the_cpu_where_onnxruntime_cannot_use_the_gpu(tmp_path: Path) -> None:
     gpu_runtime = SimpleNamespace(
         **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},
