@@ -95,7 +95,9 @@ def _refuse(options: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
     meant = _MEANT.get(flag) if parser.prog.endswith(" serve") else None
     close = [meant] if meant in known else get_close_matches(flag, known, n=1)
     hint = f"; did you mean {close[0]}?" if close and flag.startswith("-") else f"; {meant}" if meant else ""
-    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    # A value may be a secret of a flag that is misspelled.
+    shown = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+    parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
 
 
 def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:

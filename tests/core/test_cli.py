@@ -107,7 +107,7 @@ def test_secrets_come_from_files_and_variables(tmp_path: Path, monkeypatch: pyte
     ("words", "hint"),
     [
         (("serve", "--htp-port", "1", "m"), "--htp-port; did you mean --http-port?"),
-        (("serve", "--port=1", "m"), "--port=1; did you mean --http-port?"),
+        (("serve", "--port=1", "m"), "--port; did you mean --http-port?"),
         (("serve", "--host", "1", "m"), "--host; did you mean --http-address?"),
         (("serve", "--workers", "2"), "--workers; one process serves all models"),
         (("serve", "--qqq"), "--qqq\n"),
@@ -149,3 +149,12 @@ def test_the_help_lists_every_command_once_in_a_group_with_a_name(capsys: pytest
     assert sorted(listed) == sorted(choices)
     assert "serve" in listed
     assert "Other:" not in shown
+
+
+def test_a_misspelled_flag_is_named_without_its_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--http-restricted-apis=health:key=SECRET"], ["--http-restricted-apis", "health:key=SECRET"]):
+        with pytest.raises(SystemExit):
+            main(["serve", str(tmp_path), *words])
+        shown = capsys.readouterr().err
+        assert "--http-restricted-apis; did you mean --http-restricted-api?" in shown
+        assert "SECRET" not in shown
