@@ -118,9 +118,10 @@ class _Checked:
             raise ConfigError(
                 f"version_policy picks none of the versions that are there ({', '.join(map(str, folder.versions))})"
             )
+        if is_ensemble(plan.config) and not plan.versions:
+            raise NotFoundError("an ensemble needs a version too, though it has no files: make an empty folder 1/")
         if self._open_models and not plan.versions:
-            remedy = ": make an empty folder 1" if is_ensemble(plan.config) else ""
-            raise NotFoundError(f"has no version directory with a model{remedy}")
+            raise NotFoundError("has no version directory with a model")
         if not plan.versions and find_config(folder.path, target.config_name) is None:
             raise NotFoundError("has neither a configuration nor a version directory with a model")
         self._check_alone(plan.config, target.name)  # the loader checks what is complete, this what is not yet

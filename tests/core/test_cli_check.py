@@ -230,3 +230,12 @@ def test_a_model_that_asks_for_no_gpu_is_opened_without_a_warning(
     model(tmp_path, "m", COMPLETE, onnx_bytes)
     assert main(["config", "check", str(tmp_path), "--open"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_an_ensemble_without_a_version_is_a_problem_opened_or_not(tmp_path: Path, capsys: Captured) -> None:
+    folder = ensemble(tmp_path)
+    (folder / "1").rmdir()
+    model(tmp_path, "first", COMPLETE)
+    model(tmp_path, "second", COMPLETE)
+    (problem,) = checked(capsys, tmp_path)
+    assert problem.endswith("make an empty folder 1/")
