@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -326,7 +326,7 @@ def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
         words = {choice.lower(): choice for choice in metadata["choices"]}  # Triton takes them in any case
         settings |= {"choices": metadata["choices"], "type": lambda text: words.get(text.lower(), text)}
     else:
-        kind = _level if field.name == "log_verbose" else type(_default(field))
+        kind = _KINDS.get(field.name if field.name == "log_verbose" else metadata["metavar"], type(_default(field)))
         settings |= {"type": kind, "metavar": metadata["metavar"]}
     group.add_argument(*flags, **settings)
 
@@ -364,6 +364,16 @@ def _level(text: str) -> int:
         return int(BOOLEANS.get(text.lower(), text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _port(text: str) -> int:
+    """A port, 0 for any that is free."""
+    if text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65_536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, got {text!r}")
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {"log_verbose": _level, "PORT": _port}
 
 
 def _boolean(text: str) -> bool:

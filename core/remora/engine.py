@@ -118,6 +118,8 @@ class Engine:
         )
         self.traces = self._answers.traces
         self._ends_traces = traces is None
+        self.start_failures: Mapping[str, RemoraError] = {}
+        """The models that could not be loaded at the start, and why; all of it is in the log as well."""
 
     def _model_calls(self) -> ModelCaller:
         from remora.model_calls import ModelCalls  # only for backends whose models call others
@@ -128,7 +130,7 @@ class Engine:
 
     def start(self) -> Engine:
         """Load the models. Raises RemoraError for the first that cannot be loaded, unless ``exit_on_error`` is off."""
-        failures = self._lifecycle.start()
+        failures = self.start_failures = self._lifecycle.start()
         if self._keeps_ledger:
             self.ledger.ready()  # what is loaded later is no part of the start
         if failures and self.options.exit_on_error:

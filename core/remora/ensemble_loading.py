@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from remora.backends.calling import current_origin
 from remora.composing import circle, compose, freed_by, no_version, not_there, not_valid, step_models
 from remora.errors import ConfigError, RemoraError
+from remora.load_log import log_failure
 from remora.loading import LoadPlan
 from remora.model import ServedModel, Steps
 from remora.model_loads import LoadFailedError
@@ -122,7 +123,7 @@ class EnsembleLoader:
             self._load_steps(name, plan, (*chain, name), dict(failures))
             steps = self._compose(name, plan)
         except ConfigError as error:
-            _log.error("cannot load '%s': %s", name, error)
+            log_failure(name, error)
             raise LoadFailedError(f"load failed for model '{name}': {error}\n", str(error), unfit=True) from error
         self._table.open(name, plan, steps)
         with self._lock:

@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 from remora.composing import step_models
 from remora.ensemble_loading import EnsembleLoader
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.load_log import CHANGE, CLIENT, GONE, REQUEST, ROOM, Failures, occasion
 from remora.loading import LoadPlan, ModelLoader
 from remora.memory_gate import MemoryGate
 from remora.messages import IndexEntry
@@ -51,6 +52,20 @@ class Readiness(NamedTuple):
     waits_for: tuple[str, ...]
 
 
+class _Polled:
+    """What polls have found: the files of each model, and the failures that are in the log for them."""
+
+    def __init__(self) -> None:
+        self.failures: Failures = {}
+        self._files: dict[str, object] = {}
+
+    def see(self, key: str, files: object) -> None:
+        """Log failures of a model again if its files have changed since the last poll."""
+        if self._files.setdefault(key, files) != files:
+            self._files[key] = files
+            self.failures.pop(key, None)
+
+
 class Lifecycle:
     """Writes wishes.
 
@@ -77,6 +92,7 @@ class Lifecycle:
         )
         self._loads = ModelLoads(self.table, loader, clock, retries=options.model_load_retry_count, gate=gate)
         self._ensembles = EnsembleLoader(self)
+        self._polled = _Polled()
         self._ended = threading.Event()
         self.started = False
         """Whether the models that were wished for at start have been loaded, or have failed."""
@@ -204,9 +220,10 @@ class Lifecycle:
             self._offers.look()
             if self._offers.repositories and not self._offers.all_keys():
                 self._warn_of_no_models()
-            wanted, failures = self._wanted_at_start()
-            failures.update(self._bring(wanted))
-            self._ensembles.wish(wanted)
+            with occasion("", self._polled.failures):
+                wanted, failures = self._wanted_at_start()
+                failures.update(self._bring(wanted))
+                self._ensembles.wish(wanted)
         except BaseException:
             settle(self._start, UnavailableError("the models could not be loaded: the server ends"))
             raise
@@ -249,11 +266,12 @@ class Lifecycle:
             keys = self._offers.keys_of(name)
         if not keys:
             raise self._planner.unpolled(name)
-        for key in keys:
-            plan = self._load_plain(key, parameters)
-            if plan is not None:
-                self._ensembles.load(key, plan, {})
-        self._ensembles.wish(keys)
+        with occasion(CLIENT):
+            for key in keys:
+                plan = self._load_plain(key, parameters)
+                if plan is not None:
+                    self._ensembles.load(key, plan, {})
+            self._ensembles.wish(keys)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Take a model out of service; what runs is finished in the background (spec M12).
@@ -262,35 +280,39 @@ class Lifecycle:
         """
         if self._options.model_control_mode not in ("explicit", "ondemand"):
             raise UnavailableError(_NOT_ALLOWED)
-        for key in self.table.keys_of(name) or [name]:
-            for each in self._ensembles.drop(key, with_models=unload_dependents):
-                self.take_out(each)
-        self._ensembles.settle()
+        with occasion(CLIENT):
+            for key in self.table.keys_of(name) or [name]:
+                for each in self._ensembles.drop(key, with_models=unload_dependents):
+                    self.take_out(each)
+            self._ensembles.settle()
 
     def poll(self) -> dict[str, RemoraError]:
         """Make what serves follow what the repositories have now (spec M06); returns what could not be loaded."""
         self._offers.look(forgiving=True)
         offered = self._offers.models()
         wanted = offered if self._on_demand is None else [key for key in offered if self.table.newest(key) is not None]
-        for key in self.table.known():
-            if key not in offered:
-                for each in self._ensembles.drop(key):
-                    self.take_out(each)
-                self.table.forget(key)
-        failures = self._bring([key for key in wanted if self._is_changed(key)])
-        if self._on_demand is None:
-            self._ensembles.wish(wanted)
-        self._ensembles.settle()
+        with occasion(GONE):
+            for key in self.table.known():
+                if key not in offered:
+                    for each in self._ensembles.drop(key):
+                        self.take_out(each)
+                    self.table.forget(key)
+        with occasion(CHANGE, self._polled.failures):
+            failures = self._bring([key for key in wanted if self._is_changed(key)])
+            if self._on_demand is None:
+                self._ensembles.wish(wanted)
+            self._ensembles.settle()
         return failures
 
     # -- on demand --------------------------------------------------------------------------------------------------
 
     def _load_one(self, key: str) -> None:
         """Load a model because a request came for it."""
-        plan = self._load_plain(key, _NOTHING)
-        if plan is not None:
-            self._ensembles.load(key, plan, {})
-        self._ensembles.wish((key,))
+        with occasion(REQUEST):
+            plan = self._load_plain(key, _NOTHING)
+            if plan is not None:
+                self._ensembles.load(key, plan, {})
+            self._ensembles.wish((key,))
 
     def _residents(self) -> list[Resident]:
         """What can go to make room: a model, or an ensemble with what was loaded for it alone."""
@@ -310,9 +332,9 @@ class Lifecycle:
 
     def _evict(self, key: str) -> None:
         """Let go of an idle model; returns when its memory is free."""
-        _log.info("model '%s' goes to make room", key)
-        for each in self._ensembles.drop(key, with_models=True):
-            self.take_out(each)
+        with occasion(ROOM):
+            for each in self._ensembles.drop(key, with_models=True):
+                self.take_out(each)
         self._loads.join(_EVICTION_S)
 
     def _keep_polling(self) -> None:
@@ -325,7 +347,9 @@ class Lifecycle:
     def _is_changed(self, key: str) -> bool:
         served = self._loads.plan_of(key)
         try:
-            return served is None or self._offers.only(key).fingerprint() != served.files
+            files = self._offers.only(key).fingerprint()
+            self._polled.see(key, files)
+            return served is None or files != served.files
         except (RemoraError, OSError):
             return True  # the others go on, and its load will say why
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
 from remora.golden_tests import FILENAME as GOLDEN_TESTS
 from remora.lifecycle_policy import Action, Standing, next_action
+from remora.load_log import log_failure, log_load, log_unload
 from remora.loading import LoadPlan, ModelLoader
 from remora.memory_gate import MemoryGate
 from remora.model import ServedModel, Steps
@@ -205,6 +206,12 @@ class ModelLoads:
         if retired is None:
             self._close(key, loaded.values())
             raise UnavailableError(f"load failed for model '{key}': the server is stopping")
+        log_load(
+            key,
+            loaded,
+            [model.version for model in retired],
+            max([model.load_ns for model in loaded.values()], default=0),
+        )
         self._close(key, retired)
 
     def _hand_over(self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel]) -> None:
@@ -222,13 +229,15 @@ class ModelLoads:
                 f"version {number} is at {UNAVAILABLE} state: {_sentence(error)};\n" for number, error in failed.items()
             )
         for number, error in failed.items():
-            _log.error("cannot load '%s' version %d: %s", key, number, error)
+            log_failure(key, error, number)
         return LoadFailedError(f"load failed for model '{key}': {text}", text)
 
     def take_out(self, key: str) -> None:
         """End the service of a model, whatever serves of it."""
         self._loaded.pop(key, None)
-        self._close(key, self._table.retire(key))
+        retired = self._table.retire(key)
+        log_unload(key, [model.version for model in retired])
+        self._close(key, retired)
 
     def _close(self, key: str, models: Iterable[ServedModel]) -> None:
         """Let go of models without making anyone wait."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
+from remora.load_log import log_failure
 from remora.loading import LoadPlan, ModelLoader
 from remora.options import EngineOptions
 from remora.repository import CacheSettings, Repository, open_repository
@@ -62,7 +63,7 @@ class Planner:
                 self._offers.only(key)
             except NotFoundError as error:
                 cause = error
-        _log.error("cannot load '%s': %s", key, cause)
+        log_failure(key, cause)
         failure = PollFailedError(f"failed to load '{key}', failed to poll from model repository")
         failure.__cause__ = cause
         return failure

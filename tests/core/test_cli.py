@@ -129,6 +129,15 @@ def test_an_unknown_flag_gets_the_usage_of_its_command_and_the_nearest_flag(
     assert hint in error
 
 
+@pytest.mark.parametrize("value", ["99999", "65536", "-1", "http", "1_0"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port", "--sagemaker-port"])
+def test_a_port_out_of_range_is_one_line(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "models", f"{flag}={value}"])
+    assert ended.value.code == 2
+    assert f"expected a port, 0 to 65535, got '{value}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("command", "platform"), [("emulate", "vertex"), ("manifests", "knative")])
 def test_the_help_of_a_command_lists_its_platforms(
     command: str, platform: str, capsys: pytest.CaptureFixture[str]

@@ -156,3 +156,15 @@ def test_idle_connections_beyond_the_descriptors_do_not_lock_out_others(
         log = server.stderr.read()
         assert log.count("cannot accept a connection: Too many open files") == 1
         assert server.wait(PATIENCE_S) == 0
+
+
+def test_a_failed_start_ends_with_its_reason_given_once(repository: Path, child_environment: dict[str, str]) -> None:
+    for name in ("bad", "good"):
+        write_version(repository, 1, name=name, initialize="raise ValueError('no good')" if name == "bad" else "pass")
+    with process(repository, free_port(), child_environment) as server:
+        assert server.stderr is not None
+        log = server.stderr.read()
+        assert server.wait(PATIENCE_S) == 1
+    assert log.count("no good") == 1
+    last = log.splitlines()[-1]
+    assert last.endswith("cannot start: 'bad' could not be loaded; --exit-on-error=false serves the models that can be")

@@ -344,16 +344,17 @@ class Server:
             counts[listener.protocol] += len(listener.connections)
         return counts
 
-    async def stop(self, *, drain: bool = False) -> bool:
+    async def stop(self, *, drain: bool = False, announce: bool = True) -> bool:
         """Stop accepting, finish what is under way, close. False when the exit timeout was not enough.
 
+        With ``announce``, log each second what is waited for.
         With ``drain``, be not ready first, go on serving for the lame-duck time, and until open sequences have ended.
         """
         loop = asyncio.get_running_loop()
         if drain:
             await self._lame_duck()
         end = self.end = loop.time() + self.engine.options.exit_timeout_secs
-        countdown = loop.create_task(self._count_down(end))
+        countdown = loop.create_task(self._count_down(end)) if announce else None
         while drain and self.engine.open_sequences and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
         self._stopping = True
@@ -374,7 +375,8 @@ class Server:
         stopping = in_own_thread(self.engine.stop, left)
         await asyncio.wait((stopping,), timeout=left + _LOOK_S)  # a model may hang when it is closed
         done = stopping.done() and stopping.result() and done
-        countdown.cancel()
+        if countdown is not None:
+            countdown.cancel()
         for listener in self._listeners:
             connections: list[Connection | Http2Connection] = [*listener.connections]
             for connection in connections:
@@ -448,8 +450,8 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     try:
         await starting
     except (StartError, RemoraError, ValueError) as error:
-        _log.error("cannot start: %s", error)
-        await server.stop()
+        _log.error("cannot start: %s", _reason(engine, error))
+        await server.stop(announce=False)
         leave(1)
     age_s = process_age_s()
     engine.ledger.ready()
@@ -468,6 +470,15 @@ def _ending_signals() -> tuple[signal.Signals, ...]:
     """The signals that end a server; a process under nohup goes on when its terminal is closed."""
     ending = (signal.SIGTERM, signal.SIGINT)
     return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*ending, signal.SIGHUP)
+
+
+def _reason(engine: Engine, error: Exception) -> str:
+    """Why there is no server; models that cannot be loaded have their reasons in the log already."""
+    failed = engine.start_failures
+    if not isinstance(error, RemoraError) or not failed:
+        return str(error)
+    names = ", ".join(f"'{name}'" for name in sorted(failed))
+    return f"{names} could not be loaded; --exit-on-error=false serves the models that can be"
 
 
 def ready_table(server: Server, age_s: float) -> str:

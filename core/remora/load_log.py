@@ -1,0 +1,74 @@
+"""The log lines of loads and unloads: what serves now, why, and a failure that polls repeat only once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+_log = logging.getLogger("remora.models")
+
+CLIENT = "a client asked for it"
+REQUEST = "a request needs it"
+ROOM = "other models need its memory"
+CHANGE = "its files have changed"
+GONE = "its folder is gone"
+
+Failures = dict[str, dict[int, str]]
+"""The text of each failure in the log, by model and version."""
+
+
+class Occasion(NamedTuple):
+    """Why models are loaded; "" for the start, whose models are in a table. ``known`` failures are not logged again."""
+
+    reason: str = ""
+    known: Failures | None = None
+
+
+_OCCASION: ContextVar[Occasion] = ContextVar("remora load occasion")
+_START = Occasion()
+
+
+@contextmanager
+def occasion(reason: str, known: Failures | None = None) -> Iterator[None]:
+    """Give the reason of the loads and unloads in this context."""
+    token = _OCCASION.set(Occasion(reason, known))
+    try:
+        yield
+    finally:
+        _OCCASION.reset(token)
+
+
+def log_failure(key: str, error: object, version: int = 0) -> None:
+    """Log why a model cannot be loaded; ``version`` is 0 where no version was opened."""
+    known, text = _OCCASION.get(_START).known, str(error)
+    is_known = known is not None and known.get(key, {}).get(version) == text
+    if known is not None:
+        known.setdefault(key, {})[version] = text
+    level = logging.DEBUG if is_known else logging.ERROR
+    _log.log(level, "cannot load '%s'%s: %s", key, f" version {version}" if version else "", text)
+
+
+def log_load(key: str, loaded: Collection[int], retired: Collection[int], load_ns: int) -> None:
+    """Log that versions serve, and which ones they replace."""
+    current = _OCCASION.get(_START)
+    if current.known is not None:
+        current.known.pop(key, None)
+    if not current.reason or not (loaded or retired):
+        return
+    words = [f"{_versions(loaded)} loaded in {load_ns / 1e6:.0f} ms"] if loaded else []
+    words += [f"{_versions(retired)} retired"] if retired else []
+    _log.info("model '%s': %s (%s)", key, ", ".join(words), current.reason)
+
+
+def log_unload(key: str, versions: Collection[int]) -> None:
+    """Log that versions serve no more."""
+    reason = _OCCASION.get(_START).reason
+    if versions:
+        _log.info("model '%s': %s unloaded%s", key, _versions(versions), f" ({reason})" if reason else "")
+
+
+def _versions(numbers: Collection[int]) -> str:
+    return f"version{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
