@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -108,6 +109,8 @@ class Engine:
         self.ledger = ledger or Ledger(self._clock.monotonic_ns)
         self._keeps_ledger = ledger is None
         loader = ModelLoader(self.options, self._clock)
+        self._calls: ModelCaller | None = None
+        self._calls_lock = threading.Lock()
         loader.calls = self._model_calls
         loader.ledger = self.ledger
         self._cache = loader.cache
@@ -124,7 +127,10 @@ class Engine:
     def _model_calls(self) -> ModelCaller:
         from remora.model_calls import ModelCalls  # only for backends whose models call others
 
-        return ModelCalls(self._lifecycle, self.traces)
+        with self._calls_lock:  # one for all: circles of calls go through many models
+            if self._calls is None:
+                self._calls = ModelCalls(self._lifecycle, self.traces)
+            return self._calls
 
     # -- life -------------------------------------------------------------------------------------------------------
 

@@ -301,6 +301,11 @@ class ServedModel:
         return ensemble_ends.unreadable(self.config, self.steps.models, error)
 
     @property
+    def instances(self) -> Sequence[Instance]:
+        """Where it runs now; none for an ensemble."""
+        return self._instances
+
+    @property
     def instance_count(self) -> int:
         """How many batches it can run at the same time."""
         return len(self._instances)

@@ -3,9 +3,11 @@ request runs through, and never waits for those who wait for it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 from remora.backends.calling import ModelCall, Origin, calling_from
+from remora.call_circles import Wait, Waits
 from remora.errors import InternalError, NotFoundError, RemoraError, UnavailableError
 from remora.lifecycle import Lifecycle
 from remora.messages import Outcome, Streamed, Ticket
@@ -25,6 +27,8 @@ class ModelCalls:
     def __init__(self, lifecycle: Lifecycle, traces: Traces) -> None:
         self._lifecycle = lifecycle
         self._traces = traces
+        self._lock = threading.Lock()
+        self._waits = Waits()
 
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
         """Hand a call in; see ``ModelCaller.submit``.
@@ -40,15 +44,39 @@ class ModelCalls:
 
     def _submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
         served = self._borrow(call)
-        caller = _Caller(reply)
         model = self._traces.following(call.trace, served) if call.trace else served
+        wait = Wait(origin.holder, origin.requests, served)
+        caller = _Caller(reply, lambda: self._end(wait))
         try:
+            self._admit(wait, served)
             ticket = model.submit(call.form, call.data, caller.reply, mailbox=caller, held=origin.held)
+        except BaseException:
+            self._end(wait)
+            raise
         finally:
             served.give_back()  # what is queued is run even if the model is taken out of service now
+        wait.ticket = ticket
         caller.follow(ticket, origin)
         caller.run()
         return ticket.cancel
+
+    def _admit(self, wait: Wait, served: ServedModel) -> None:
+        """Raises InternalError for a call that only instances which wait for it could answer."""
+        if not served.instances or not wait.requests:
+            return  # an ensemble, whose steps are looked at, or a call that no request waits for
+        with self._lock:
+            admitted = self._waits.admit(wait)
+        if not admitted:
+            count = len(served.instances)
+            raise InternalError(
+                f"model '{served.name}' would wait for itself: its {count} instance{'s are' if count > 1 else ' is'} "
+                "busy with requests that wait for this call, or for calls that wait in turn. Let models call each "
+                "other without a circle, or give the model more instances (instance_group count)"
+            )
+
+    def _end(self, wait: Wait) -> None:
+        with self._lock:
+            self._waits.end(wait)
 
     def _borrow(self, call: ModelCall) -> ServedModel:
         try:
@@ -99,8 +127,9 @@ class _Caller:
 
     watcher = None
 
-    def __init__(self, reply: Callable[[Outcome], None]) -> None:
+    def __init__(self, reply: Callable[[Outcome], None], ended: Callable[[], None] = lambda: None) -> None:
         self._reply = reply
+        self._end = ended
         self._work: Callable[[], None] | None = None
         self._may_defer = True
         self._ties: list[Callable[[], None]] = []
@@ -127,6 +156,7 @@ class _Caller:
         if not isinstance(outcome, Streamed) or outcome.final:
             self._ended = True
             self._untie()
+            self._end()
         self._reply(outcome)
 
     def follow(self, ticket: Ticket, origin: Origin) -> None:

@@ -32,18 +32,44 @@ class ModelCall(NamedTuple):
     trace: int = 0
 
 
+class Busy:
+    """An instance that an execution keeps busy, until that is ``over``."""
+
+    __slots__ = ("instance", "over")
+
+    def __init__(self, instance: object) -> None:
+        self.instance = instance
+        self.over = False
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose call it is, and who waits for its answer.
+    """Where calls come from, and what waits for their answers.
 
     ``requests`` are those of the execution that calls: when all of them are cancelled, so are their calls (spec L05).
-    ``held`` are the instances that stay busy until the call is answered, ``loading`` the models whose load goes on
-    only then: a call that could only be answered by them is refused instead of waiting forever (spec L04).
+    ``busy`` is the instance of the execution. ``loading`` are the models whose load goes on only when the call is
+    answered: a call that could only be answered by them is refused instead of waiting forever (spec L04).
     """
 
     requests: tuple[Request, ...] = ()
-    held: frozenset[object] = frozenset()
+    busy: Busy | None = None
     loading: frozenset[str] = frozenset()
+
+    @property
+    def holder(self) -> object | None:
+        """The instance that stays busy until a call made now is answered; None when the execution is over."""
+        return None if self.busy is None or self.busy.over else self.busy.instance
+
+    @property
+    def held(self) -> frozenset[object]:
+        """All instances that stay busy until then: the holder, and those that wait for its requests."""
+        own: frozenset[object] = frozenset() if self.holder is None else frozenset((self.holder,))
+        return own.union(*(request.held for request in self.requests))
+
+    def end(self) -> None:
+        """The execution has returned: what the model started goes on, and its instance is free."""
+        if self.busy is not None:
+            self.busy.over = True
 
 
 NOWHERE = Origin()
@@ -59,8 +85,7 @@ def current_origin() -> Origin:
 
 def executing(requests: Sequence[Request], instance: object = None) -> Origin:
     """Calls made while ``instance`` runs ``requests``; None for code that goes on when the instance is free again."""
-    held: frozenset[object] = frozenset() if instance is None else frozenset((instance,))
-    return Origin(tuple(requests), held.union(*(request.held for request in requests)))
+    return Origin(tuple(requests), None if instance is None else Busy(instance))
 
 
 def opening(model: str) -> Origin:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from remora.backends.calling import current_origin
+
 _log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
@@ -54,7 +56,10 @@ class BackgroundLoop:
 
         async def watched() -> None:
             try:
-                result = await coroutine
+                try:
+                    result = await coroutine
+                finally:
+                    current_origin().end()  # here: tasks that it started may run before its caller does
             except BaseException as error:  # SystemExit too: it would end the loop, and all other requests with it
                 done(None, error)
             else:

@@ -85,10 +85,13 @@ def _host_of_callers() -> Host | None:
 
 @contextmanager
 def hosted(host: Host, origin: Origin | None = None) -> Iterator[None]:
-    """Run a model's code as a guest of ``host``. ``origin`` is where its calls come from; None changes nothing."""
+    """Run a model's code as a guest of ``host``. ``origin`` is where its calls come from, which ends here;
+    None changes nothing."""
     token = _host.set(host)
     try:
         with calling_from(origin if origin is not None else current_origin()):
             yield
     finally:
+        if origin is not None:
+            origin.end()
         _host.reset(token)

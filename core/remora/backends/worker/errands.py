@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from remora.backends.calling import ModelCall, ModelCaller, Origin
+from remora.backends.calling import Busy, ModelCall, ModelCaller, Origin
 from remora.backends.worker.forms import OutcomeWriter, error_head
 from remora.backends.worker.link import Link
 from remora.backends.worker.logs import Budget
@@ -149,10 +149,8 @@ class Errands:
         requests: list[Request] = []
         for number, index in fields["requests"]:
             requests += link.requests_of(number)[index : index + 1]
-        held = frozenset((self._owner,)) if fields["held"] else frozenset()
-        return Origin(
-            tuple(requests), held.union(*(request.held for request in requests)), frozenset(fields["loading"])
-        )
+        busy = Busy(self._owner) if fields["held"] else None
+        return Origin(tuple(requests), busy, frozenset(fields["loading"]))
 
     def _caller(self) -> ModelCaller:
         if self._calls is None:

@@ -288,6 +288,6 @@ class ServerCalls:
         places = [self._place_of(request) for request in origin.requests]
         return {
             "requests": [list(place) for place in places if place is not None],
-            "held": bool(origin.held),
+            "held": origin.holder is not None,
             "loading": sorted(origin.loading),
         }
