@@ -5,6 +5,8 @@ VENV   ?= .venv
 MODELS ?= docs/examples/digits/models
 # Where recorded answers of a real Triton lie, if they are at hand.
 ORACLE ?= ../shared/oracle
+# Where scripts that attack a server lie, if they are at hand.
+ATTACKS ?= ../shared/attacks
 PORT   ?= 8000
 IMAGE  ?= cpu
 # What an image is called, with the registry that it will be pushed to.
@@ -34,6 +36,7 @@ HELM_LIBRARY := helm-sdkpy==0.1.32
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-infra test-containers test-backends \
+        test-security \
         test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings
 
@@ -88,6 +91,16 @@ test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the
 differ: $(VENV)/dev.stamp  ## ask a real Triton and remora changed requests: F="cases/errors", SECONDS= for each file, SEED=
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(PY) tests/oracle/mutated.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
+
+# Each script starts servers of its own and exits with 1 if a check failed; A="h2_rules doors" picks some.
+SCRIPTS = $(or $(A:%=$(ATTACKS)/%.py),$(filter-out %/common.py %/h2raw.py,$(wildcard $(ATTACKS)/*.py)))
+
+test-security: $(VENV)/dev.stamp  ## attack a server with the scripts in ATTACKS, and with h2spec, where they are at hand
+	$(PY) -m pytest tests/security -rsP $(T)
+	@if [ ! -d "$(ATTACKS)" ]; then echo "SKIPPED test-security: no scripts in $(ATTACKS)"; exit 0; fi; failed=; \
+	for script in $(SCRIPTS); do \
+		PYTHONDONTWRITEBYTECODE=1 $(PY) $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
+	done; if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
 test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
