@@ -93,7 +93,8 @@ class InferCodec:
 
         ``header_length`` is the value of Inference-Header-Content-Length, None without one. ``forwarded`` comes from
         `forwarded`. ``model`` is named in some errors. Raw tensors are views of ``body``, JSON tensors flat arrays or
-        lists of bytes. Equal binary headers give the same form object.
+        lists of bytes; None stands for a shape with more than 2**63-1 elements. Equal binary headers give the same
+        form object.
 
         Raises Refusal for a header length out of range (spec B04), RemoraError as `read_request` does.
         """

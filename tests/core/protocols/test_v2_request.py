@@ -146,10 +146,9 @@ def test_a_flood_of_tensors_is_refused(member: str) -> None:
     )
 
 
-def test_a_shape_whose_product_overflows_is_refused_at_once() -> None:
-    shape = [2**62] * 200_000  # their product would take minutes
-    error = refusal(body_of({"name": "IN", "shape": shape, "datatype": "FP32", "data": [1]}))
-    assert len(error.message) < 2000
+def test_a_shape_whose_product_overflows_is_left_to_the_engine() -> None:
+    assert one("FP32", [2**32, 2**32], [1]) is None
+    assert one("FP32", [2**62] * 200_000, [1]) is None  # at once, where the whole product would take minutes
     assert one("FP32", [2**62] * 9 + [0], [1]) == b""
 
 
@@ -201,16 +200,6 @@ def test_how_deep_data_may_nest_is_an_option() -> None:
         assert np.asarray(data).tolist() == [1.0]
         with pytest.raises(InvalidArgumentError, match="JSON nesting depth exceeds"):
             InferCodec(Limits(json_depth=limit)).decode(body % (b"[" * limit, b"]" * limit), None)
-
-
-@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "UINT8", "FP16", "NOPE"])
-def test_a_shape_of_more_elements_than_64_bits_count_is_refused_with_tritons_text(datatype: str) -> None:
-    error = refusal(body_of({**JSON_INPUT, "shape": [2**32, 2**31], "datatype": datatype}))
-    assert isinstance(error, InvalidArgumentError)
-    assert error.message == (
-        f"invalid shape for input '{JSON_INPUT['name']}': shape [4294967296,2147483648] causes total element count to "
-        "exceed maximum size of 9223372036854775807"
-    )
 
 
 def test_a_shape_of_more_bytes_than_64_bits_count_is_refused_with_tritons_text() -> None:
