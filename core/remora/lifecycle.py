@@ -44,12 +44,16 @@ _NOTHING: Mapping[str, str | bytes] = {}
 
 
 class Readiness(NamedTuple):
-    """Whether traffic may come; ``waits_for`` tells in words what it is that the engine waits for."""
+    """Whether traffic may come; ``waits_for`` tells in words what it is that the engine waits for.
+
+    ``live`` is False when only a restart of the process helps.
+    """
 
     ready: bool
     started: bool
     draining: bool
     waits_for: tuple[str, ...]
+    live: bool = True
 
 
 class _Polled:
@@ -149,7 +153,7 @@ class Lifecycle:
         reasons += [fatal] if fatal else []
         reasons += ["the server is draining"] if self.draining or self.stopping else []
         reasons += self.table.troubles() if self._options.strict_readiness or not self.started else []
-        return Readiness(self.is_ready(), self.started and not self._held, self.draining, tuple(reasons))
+        return Readiness(self.is_ready(), self.started and not self._held, self.draining, tuple(reasons), not fatal)
 
     def hold_readiness(self, reason: str) -> Callable[[], None]:
         """Be not ready for ``reason`` until what this returns is called, by any thread, once."""

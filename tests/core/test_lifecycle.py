@@ -878,7 +878,7 @@ def test_a_server_that_must_be_restarted_is_neither_live_nor_ready_and_says_why(
     assert not lifecycle.is_ready()
     assert not lifecycle.is_model_ready("m", -1)
     readiness = lifecycle.readiness()
-    assert not readiness.ready
+    assert (readiness.ready, readiness.live) == (False, False)
     assert "model 'm' version 1: cudaMemcpy failed; restart the server" in readiness.waits_for
     doomed.trouble = ""
     assert lifecycle.is_live()

@@ -17,7 +17,7 @@ _HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"), (b"Cache-Control", 
 def probe(head: Head, engine: Engine) -> HttpAnswer:
     """The answer to a GET or HEAD of one of `PATHS`."""
     readiness = engine.readiness()
-    good = {"/livez": True, "/startupz": readiness.started, "/readyz": readiness.ready}[head.path]
+    good = {"/livez": readiness.live, "/startupz": readiness.started, "/readyz": readiness.ready}[head.path]
     lines = ["ok" if good else "not yet"]
     if head.query.partition("=")[0] == "verbose":
         lines += [f"waits for: {each}" for each in readiness.waits_for]

@@ -16,6 +16,8 @@ READY = Readiness(True, True, False, ())
 BROKEN = Readiness(False, True, False, ("model 'x' version 1 is UNAVAILABLE: Internal: no",))
 DRAINING = Readiness(False, True, True, ("the server is draining",))
 
+LOST = Readiness(False, True, False, ("model 'x' version 1: the GPU is lost; restart the server",), live=False)
+
 
 class FakeEngine:
     def __init__(self, readiness: Readiness) -> None:
@@ -32,7 +34,13 @@ def asked(path: str, readiness: Readiness) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("readiness", "live", "started", "ready"),
-    [(STARTING, 200, 503, 503), (READY, 200, 200, 200), (BROKEN, 200, 200, 503), (DRAINING, 200, 200, 503)],
+    [
+        (STARTING, 200, 503, 503),
+        (READY, 200, 200, 200),
+        (BROKEN, 200, 200, 503),
+        (DRAINING, 200, 200, 503),
+        (LOST, 503, 200, 503),
+    ],
 )
 def test_each_probe_has_its_status(readiness: Readiness, live: int, started: int, ready: int) -> None:
     assert [asked(path, readiness)[0] for path in ("/livez", "/startupz", "/readyz")] == [live, started, ready]
