@@ -29,7 +29,7 @@ from remora.scheduling.costs import CostModel
 from remora.scheduling.scheduler import Scheduler
 from remora.sequence_report import SequenceReport
 from remora.signature import Signature, UnreadableError
-from remora.statistics import ModelStatistics, StatisticsRecorder
+from remora.statistics import FailureLog, ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
 from remora.traced import RequestTrace
 
@@ -159,7 +159,7 @@ class ServedModel:
     def _make_scheduler(
         self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None, hold: int
     ) -> Scheduler | EnsembleScheduler | SequenceScheduler:
-        recorder = StatisticsRecorder(self.statistics, clock)
+        recorder = StatisticsRecorder(self.statistics, clock, FailureLog(self.name, clock))
         if steps is not None:
             from remora.scheduling.ensemble_scheduler import EnsembleScheduler  # only where there are ensembles
 

@@ -5,6 +5,7 @@ The V2 statistics API, Prometheus and `explain` all read from here. Nothing is f
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -16,6 +17,11 @@ from remora.errors import RemoraError, UnavailableError
 from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, ResponseStats, Streamed, Ticket
 from remora.scheduling.batching import Plan
 from remora.system.clock import Clock
+
+_log = logging.getLogger("remora.models")
+
+_FAILURE_LOG_NS = 10_000_000_000
+"""How long one failure in a model keeps others of the same model out of the log."""
 
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
     int(seconds * 1e9)
@@ -366,14 +372,45 @@ def _parted(tickets: Sequence[Ticket], outcomes: Sequence[Outcome | None]) -> tu
     return done, failed
 
 
+class FailureLog:
+    """The log lines of requests that fail in a model, which are few however many fail. Thread-safe.
+
+    Args:
+        model: the model's name.
+        clock: for the time between two lines.
+    """
+
+    def __init__(self, model: str, clock: Clock) -> None:
+        self._model = model
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_ns = 0
+        self._unlogged = 0
+
+    def add(self, error: RemoraError) -> None:
+        """Log the first and the last line of an error, unless another was logged a moment ago."""
+        now_ns = self._clock.monotonic_ns()
+        with self._lock:
+            if now_ns < self._next_ns:
+                self._unlogged += 1
+                return
+            unlogged, self._unlogged = self._unlogged, 0
+            self._next_ns = now_ns + _FAILURE_LOG_NS
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [error.code]
+        text = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+        more = f" (and {unlogged} failures before that are not in the log)" if unlogged else ""
+        _log.warning("model '%s' failed a request: %s%s", self._model, text, more)
+
+
 class StatisticsRecorder:
-    """Tells a model's statistics what its scheduler did."""
+    """Tells a model's statistics, and the log of its failures if there is one, what its scheduler did."""
 
-    __slots__ = ("_clock", "_statistics")
+    __slots__ = ("_clock", "_failures", "_statistics")
 
-    def __init__(self, statistics: ModelStatistics, clock: Clock) -> None:
+    def __init__(self, statistics: ModelStatistics, clock: Clock, failures: FailureLog | None = None) -> None:
         self._statistics = statistics
         self._clock = clock
+        self._failures = failures
 
     def executed(
         self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
@@ -387,10 +424,17 @@ class StatisticsRecorder:
         failed: list[Ticket] = []
         if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest way to see it
             done, failed = _parted(plan.tickets, outcomes)
+            for outcome in outcomes if self._failures is not None else ():
+                self._log(outcome)
         self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
 
     def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
         self._statistics.record_streamed(ticket, index, streamed, now_ns - begin_ns, now_ns)
+        self._log(streamed.outcome)
+
+    def _log(self, outcome: Outcome | None) -> None:
+        if isinstance(outcome, RemoraError) and outcome.from_model and self._failures is not None:
+            self._failures.add(outcome)
 
     def cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
         self._statistics.record_cache_hit(ticket, lookup_ns, begin_ns, now_ns)

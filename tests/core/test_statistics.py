@@ -17,6 +17,7 @@ from remora.statistics import (
     LATENCY_BOUNDS_NS,
     OTHER,
     REJECTED,
+    FailureLog,
     FirstResponses,
     ModelStatistics,
     Phases,
@@ -251,3 +252,39 @@ def test_what_is_forgotten_was_not_waited_for() -> None:
     statistics.record_execution([arrived()], [], 1, PHASES, FULL, 0)
     statistics.forget()
     assert statistics.first_responses() == FirstResponses((1,), (0, 0), 0)
+
+
+# -- the log of failures --------------------------------------------------------------------------------------------
+
+
+def failure_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_failures_in_a_model_are_in_the_log_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    log = FailureLog("m", clock)
+    log.add(InternalError("Failed to process the request: ValueError: no good\n\nAt:\n  /m/1/model.py(3): execute\n"))
+    assert failure_lines(caplog) == [
+        "model 'm' failed a request: Failed to process the request: ValueError: no good ... /m/1/model.py(3): execute"
+    ]
+    for _ in range(3):
+        log.add(InternalError("again"))
+    assert failure_lines(caplog) == []
+    clock.advance(10_000_000_000)
+    log.add(InternalError("again"))
+    assert failure_lines(caplog) == [
+        "model 'm' failed a request: again (and 3 failures before that are not in the log)"
+    ]
+
+
+@pytest.mark.parametrize(("from_model", "lines"), [(True, 1), (False, 0)])
+def test_only_failures_of_the_model_itself_are_logged(
+    from_model: bool, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    recorder = StatisticsRecorder(ModelStatistics(), clock, FailureLog("m", clock))
+    recorder.streamed(ticket_of(), 0, Streamed(InternalError("no good", from_model=from_model), True), 0, 1)
+    assert len(failure_lines(caplog)) == lines

@@ -16,6 +16,11 @@ import pytest
 from live_server import BODY, PATIENCE_S, client, free_port, process, status_of, until, write_version
 
 HANGS = "open({gate!r}).read()"
+LATE = (
+    "[__import__('threading').Thread(target=lambda sender: (open({gate!r}).read(), "
+    "sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)), args=(request.get_response_sender(),)).start() "
+    "for request in requests] and None"
+)
 
 
 @pytest.fixture
@@ -168,3 +173,21 @@ def test_a_failed_start_ends_with_its_reason_given_once(repository: Path, child_
     assert log.count("no good") == 1
     last = log.splitlines()[-1]
     assert last.endswith("cannot start: 'bad' could not be loaded; --exit-on-error=false serves the models that can be")
+
+
+def test_an_open_stream_is_in_flight_until_it_ends(repository: Path, child_environment: dict[str, str]) -> None:
+    gate = repository.parent / "gate"
+    os.mkfifo(gate)
+    write_version(repository, 1, initialize=f"self.execute = lambda requests: {LATE.format(gate=str(gate))}")
+    with (repository / "m" / "config.pbtxt").open("a") as config:
+        config.write("model_transaction_policy { decoupled: true }")
+    port = free_port()
+    with process(repository, port, child_environment) as server, client(port) as connection:
+        until(port, "/readyz", server)
+        connection.request("POST", "/v2/models/m/generate_stream", '{"IN": [[0]]}')
+        with gate.open("w"):  # opens when the model's own thread reads: execute has returned, the stream is open
+            server.send_signal(signal.SIGTERM)
+            assert server.stderr is not None
+            next(line for line in server.stderr if "Model 'm' (version 1) has 1 in-flight inferences" in line)
+        assert connection.getresponse().status == 200
+        assert server.wait(PATIENCE_S) == 0
