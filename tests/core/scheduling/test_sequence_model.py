@@ -242,6 +242,17 @@ class Stories(RuleBasedStateMachine):
         going = self.going()
         self.arrive(going[choice % len(going)], value, False, end, timeout_us)
 
+    @precondition(lambda self: self.quiet())
+    @rule(choice=st.integers(0, 99), value=st.integers(-9, 9), early_ns=st.sampled_from([0, 1]))
+    def follow_when_the_silence_ends(self, choice: int, value: int, early_ns: int) -> None:
+        quiet = self.quiet()
+        known = quiet[choice % len(quiet)]
+        self.clock.advance(max(known.quiet_since + IDLE_US * 1000 - early_ns - self.clock.now_ns, 0))
+        self.arrive(known.number, value, False, False, 0)
+
+    def quiet(self) -> list[Known]:
+        return [known for known in self.reference.holders if known.quiet_since]
+
     def going(self) -> list[int]:
         numbers = dict.fromkeys(known.number for known in self.reference.live)
         return [number for number in numbers if self.reference.may_go_on(number, self.clock.now_ns)]
