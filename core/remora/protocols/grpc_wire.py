@@ -120,22 +120,28 @@ class Messages:
                 return [data[_PREFIX:]]
         self._parts.append(data)
         self._have += len(data)
+        if self._have < _PREFIX:
+            return []
+        if len(self._parts[0]) < _PREFIX:
+            self._parts = [b"".join(self._parts)]
+        if self._have < self._length_at(self._parts[0], 0):
+            return []
+        whole, at = b"".join(self._parts), 0
         found: list[bytes] = []
-        while self._have >= _PREFIX:
-            first = self._parts[0]
-            if len(first) < _PREFIX:
-                self._parts = [b"".join(self._parts)]
-                first = self._parts[0]
-            size = int.from_bytes(first[1:_PREFIX], "big")
-            if size > self._limit:
-                raise StatusError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})")
-            if self._have < _PREFIX + size:
-                break
-            whole = b"".join(self._parts)
-            flag, message, rest = whole[0], whole[_PREFIX : _PREFIX + size], whole[_PREFIX + size :]
-            self._parts, self._have = ([rest] if rest else []), len(rest)
-            found.append(Packed(message) if flag else message)
+        while len(whole) - at >= _PREFIX and (stop := at + self._length_at(whole, at)) <= len(whole):
+            message = whole[at + _PREFIX : stop]
+            found.append(Packed(message) if whole[at] else message)
+            at = stop
+        rest = whole[at:]
+        self._parts, self._have = ([rest] if rest else []), len(rest)
         return found
+
+    def _length_at(self, data: bytes, at: int) -> int:
+        """The length of a message with its prefix. Raises StatusError for one that is too long."""
+        size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
+        if size > self._limit:
+            raise StatusError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})")
+        return _PREFIX + size
 
     def plain(self, message: bytes) -> bytes:
         """A message of `feed` as it was meant; in any thread, for it may last. Raises StatusError when it cannot be."""

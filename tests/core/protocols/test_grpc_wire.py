@@ -50,6 +50,10 @@ def test_a_long_message_is_refused_by_its_length_alone() -> None:
     assert refused(b"\0\xff\xff\xff\xff") == RESOURCE_EXHAUSTED
 
 
+def test_a_megabyte_of_empty_messages_is_taken_apart_in_linear_time() -> None:
+    assert read(framed(b"") * 200_000) == [b""] * 200_000  # a copy of the rest for each would be 100 GB
+
+
 def flagged(packed: bytes) -> bytes:
     return b"\1" + framed(packed)[1:]
 
