@@ -242,16 +242,19 @@ class Stories(RuleBasedStateMachine):
         going = self.going()
         self.arrive(going[choice % len(going)], value, False, end, timeout_us)
 
-    @precondition(lambda self: self.quiet())
+    @precondition(lambda self: self.ends())
     @rule(choice=st.integers(0, 99), value=st.integers(-9, 9), early_ns=st.sampled_from([0, 1]))
-    def follow_when_the_silence_ends(self, choice: int, value: int, early_ns: int) -> None:
-        quiet = self.quiet()
-        known = quiet[choice % len(quiet)]
-        self.clock.advance(max(known.quiet_since + IDLE_US * 1000 - early_ns - self.clock.now_ns, 0))
-        self.arrive(known.number, value, False, False, 0)
+    def follow_when_its_time_ends(self, choice: int, value: int, early_ns: int) -> None:
+        number, end_ns = self.ends()[choice % len(self.ends())]
+        self.clock.advance(max(end_ns - early_ns - self.clock.now_ns, 0))
+        self.arrive(number, value, False, False, 0)
 
-    def quiet(self) -> list[Known]:
-        return [known for known in self.reference.holders if known.quiet_since]
+    def ends(self) -> list[tuple[int, int]]:
+        """The sequences that time may end, and when: the silent ones, and those that give up to wait for a slot."""
+        quiet = [known for known in self.reference.holders if known.quiet_since]
+        late = [known for known in self.reference.backlog if known.gives_up_ns]
+        silence = [(known.number, known.quiet_since + IDLE_US * 1000) for known in quiet]
+        return silence + [(known.number, known.gives_up_ns) for known in late]
 
     def going(self) -> list[int]:
         numbers = dict.fromkeys(known.number for known in self.reference.live)
