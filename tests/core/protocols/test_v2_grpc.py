@@ -539,7 +539,7 @@ def read(message: bytes) -> object:
         call = decode_infer(message)
     except RemoraError as error:
         return type(error), error.message
-    return repr((call, values(call)))  # By text: a NaN is not equal to itself.
+    return repr((call._replace(data=[]), values(call)))  # By text: a NaN is not equal to itself.
 
 
 @given(st.lists(MESSAGE, max_size=6))
