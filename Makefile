@@ -77,8 +77,8 @@ unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
 	CUDA_VISIBLE_DEVICES= $(PY) -m pytest $(T)
 
 stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 steps, their races under 1,000 seeds each
-	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/test_sequence_model.py \
-		tests/core/scheduling/test_sequence_races.py tests/core/scheduling/test_sequences.py \
+	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/sequences/test_sequences_model.py \
+		tests/core/scheduling/sequences/test_sequences_races.py tests/core/scheduling/sequences/test_table.py \
 		tests/core/scheduling/test_scheduler_races.py
 
 # Without the recordings the target says so and passes: a clone of this repository alone must stay testable.
@@ -140,7 +140,7 @@ test-gpu-image: $(VENV)/dev.stamp  ## build the gpu image, look inside, run it a
 # Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
 FRAMEWORKS := torch trees openvino tensorflow
 WHEELS_torch := torch==2.13.0
-TESTS_torch := tests/core/backends/test_pytorch.py tests/core/backends/test_device_tensors.py
+TESTS_torch := tests/core/backends/test_pytorch.py tests/core/tensors/test_device_tensors.py
 WHEELS_openvino := openvino==2026.4.1
 TESTS_openvino := tests/core/backends/test_openvino.py
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
@@ -152,7 +152,7 @@ WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 test-backends: $(FRAMEWORKS:%=test-%)  ## the backends' tests beside their frameworks, each in a .venv-NAME of its own
 
 $(FRAMEWORKS:%=test-%): test-%: $(VENV)-%/stamp
-	$(VENV)-$*/bin/python -m pytest tests/core/backends/test_parity.py $(TESTS_$*) $(T)
+	$(VENV)-$*/bin/python -m pytest tests/core/backends/test_backends_parity.py $(TESTS_$*) $(T)
 
 $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 	@echo "installing $(WHEELS_$*) into $(VENV)-$* (once)"
@@ -173,7 +173,7 @@ test-gpu: $(VENV)/dev.stamp  ## what needs an NVIDIA GPU, on it; says so where t
 .PHONY: test-on-gpu
 test-on-gpu: $(VENV)-gpu/stamp
 	NVIDIA_TF32_OVERRIDE=0 PARITY_KIND=KIND_GPU $(VENV)-gpu/bin/python -m pytest -s tests/gpu \
-	    tests/core/backends/test_parity.py tests/core/backends/test_device_tensors.py tests/core/system/test_cuda.py $(T)
+	    tests/core/backends/test_backends_parity.py tests/core/tensors/test_device_tensors.py tests/core/system/test_cuda.py $(T)
 
 $(VENV)-gpu/stamp: $(LOCKED) Makefile
 	@$(PYTHON) -m venv $(VENV)-gpu

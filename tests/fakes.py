@@ -15,15 +15,15 @@ from google.protobuf import text_format
 
 from remora.backends import Backend, Execution, Placement, Source
 from remora.config import BatchPolicy, QueuePolicy
-from remora.device_arrays import Block
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer, InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer
+from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora.scheduling.batching import Plan
-from remora.server.exchange import Exchange
-from remora.trace_settings import TraceSettings
+from remora.server.http.exchange import Exchange
+from remora.tensors.device import Block
+from remora.tracing.settings import TraceSettings
 from remora.tracing.tracer import Traces
 
 DOUBLER = """

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from remora.engine import Engine
-from remora.server.doors import Host, find_adapter
+from remora.server.host import Host, find_adapter
 from remora.server.main import Ports, Server
 
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hosting import Got, ask, running
-from remora.server.doors import Host
+from remora.server.host import Host
 
 V2 = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 """A request that the model `scale` answers well."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remora.server.doors import PLATFORMS
+from remora.server.host import PLATFORMS
 
 # Each of these is imported by the first request, model or flag that needs it, and by nothing before.
 LATE = (

@@ -39,16 +39,16 @@ READS_CLOCK = (
 STARTS_THREADS = (
     "core/remora/scheduling/running.py",
     "core/remora/scheduling/scheduler.py",
-    "core/remora/scheduling/sequence_scheduler.py",
-    "core/remora/lifecycle.py",
-    "core/remora/model_loads.py",
-    "core/remora/on_demand.py",
+    "core/remora/scheduling/sequences/scheduler.py",
+    "core/remora/models/lifecycle.py",
+    "core/remora/models/loads.py",
+    "core/remora/models/on_demand.py",
     "core/remora/tracing/writer.py",
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python/coroutines.py",
     # It says that an engine is still being built, while the call that builds it takes minutes.
-    "core/remora/backends/onnx_engines.py",
+    "core/remora/backends/onnxruntime/engine_cache.py",
     # One keeps each worker process, and ends with it; the others hand on streams whose clients may be slow.
     "core/remora/backends/worker/",
     # A function waits in a call of the Runtime API, which therefore stands beside the checks.

@@ -24,15 +24,15 @@ import orjson
 
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError, UnsupportedError
-from remora.install_advice import install_command
 from remora.messages import Outcome, Response, Ticket
-from remora.model import ServedModel
+from remora.models.served_model import ServedModel
 from remora.options import EngineOptions, ServerOptions
-from remora.protocols.http_answer import Refusal
-from remora.protocols.v2_infer import InferCodec
-from remora.protocols.v2_request import Limits
-from remora.server.asgi_bridge import PAGES, AsgiApp, Receive, Scope, Send, V2App
-from remora.server.deadlines import HEADER as DEADLINE_HEADER
+from remora.protocols.rest.answer import Refusal
+from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.request import Limits
+from remora.server.http.asgi import PAGES, AsgiApp, Receive, Scope, Send, V2App
+from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
+from remora.system.install_advice import install_command
 from remora.tracing.tracer import Arrival
 
 _log = logging.getLogger("remora.lambda")
@@ -273,7 +273,7 @@ class HttpApp:
 
     def _pages_app(self) -> AsgiApp:
         if self._pages is None:
-            from remora.server.app import create_app
+            from remora.server.http.pages import create_app
 
             self._pages = create_app(self._engine, self._settings.server)
         return self._pages

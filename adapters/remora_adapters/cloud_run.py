@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host, all_on_one_port, models_of, port_of
+from remora.server.host import Host, all_on_one_port, models_of, port_of
 
 MODEL_DIRECTORIES = ("/models", "/mnt/models")
 """Where models are looked for when nothing says: the first of these that is there."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from remora.cli import main as run
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host, models_of
+from remora.server.host import Host, models_of
 
 MODEL_DIRECTORIES = ("/models", "/mnt/models")
 """Where models are looked for when neither flag nor variable says: the first of these that is there."""

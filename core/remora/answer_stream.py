@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from remora.errors import RemoraError
 from remora.messages import Outcome, Response, Streamed, Ticket
-from remora.scheduling.allowance import Allowance
+from remora.scheduling.backpressure import Allowance
 
 AHEAD = 256
 """How many answers a model may be ahead of the program that reads them; then it is held up in its ``send``."""

@@ -18,10 +18,8 @@ import numpy.typing as npt
 
 from remora import messages
 from remora.answer_stream import AnswerStream
-from remora.call_answers import CallAnswers
 from remora.errors import RemoraError, RetiredError, UnsupportedError
-from remora.lifecycle import Lifecycle, Readiness
-from remora.loading import ModelLoader
+from remora.management import CallAnswers
 from remora.messages import (
     Array,
     Data,
@@ -35,7 +33,9 @@ from remora.messages import (
     ServerInfo,
     Ticket,
 )
-from remora.model import Reply, ServedModel
+from remora.models.lifecycle import Lifecycle, Readiness
+from remora.models.loader import ModelLoader
+from remora.models.served_model import Reply, ServedModel
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.sequence_report import SequenceReport
@@ -44,7 +44,7 @@ from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
-    from remora.explaining import Explanation
+    from remora.management.explain import Explanation
     from remora.tracing.tracer import Traces
 
 
@@ -125,7 +125,7 @@ class Engine:
         """The models that could not be loaded at the start, and why; all of it is in the log as well."""
 
     def _model_calls(self) -> ModelCaller:
-        from remora.model_calls import ModelCalls  # only for backends whose models call others
+        from remora.models.calls import ModelCalls
 
         with self._calls_lock:  # one for all: circles of calls go through many models
             if self._calls is None:
@@ -328,7 +328,7 @@ class Engine:
         parameters: Mapping[str, Parameter] | None,
         retired: object,
     ) -> tuple[ServedModel, InferForm, list[Data]]:
-        from remora.program_inputs import as_form, as_request  # servers have codecs for that
+        from remora.in_process import as_form, as_request
 
         served = self.traces.over(self.wait_for(model, version), retired=retired)
         specs, data = as_request(served, inputs)

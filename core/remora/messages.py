@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.errors import RemoraError
-from remora.log_settings import LogSetting
-from remora.trace_settings import TraceSetting
+from remora.system.log_settings import LogSetting
 from remora.traced import RequestTrace
+from remora.tracing.settings import TraceSetting
 
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.config import dtype_name
-from remora.device_arrays import DeviceArray
 from remora.errors import InvalidArgumentError, about, given_twice
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor, TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
+from remora.tensors.device import DeviceArray
 
 _MEMO_LIMIT = 1024
 _ELEMENT_LIMIT = 2**63 - 1

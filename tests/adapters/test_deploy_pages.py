@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, Digits
 from hosting import write_scale
 from remora.cli import _parser, main
-from remora.server.doors import PLATFORMS
+from remora.server.host import PLATFORMS
 from remora_adapters.sagemaker.deploying import plan_of
 
 PAGES = sorted((ROOT / "docs" / "deploy").glob("*.md"))

@@ -27,12 +27,12 @@ from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.errors import RetiredError
 from remora.messages import Array, Ticket
-from remora.model import ServedModel
-from remora.model_table import LoadingError
+from remora.models.served_model import ServedModel
+from remora.models.table import LoadingError
 from remora.options import ServerOptions
-from remora.server.doors import Host, find_adapter
+from remora.server.host import Host, find_adapter
 from remora.server.main import Ports
-from remora.trace_settings import TraceSetting
+from remora.tracing.settings import TraceSetting
 from remora_adapters.aws_lambda import Function, Settings
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")

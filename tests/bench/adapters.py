@@ -33,12 +33,12 @@ from models import mlp
 
 from remora.engine import Engine
 from remora.options import ServerOptions
-from remora.protocols.v2_rest import InferCodec
-from remora.server.asgi_bridge import answer_in_thread
-from remora.server.doors import Inside, find_adapter, v2_alone
-from remora.server.http import Connection, Listener
-from remora.server.mailbox import LoopMailbox
-from remora.server.rest import RestService
+from remora.protocols.rest.v2_rest import InferCodec
+from remora.server.host import Inside, find_adapter, v2_alone
+from remora.server.http.asgi import answer_in_thread
+from remora.server.http.http1 import Connection, Listener
+from remora.server.http.rest import RestService
+from remora.server.loop import LoopMailbox
 
 PAIRS, ROUNDS, REQUESTS = 9, 15, 200
 STARTS = 15

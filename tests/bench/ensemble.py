@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from remora.engine import Engine
 from remora.messages import Array, InferForm, InputSpec, Outcome, Ticket
-from remora.server.mailbox import LoopMailbox
+from remora.server.loop import LoopMailbox
 
 STEPS = 3
 SIZES = {"256 B": 64, "4 MiB": 1 << 20}

@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as arrays_of
 
 from fakes import FakeClock
 from remora.cache import ENTRY_BYTES, KEY_BYTES, TENSOR_BYTES, CacheStats, LocalCache, cost_of, request_key
+from remora.cache.redis import RedisSettings
 from remora.messages import Array, InferForm, Request, Response, Tensor
 from remora.options import EngineOptions, cache_settings, cache_size
-from remora.redis_cache import RedisSettings
 
 KEYS = st.integers(0, 9).map(lambda number: bytes([number]) * KEY_BYTES)
 

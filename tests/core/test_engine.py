@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
-from remora import loading
 from remora.engine import Engine, InferResult
 from remora.errors import (
     CancelledError,
@@ -22,7 +21,7 @@ from remora.errors import (
     RemoraError,
     UnavailableError,
 )
-from remora.explaining import ENOUGH_REQUESTS
+from remora.management.explain import ENOUGH_REQUESTS
 from remora.messages import (
     Call,
     IndexEntry,
@@ -44,6 +43,7 @@ from remora.messages import (
     ServerReady,
     TensorInfo,
 )
+from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.system.gpus import GpuReading, Gpus
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from device_models import INPUTS_ON_DEVICES, X, add_chain, add_onnx, add_python, add_torch
-from remora.device_arrays import CudaMemory
 from remora.engine import Engine
+from remora.tensors.device import CudaMemory
 
 ON_GPU = "instance_group { kind: KIND_GPU gpus: 0 }"
 

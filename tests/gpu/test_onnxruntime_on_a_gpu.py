@@ -13,8 +13,8 @@ from device_models import double
 from fakes import config_of
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends.onnxruntime import OnnxRuntimeBackend
-from remora.device_arrays import DeviceArray
 from remora.messages import Array, Response
+from remora.tensors.device import DeviceArray
 from remora.testing.backend import request_of
 
 ROWS = np.random.default_rng(1).standard_normal((8, 2)).astype("f4")

@@ -18,7 +18,7 @@ import yaml
 from infra import manifests
 from infra.manifests import Manifest
 from infra.terraform import INFRA, ROOT
-from remora.metrics import MetricsExporter
+from remora.management.metrics import MetricsExporter
 from remora.metrics_settings import MetricsSettings
 from remora.system.clock import SystemClock
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from remora._version import __version__
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Door, Host
+from remora.server.host import Door, Host
 from remora_adapters.azureml.cors import Origins
 
 if TYPE_CHECKING:
-    from remora.server.doors import Inside
-    from remora.server.http import Service
+    from remora.server.host import Inside
+    from remora.server.http.http1 import Service
     from remora_adapters.azureml.entry_script import EntryScript
 
 _log = logging.getLogger("remora.azureml")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a host is made before the server's modules are imported
     from remora.protocols.http1 import Head
-    from remora.protocols.http_answer import Headers
+    from remora.protocols.rest.answer import Headers
 
 _ORIGIN = b"Access-Control-Allow-Origin"
 _METHODS = b"GET, POST"

@@ -17,8 +17,8 @@ from remora.engine import Engine
 from remora.errors import RemoraError, UnsupportedError
 from remora.messages import Outcome, Response
 from remora.options import EngineOptions
-from remora.protocols.http_answer import HttpAnswer, Refusal, encode_error, failure
-from remora.protocols.v2_infer import InferCodec
+from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.rest.infer import InferCodec
 from remora.tracing.tracer import Arrival
 from remora_adapters.azureml import find_models
 

@@ -16,11 +16,11 @@ from urllib.parse import parse_qsl, unquote
 
 from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer, Wire
-from remora.server.doors import Inside
-from remora.server.exchange import Cancellable, Exchange, Flow, flow_of
-from remora.server.http import fixed_part
-from remora.server.probes import PATHS as PROBES
+from remora.protocols.rest.answer import Headers, HttpAnswer, Wire
+from remora.server.host import Inside
+from remora.server.http.exchange import Cancellable, Exchange, Flow, flow_of
+from remora.server.http.http1 import fixed_part
+from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, Answer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.host import Host
 
 if TYPE_CHECKING:
-    from remora.server.doors import Inside
-    from remora.server.http import Service
+    from remora.server.host import Inside
+    from remora.server.http.http1 import Service
 
 MODELS = "/mnt/models"
 _PORT, _GRPC_PORT = 8080, 8081

@@ -12,7 +12,7 @@ import orjson
 from remora.errors import InvalidArgumentError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer
+from remora.protocols.rest.answer import Headers, HttpAnswer
 
 _STRUCTURED = b"application/cloudevents+json"
 _NEEDED = ("id", "source", "specversion", "type")

@@ -17,11 +17,11 @@ import orjson
 from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer, ModelReady, ServerReady
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import JSON, Headers, HttpAnswer, encode_json_error, failure
-from remora.server.doors import Inside
-from remora.server.exchange import Cancellable, Exchange
-from remora.server.predict import Predictor
-from remora.server.probes import PATHS as PROBES
+from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, encode_json_error, failure
+from remora.server.host import Inside
+from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.predict import Predictor
+from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
 
 _V1 = "/v1/models"

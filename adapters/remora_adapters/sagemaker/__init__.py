@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from remora.cli import main as run
 from remora.cli import with_flags
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Door, Front, Host, Inside
+from remora.server.host import Door, Front, Host, Inside
 from remora_adapters.sagemaker.layout import Layout, find_models
 from remora_adapters.sagemaker.settings import Rules, Settings, rules_of, safe_ports, settings_of
 
 if TYPE_CHECKING:
-    from remora.server.http import Service
+    from remora.server.http.http1 import Service
 
 Find = Callable[[Path, Path], Layout]
 _log = logging.getLogger("remora.sagemaker")

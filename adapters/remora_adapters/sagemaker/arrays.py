@@ -12,8 +12,8 @@ import orjson
 
 from remora.errors import RemoraError
 from remora.messages import Array
-from remora.protocols.json_tensors import flatten
-from remora.protocols.json_text import MAX_DEPTH
+from remora.protocols.json.reader import MAX_DEPTH
+from remora.protocols.json.tensors import flatten
 
 JSON = "application/json"
 CSV = "text/csv"

@@ -18,9 +18,9 @@ import orjson
 
 from remora.errors import RemoraError
 from remora.messages import DTYPES, Array, Buffer, TensorInfo
-from remora.protocols.http_answer import Headers, HttpAnswer
-from remora.protocols.json_tensors import flatten
-from remora.protocols.json_text import MAX_DEPTH
+from remora.protocols.json.reader import MAX_DEPTH
+from remora.protocols.json.tensors import flatten
+from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora_adapters.sagemaker.arrays import (
     CSV,
     JSON,

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from remora.install_advice import install_command
+from remora.system.install_advice import install_command
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
 """As long as leaves room for the digest in the 63 characters of a name."""

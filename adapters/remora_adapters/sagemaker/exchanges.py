@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from remora.errors import CancelledError
 from remora.messages import Buffer, TensorInfo
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer, encode_error, failure
-from remora.server.exchange import Cancellable, Exchange, Flow, flow_of
-from remora.server.rest import Later, RestService
+from remora.protocols.rest.answer import Headers, HttpAnswer, encode_error, failure
+from remora.server.http.exchange import Cancellable, Exchange, Flow, flow_of
+from remora.server.http.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
 from remora_adapters.sagemaker.routes import memory_aware
 from remora_adapters.sagemaker.scripted import answer_of_script

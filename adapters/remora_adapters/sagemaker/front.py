@@ -17,13 +17,13 @@ import orjson
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer, ServerLive, ServerReady
-from remora.model_table import LoadingError
+from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
-from remora.protocols.v2_infer import json_length
-from remora.server.doors import Inside
-from remora.server.exchange import Cancellable, Exchange
-from remora.server.rest import RestService
+from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.rest.infer import json_length
+from remora.server.host import Inside
+from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.rest import RestService
 from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
 from remora_adapters.sagemaker.exchanges import Back, Gathering, Next, ScriptBack

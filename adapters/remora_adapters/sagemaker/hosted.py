@@ -19,8 +19,8 @@ from remora.config import find_config, read_config
 from remora.engine import Engine
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
 from remora.messages import RepositoryIndex
-from remora.model import ServedModel
-from remora.server.rest import RestService
+from remora.models.served_model import ServedModel
+from remora.server.http.rest import RestService
 from remora.system.tuning import give_back
 from remora_adapters.sagemaker.layout import Layout, find_models
 

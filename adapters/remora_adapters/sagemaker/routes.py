@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import PLAIN, Headers, HttpAnswer, Refusal, failure
+from remora.protocols.rest.answer import PLAIN, Headers, HttpAnswer, Refusal, failure
 
 BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 """The content type of a V2 body with raw tensors; the JSON part's length in decimal digits follows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from remora.messages import Buffer
-from remora.protocols.http_answer import HttpAnswer
+from remora.protocols.rest.answer import HttpAnswer
 
 _NAMES = ("body", "content_type", "accept")
 _PREFIX = 4

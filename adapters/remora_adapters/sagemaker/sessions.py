@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from remora.messages import Buffer
-from remora.protocols.http_answer import Headers
+from remora.protocols.rest.answer import Headers
 
 NEW = b"NEW_SESSION"
 _OPENED = b"X-Amzn-SageMaker-New-Session-Id"

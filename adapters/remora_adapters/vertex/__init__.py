@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host, port_of
+from remora.server.host import Host, port_of
 
 if TYPE_CHECKING:
-    from remora.server.doors import Inside
-    from remora.server.http import Service
+    from remora.server.host import Inside
+    from remora.server.http.http1 import Service
 
 _PORT = 8080
 _MODELS = "/models"

@@ -13,11 +13,11 @@ import orjson
 
 from remora.messages import Buffer, ServerReady
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer, Refusal, failure
-from remora.protocols.v2_routes import route
-from remora.server.doors import Inside
-from remora.server.exchange import Cancellable, Exchange
-from remora.server.predict import Predictor
+from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
+from remora.protocols.rest.routes import route
+from remora.server.host import Inside
+from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.predict import Predictor
 
 REDIRECT = b"x-vertex-ai-triton-redirect"
 BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="

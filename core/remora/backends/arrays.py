@@ -15,10 +15,10 @@ import numpy as np
 
 from remora.backends import Execution
 from remora.config import dtype_name
-from remora.device_arrays import DeviceArray, DeviceId, concatenated
 from remora.errors import InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.tensors.device import DeviceArray, DeviceId, concatenated
 
 Run = Callable[[dict[str, Array], tuple[str, ...]], list[Tensor]]
 """Runs a model: inputs by name, the outputs wanted -> those outputs, in that order. Must not change its inputs."""

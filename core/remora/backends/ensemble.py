@@ -1,6 +1,6 @@
 """Ensembles have no framework of their own: there is nothing to open, and their steps are other models.
 
-`remora.scheduling.ensemble_scheduler` runs them.
+`remora.scheduling.ensembles.scheduler` runs them.
 """
 
 from __future__ import annotations

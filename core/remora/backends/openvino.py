@@ -14,8 +14,7 @@ import numpy as np
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import texts
-from remora.backends.onnx_plan import concurrent_instances
-from remora.backends.opening import (
+from remora.backends.model_files import (
     count,
     default_max_batch,
     existing,
@@ -26,6 +25,7 @@ from remora.backends.opening import (
     truth,
     warn_of_unused,
 )
+from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError

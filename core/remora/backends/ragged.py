@@ -16,10 +16,10 @@ import numpy as np
 from remora.backends import Execution, Instance
 from remora.backends.arrays import ArrayInstance, Run, gather, scatter
 from remora.config import dtype_name
-from remora.device_arrays import DeviceId
 from remora.errors import InternalError
 from remora.messages import DTYPES, Array, Outcome, Request, Response, Tensor
 from remora.proto.model_config_pb2 import BatchInput, ModelConfig
+from remora.tensors.device import DeviceId
 
 Shape = tuple[int, ...]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.opening import (
+from remora.backends.model_files import (
     count,
     default_max_batch,
     existing,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remora.device_arrays import HOST, Block, DeviceArray, Memory
 from remora.messages import Array
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.tensors.device import HOST, Block, DeviceArray, Memory
 
 if TYPE_CHECKING:
     from remora.system.cuda import Cuda

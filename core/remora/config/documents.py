@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from remora.config.misfit import MAX_DEPTH, MisfitError, Path, nearest_line
+from remora.config.schema_errors import MAX_DEPTH, MisfitError, Path, nearest_line
 
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from remora.config.misfit import (
+from remora.config.schema_errors import (
     MisfitError,
     Path,
     is_map,

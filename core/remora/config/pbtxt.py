@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from remora.config.misfit import (
+from remora.config.schema_errors import (
     MisfitError,
     Path,
     is_map,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora.config.misfit import MisfitError, nearest_line
+from remora.config.schema_errors import MisfitError, nearest_line
 from remora.errors import ConfigError, InternalError
 from remora.model_files import CONFIG_SYNTAX, Syntax
 from remora.proto.model_config_pb2 import ModelConfig

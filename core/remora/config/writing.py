@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from remora.config.misfit import is_map, is_repeated, map_fields, schema_of
-from remora.json_floats import number
+from remora.config.schema_errors import is_map, is_repeated, map_fields, schema_of
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.tensors.float_text import number
 
 _TEXTS = frozenset(
     {

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from remora.archive import is_archive
+from remora.storage.archive import is_archive
 
 if TYPE_CHECKING:
     from remora.startup import Ledger

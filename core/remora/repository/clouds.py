@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora.archive import is_archive
 from remora.errors import NotFoundError
 from remora.repository import CacheSettings, Repository
 from remora.repository.packed import PackedRepository
 from remora.repository.remote import RemoteRepository
 from remora.startup import Ledger
+from remora.storage.archive import is_archive
 from remora.storage.cache import LIMIT_BYTES, ModelCache
 from remora.storage.credentials import settings_for
 from remora.storage.local_file import LocalFile
 from remora.storage.location import SCHEMES, Location, is_url, parse_location
 from remora.storage.objects import ObjectStorage
 from remora.system.clock import SystemClock
-from remora.system.surroundings import boot_id, cache_directory, variables
+from remora.system.environment import boot_id, cache_directory, variables
 
 _TRITONS_DIRECTORIES = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",

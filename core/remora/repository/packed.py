@@ -6,13 +6,13 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from remora.archive import SUFFIXES
 from remora.config import find_config
 from remora.errors import NotFoundError
 from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import LocalRepository
 from remora.startup import Ledger
 from remora.storage import Storage
+from remora.storage.archive import SUFFIXES
 from remora.storage.cache import Layout, ModelCache
 
 

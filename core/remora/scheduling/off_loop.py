@@ -12,8 +12,8 @@ from typing import Protocol
 
 from remora.errors import RemoraError
 from remora.messages import Ticket
-from remora.scheduling.caching import InnerScheduler
 from remora.scheduling.delivery import deliver, failure_of, stopping
+from remora.scheduling.response_cache import InnerScheduler
 from remora.system.clock import Clock
 
 

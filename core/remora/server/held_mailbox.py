@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from remora.errors import RemoraError
 from remora.messages import Mailbox, Outcome, Request, Response, Streamed, Ticket, Watcher
-from remora.scheduling.allowance import Allowance
-from remora.server.exchange import Flow
+from remora.scheduling.backpressure import Allowance
+from remora.server.http.exchange import Flow
 
 AHEAD = 64
 """Answers of one stream that may wait for the event loop and the client."""

@@ -19,30 +19,30 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine
 from remora.errors import RemoraError
-from remora.install_advice import install_command
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
+from remora.protocols.rest.request import Limits
+from remora.protocols.rest.v2_rest import InferCodec
 from remora.protocols.restriction import Restrictions
-from remora.protocols.v2_request import Limits
-from remora.protocols.v2_rest import InferCodec
-from remora.regions import DISABLED, Regions
-from remora.server.asgi_bridge import AsgiApp, AsgiPages, answer_in_thread
-from remora.server.doors import Door, Front, Host, Inside, v2_alone
 from remora.server.early_port import EarlyPort
-from remora.server.http import Connection, Handover, Listener, Service
-from remora.server.leaving import MARGIN_S, give_up, give_up_after, in_own_thread, leave, on_signals
+from remora.server.grpc.splice import NoServerError, Splices
+from remora.server.host import Door, Front, Host, Inside, v2_alone
+from remora.server.http.asgi import AsgiApp, AsgiPages, answer_in_thread
+from remora.server.http.http1 import Connection, Handover, Listener, Service
+from remora.server.http.rest import MetricsService, RestService, at
 from remora.server.listening import Port, bind
-from remora.server.mailbox import LoopMailbox
-from remora.server.rest import MetricsService, RestService, at
-from remora.server.splice import NoServerError, Splices
+from remora.server.loop import LoopMailbox
+from remora.server.shutdown import MARGIN_S, give_up, give_up_after, in_own_thread, leave, on_signals
+from remora.system.install_advice import install_command
 from remora.system.machine import process_age_s
-from remora.system.shared_memory import SharedMemory
 from remora.system.tuning import Tuning, freeze, give_back
+from remora.tensors.regions import DISABLED, Regions
+from remora.tensors.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
-    from remora.server.grpc_own import OwnGrpc
-    from remora.server.grpcio import GrpcServer
-    from remora.server.http2 import Http2Connection, Http2Listener
+    from remora.server.grpc.grpcio_transport import GrpcServer
+    from remora.server.grpc.listener import OwnGrpc
+    from remora.server.http.http2 import Http2Connection, Http2Listener
 
 _log = logging.getLogger("remora.server")
 
@@ -215,14 +215,14 @@ class Server:
 
     def _own_grpc(self, inside: Inside) -> OwnGrpc | None:
         try:
-            from remora.server.grpc_own import OwnGrpc
+            from remora.server.grpc.listener import OwnGrpc
         except ImportError as error:  # grpcio may be there all the same, or is missed with words of its own
             _log.warning("--grpc-transport=own: %s; grpcio is tried instead", error)
             return None
         return OwnGrpc(inside, Restrictions(_grpc_restrictions(self.options)), self._regions, self.make_room)
 
     def _open_pages(self) -> AsgiApp:
-        from remora.server.app import create_app  # FastAPI: 0.3 s and 25 MiB that only readers of the pages need
+        from remora.server.http.pages import create_app
 
         return create_app(self.engine, self.options)
 
@@ -284,8 +284,8 @@ class Server:
 
     def _start_grpc(self) -> int:
         try:
-            from remora.protocols.v2_grpc import MAX_MESSAGE_BYTES
-            from remora.server.grpcio import GrpcOptions, GrpcServer
+            from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES
+            from remora.server.grpc.grpcio_transport import GrpcOptions, GrpcServer
         except ImportError as error:
             _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
             return 0

@@ -326,7 +326,7 @@ def _fill(folder: Path, files: Mapping[str, Path], folders: Sequence[str]) -> No
 
 def _unpack(archive: Path, folder: Path) -> int:
     """How many bytes it takes. Raises FileNotFoundError when the archive is gone, ConfigError for a bad one."""
-    from remora.archive import unpack  # where there are archives
+    from remora.storage.archive import unpack
 
     archive.stat()
     unpack(archive, folder, what="model archive")

@@ -14,10 +14,10 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
-from remora.install_advice import install_command
 from remora.storage import ChangedError, Secret, StoredObject, is_plain
 from remora.storage.credentials import Settings
 from remora.storage.location import Location
+from remora.system.install_advice import install_command
 
 _log = logging.getLogger("remora.models")
 

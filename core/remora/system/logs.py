@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import TextIO
 
-from remora.log_settings import LogSettings
+from remora.system.log_settings import LogSettings
 
 _LINE = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 

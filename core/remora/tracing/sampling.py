@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import count
 from threading import Lock
 
-from remora.trace_settings import TraceSettings
+from remora.tracing.settings import TraceSettings
 
 
 class Sampling:

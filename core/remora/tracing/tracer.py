@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.errors import RemoraError, UnsupportedError
-from remora.install_advice import install_command
 from remora.messages import NO_TIME, Data, InferForm, Outcome, Request, Response, Streamed, Ticket, datatype_of
 from remora.system.clock import Clock
-from remora.trace_settings import TraceSettings
+from remora.system.install_advice import install_command
 from remora.tracing.context import Carrier, SpanContext, carried, context_of
 from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace, legible
 from remora.tracing.sampling import Sampling
+from remora.tracing.settings import TraceSettings
 from remora.tracing.writer import Finished, TraceWriter
 
 _log = logging.getLogger("remora.traces")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.messages import TensorInfo
-from remora.protocols.http_answer import HttpAnswer
+from remora.protocols.rest.answer import HttpAnswer
 from remora_adapters.sagemaker.arrays import npy_of_array
 from remora_adapters.sagemaker.bodies import Part, answer_of, is_translated, translate
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remora.cli import main
-from remora.install_advice import install_command
+from remora.system.install_advice import install_command
 from remora_adapters.sagemaker.deploying import Call, Plan, calls_of, deploy, plan_of, scaling_of
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")

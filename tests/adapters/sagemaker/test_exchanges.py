@@ -8,8 +8,8 @@ import orjson
 
 from remora.messages import Buffer, TensorInfo
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import Headers, HttpAnswer
-from remora.server.exchange import Exchange
+from remora.protocols.rest.answer import Headers, HttpAnswer
+from remora.server.http.exchange import Exchange
 from remora_adapters.sagemaker.exchanges import Gathering
 
 ROW = TensorInfo("x", "FP32", (-1, 4))

@@ -8,7 +8,7 @@ import pytest
 
 from fakes import write_model
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.host import Host
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker.settings import Rules
 from sagemaker_door import opened

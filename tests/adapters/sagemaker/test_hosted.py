@@ -18,7 +18,7 @@ from hosting import Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.host import Host
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker.hosted import HostedModels
 from remora_adapters.sagemaker.settings import Rules

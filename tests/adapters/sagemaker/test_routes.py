@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.protocols.http1 import Head
-from remora.protocols.http_answer import HttpAnswer, Refusal
+from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora_adapters.sagemaker import routes
 from remora_adapters.sagemaker.routes import NotAskedError, Route
 

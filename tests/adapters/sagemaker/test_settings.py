@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.placing import parse_gpu_limits
+from remora.models.placement import parse_gpu_limits
 from remora_adapters.sagemaker.settings import settings_of
 
 

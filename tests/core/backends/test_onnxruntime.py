@@ -17,13 +17,13 @@ from google.protobuf import text_format
 
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends import onnxruntime as backend_module
-from remora.backends.onnx_plan import Device
 from remora.backends.onnxruntime import OnnxModel, OnnxRuntimeBackend
+from remora.backends.onnxruntime.plan import Device
 from remora.config import data_type_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
-from remora.install_advice import install_command
 from remora.messages import DTYPES, Array, InferForm, InputSpec, Request, Response
 from remora.proto.model_config_pb2 import DataType, ModelConfig
+from remora.system.install_advice import install_command
 
 onnx = pytest.importorskip("onnx", reason="builds its models with onnx: pip install '.[demo]'")
 runtime = pytest.importorskip("onnxruntime", reason="pip install '.[onnx]'")

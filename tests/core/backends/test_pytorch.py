@@ -13,7 +13,7 @@ import pytest
 
 from remora.backends import Placement
 from remora.backends.pytorch import PyTorchBackend
-from remora.backends.pytorch_program import load_program
+from remora.backends.pytorch.program import load_program
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import Example, Opened, open_model, request_of, run

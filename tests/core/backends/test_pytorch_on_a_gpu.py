@@ -14,8 +14,8 @@ import pytest
 from fakes import config_of
 from remora.backends import Source, pytorch
 from remora.backends.pytorch import PyTorchModel, _Run
-from remora.backends.pytorch_plan import plan_run
-from remora.backends.pytorch_program import COMPILED, SCRIPT, Program
+from remora.backends.pytorch.plan import plan_run
+from remora.backends.pytorch.program import COMPILED, SCRIPT, Program
 from remora.errors import InternalError
 
 CONFIG = config_of(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from remora.backends.tensorrt_context import _DATATYPES
+from remora.backends.tensorrt.context import _DATATYPES
 
 _MISSING = (
     "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL",

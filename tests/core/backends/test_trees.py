@@ -15,9 +15,9 @@ from remora.backends.trees import TreePlan, TreesBackend, TreesModel, finished, 
 from remora.backends.trees.forests import Forest
 from remora.config import infer_backend
 from remora.errors import ConfigError, InternalError, NotFoundError
-from remora.install_advice import install_command
 from remora.messages import Array, Response
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.install_advice import install_command
 from remora.testing.backend import request_of, run
 
 

@@ -16,8 +16,8 @@ import pytest
 from remora.cli import _open_early
 from remora.engine import Engine
 from remora.options import ServerOptions
-from remora.server.doors import Host
 from remora.server.early_port import EarlyPort
+from remora.server.host import Host
 from remora.server.main import Server
 
 PATIENCE_S = 60.0

@@ -13,7 +13,7 @@ from fakes import ticket_of
 from remora.messages import Response, Streamed, Tensor, Ticket
 from remora.server import held_mailbox
 from remora.server.held_mailbox import AHEAD, HeldMailbox
-from remora.server.mailbox import LoopMailbox
+from remora.server.loop import LoopMailbox
 
 PATIENCE_S = 60.0
 

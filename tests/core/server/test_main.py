@@ -16,7 +16,7 @@ from fakes import write_model
 from hosting import ask, running, write_scale
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
-from remora.server.doors import Host
+from remora.server.host import Host
 from remora.server.main import Server, StartError
 
 PATIENCE_S = 60.0
@@ -76,7 +76,7 @@ def test_a_server_is_not_ready_before_our_own_grpc_listens_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
-    from remora.server.grpc_own import OwnGrpc
+    from remora.server.grpc.listener import OwnGrpc
 
     (port,) = free_ports(1)
     listen = OwnGrpc.listen

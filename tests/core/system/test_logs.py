@@ -9,7 +9,7 @@ import re
 import pytest
 
 from remora.errors import UnavailableError
-from remora.log_settings import LogSettings
+from remora.system.log_settings import LogSettings
 from remora.system.logs import Log
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.trace_settings import TraceSettings
 from remora.tracing.sampling import Sampling
+from remora.tracing.settings import TraceSettings
 
 ON = TraceSettings(("TIMESTAMPS",))
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from remora.trace_settings import TraceSettings
 from remora.tracing import trace_file
 from remora.tracing.context import SpanContext
 from remora.tracing.records import Part, Trace
 from remora.tracing.sampling import Sampling
+from remora.tracing.settings import TraceSettings
 from remora.tracing.trace_file import TraceFile
 from remora.tracing.writer import Finished
 

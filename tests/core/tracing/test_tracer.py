@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
-from remora import loading
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Tensor, Ticket
-from remora.trace_settings import TraceSetting, TraceSettings
+from remora.models import loader as loading
 from remora.tracing import tracer
+from remora.tracing.settings import TraceSetting, TraceSettings
 from remora.tracing.tracer import Arrival, Reply, Traces
 from trace_receiver import attributes, collector
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from remora.trace_settings import TraceSettings
 from remora.tracing import writer as tracing_writer
 from remora.tracing.sampling import Sampling
+from remora.tracing.settings import TraceSettings
 from remora.tracing.writer import Finished, TraceWriter
 
 PATIENCE_S = 30.0

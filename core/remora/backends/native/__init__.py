@@ -12,10 +12,10 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToDict
 
 from remora.backends import Instance, Placement, Source
+from remora.backends.model_files import existing, load_failure, model_path
 from remora.backends.native.calls import NativeLibrary, NativeRun
 from remora.backends.native.elf import why_not_whole
-from remora.backends.onnx_plan import concurrent_instances
-from remora.backends.opening import existing, load_failure, model_path
+from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.config import parse_config
 from remora.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import Any
 
 from remora.backends import BackendModel, Instance, Placement, Source
 from remora.backends.calling import opening
-from remora.backends.opening import existing, model_path, shown_path
+from remora.backends.model_files import existing, model_path, shown_path
 from remora.backends.python.calls import Calls
 from remora.backends.python.config import ModelConfig as CompletedConfig
 from remora.backends.python.config import take_over
@@ -23,9 +23,9 @@ from remora.backends.python.host import Host, hosted
 from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_class
 from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, asks_for_environment, isolation
-from remora.device_arrays import CUDA, HOST, DeviceId
 from remora.errors import InternalError
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.tensors.device import CUDA, HOST, DeviceId
 
 DEFAULT_FILENAME = "model.py"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from remora import dlpack
-from remora.device_arrays import CUDA, CUDA_HOST, HOST, DeviceArray, capsule_of
-from remora.dlpack import Capsule, DLPackError
 from remora.messages import Array
+from remora.tensors import dlpack
+from remora.tensors.device import CUDA, CUDA_HOST, HOST, DeviceArray, capsule_of
+from remora.tensors.dlpack import Capsule, DLPackError
 
 
 def export_bfloat16(bits: Array) -> object:

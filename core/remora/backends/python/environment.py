@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from remora.archive import unpack
 from remora.backends import Source
 from remora.backends.python.environment_cache import EnvironmentCache
 from remora.backends.python.requirements import asks_for_anything, read_requirements, unmet
 from remora.backends.worker.process import server_paths
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.storage.archive import unpack
 
 _log = logging.getLogger("remora.models")
 

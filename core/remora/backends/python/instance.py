@@ -23,11 +23,11 @@ from remora.backends.python.requests import RELEASE_RESCHEDULE, ReceivedRequest
 from remora.backends.python.streams import LateReply, StreamedReply, StreamedRequest
 from remora.backends.python.tensor import DATATYPES, Tensor
 from remora.custom_metrics import REGISTRY
-from remora.device_arrays import DeviceId
 from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
 from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.tensors.device import DeviceId
 
 if TYPE_CHECKING:
     from remora.backends.python.coroutines import BackgroundLoop

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from remora.backends.python.tensor import Tensor, TritonModelException
-from remora.json_floats import number
 from remora.messages import Parameter
+from remora.tensors.float_text import number
 
 COMPLETE_FINAL = 1
 """The flag of the last response."""

@@ -19,8 +19,8 @@ from remora.backends.python.messages import (
     parameters_text,
 )
 from remora.backends.python.tensor import Tensor, TritonModelException
-from remora.device_arrays import HOST, DeviceArray
 from remora.messages import InferForm, InputSpec, OutputSpec, Parameter, Request, datatype_of
+from remora.tensors.device import HOST, DeviceArray
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2

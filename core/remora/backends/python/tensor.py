@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.python import dlpack
-from remora.device_arrays import HOST, DeviceArray
-from remora.dlpack import DLPackError
 from remora.messages import Array, datatype_of
 from remora.messages import Tensor as Message
+from remora.tensors.device import HOST, DeviceArray
+from remora.tensors.dlpack import DLPackError
 
 DATATYPES = (
     "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",

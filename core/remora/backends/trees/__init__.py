@@ -13,8 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.onnx_plan import concurrent_instances
-from remora.backends.opening import default_max_batch, existing, load_failure, model_path, said, truth, warn_of_unused
+from remora.backends.model_files import (
+    default_max_batch,
+    existing,
+    load_failure,
+    model_path,
+    said,
+    truth,
+    warn_of_unused,
+)
+from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.backends.trees.forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
 from remora.config import complete_from_tensors

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends.opening import import_framework
+from remora.backends.model_files import import_framework
 from remora.backends.trees.lightgbm_text import checked_text
 from remora.backends.trees.treelite_checkpoint import check_checkpoint
 from remora.backends.trees.xgboost_document import read_xgboost

@@ -22,8 +22,8 @@ def main(options: dict[str, Any]) -> None:
     lifeline.set_inheritable(False)
 
     from remora.backends.worker.channel import Ends, MemoryChannel
+    from remora.backends.worker.main_loop import Worker
     from remora.backends.worker.pipes import PipeChannel
-    from remora.backends.worker.serving import Worker
 
     channel: MemoryChannel | PipeChannel
     if "ends" in options:

@@ -14,10 +14,10 @@ import numpy as np
 
 from remora.backends import Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
-from remora.backends.worker.errands import Errands
-from remora.backends.worker.forms import RequestWriter
-from remora.backends.worker.keeper import Keeper, Steps
+from remora.backends.worker.callbacks import Errands
+from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
+from remora.backends.worker.supervisor import Keeper, Steps
 from remora.backends.worker.wire import Draft, Kind, head, nbytes_of
 from remora.errors import ConfigError, InvalidArgumentError
 from remora.messages import Outcome, Watcher

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 from remora.backends.calling import ModelCall, Origin
-from remora.backends.worker.forms import error_from, index_of, outcome_from
+from remora.backends.worker.encoding import error_from, index_of, outcome_from
 from remora.backends.worker.logs import Budget
 from remora.backends.worker.wire import Draft, Item, Kind, Message, WireError, head
 from remora.custom_metrics import Kind as MetricKind

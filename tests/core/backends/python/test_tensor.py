@@ -18,8 +18,8 @@ from fakes import UntouchableMemory
 from remora.backends import triton_python_backend_utils as pb_utils
 from remora.backends.python.dlpack import DLPackError, export_bfloat16, import_tensor
 from remora.backends.python.tensor import DATATYPES
-from remora.device_arrays import CudaMemory, DeviceArray, HostMemory
 from remora.messages import DTYPES
+from remora.tensors.device import CudaMemory, DeviceArray, HostMemory
 
 NUMERIC = [name for name in DTYPES if name not in ("BYTES", "BF16")]
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: pip install torch")
@@ -174,7 +174,7 @@ def test_a_tensor_of_another_device_is_brought_over_or_refused() -> None:
 
 
 def test_a_tensor_on_a_gpu_stays_there_and_says_so(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.device_arrays._cuda_memory", partial(CudaMemory, stand_in.runtime))
+    monkeypatch.setattr("remora.tensors.device._cuda_memory", partial(CudaMemory, stand_in.runtime))
     memory = UntouchableMemory()
     pointer = DeviceArray("FP32", (2, 3), memory, 4096, None)
     tensor = pb_utils.Tensor.from_dlpack("x", pointer)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from remora.backends.worker import wire
-from remora.backends.worker.forms import (
+from remora.backends.worker.encoding import (
     OutcomeWriter,
     RequestReader,
     RequestWriter,

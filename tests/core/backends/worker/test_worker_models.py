@@ -22,7 +22,7 @@ from held import Held
 from remora import custom_metrics
 from remora.backends import Execution, Placement, Source
 from remora.backends.python import PythonBackend
-from remora.backends.worker import keeper
+from remora.backends.worker import supervisor as keeper
 from remora.backends.worker.logs import LINES_PER_SECOND
 from remora.backends.worker.model import WorkerInstance, WorkerModel
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError

@@ -1,0 +1,386 @@
+"""The ONNX Runtime backend; the law: one session for each device a model lives on, shared by all instances there.
+
+A session may run in many threads at once, so instances are cheap and the weights are in memory once. ONNX Runtime is
+imported when the first model is opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.model_files import (
+    default_max_batch,
+    existing,
+    is_lfs_pointer,
+    model_path,
+    shown_path,
+    stands_for_a_device,
+)
+from remora.backends.onnxruntime.plan import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    TENSORRT_PROVIDER,
+    Device,
+    ProviderPlan,
+    SessionPlan,
+    first_device,
+    insists_on_gpu,
+    plan_graphs,
+    plan_providers,
+    plan_session,
+)
+from remora.backends.onnxruntime.session import OnnxSession, reason_of, session_options
+from remora.backends.ragged import array_instance
+from remora.backends.transfers import transfer_for
+from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.messages import TensorInfo
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.environment import keep_runtimes_quiet
+from remora.system.install_advice import install_command
+from remora.tensors.device import CUDA, HOST, Memory, memory_of
+
+if TYPE_CHECKING:
+    from remora.system.cuda import Cuda
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_FILE = "model.onnx"
+_HINTS = (
+    # What ONNX Runtime says, and what to do about it.
+    (r"opset|IR version", "upgrade onnxruntime (this is {version}) or export the model for an older opset"),
+    (r"[Ee]xternal data", "keep the files with the model's weights beside it, under the names they were exported with"),
+    (r"not a registered function/op|is not registered", "it needs custom operators or a newer onnxruntime ({version})"),
+)
+
+
+class _GpuUnusableError(ConfigError):
+    """ONNX Runtime lacks what a GPU needs; models that can do without one then run on the CPU."""
+
+
+class OnnxRuntimeBackend:
+    """Serves ``.onnx`` models.
+
+    Its settings: ``default-max-batch-size`` (spec C13), ``optimized-model-cache`` and
+    ``tensorrt-engine-cache`` (directories, see ``onnx_cache`` and ``onnx_engines``), ``device-tensors`` (decision
+    0030), and defaults for the parameters that ``onnx_plan.plan_session`` reads.
+    """
+
+    name = "onnxruntime"
+
+    def open(self, source: Source, config: ModelConfig) -> OnnxModel:
+        """Load the model into a session for the device of its first instance.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: a parameter or accelerator nobody knows, or a GPU asked for that cannot be used.
+            UnsupportedError: the model takes or gives something that is no tensor.
+            InternalError: ONNX Runtime cannot load the file; the text has its reason in one line.
+        """
+        path = _find_model(source, config)
+        try:
+            keep_runtimes_quiet()
+            runtime = importlib.import_module("onnxruntime")
+        except ImportError as error:
+            raise ConfigError(
+                f"model '{source.name}' needs ONNX Runtime, which cannot be imported ({error}): "
+                f"{install_command('onnx')}; for CUDA: {install_command('gpu')}"
+            ) from error
+        return OnnxModel(runtime, source, path, config)
+
+
+class OnnxModel:
+    """An opened model: its signature and its sessions."""
+
+    def __init__(self, runtime: Any, source: Source, path: Path, config: ModelConfig) -> None:
+        self._runtime = runtime
+        self._source = source
+        self._path = path
+        self._sessions: dict[Device, OnnxSession] = {}
+        self._given_away: set[Device] = set()
+        self._opening = threading.Lock()
+        for key in plan_session(config, source.settings, source.cpus).ignored:
+            _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
+        self._insists = insists_on_gpu(config)
+        if first_device(config, (CUDA_PROVIDER,)).kind == "GPU":  # before: a provider may register with its libraries
+            self._preload()
+        self._device = first_device(config, runtime.get_available_providers())
+        self._signature = self._session(config, self._device).signature
+
+    @property
+    def preferred_kinds(self) -> tuple[str, ...]:
+        """What KIND_AUTO stands for; see `Backend`."""
+        on_gpu = CUDA_PROVIDER in self._runtime.get_available_providers()
+        if self._device.kind == "GPU":
+            on_gpu = CUDA_PROVIDER in self._sessions[self._device].providers
+        return ("GPU", "CPU") if on_gpu else ("CPU",)
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in what ``config`` leaves out from the model's own tensors, and check the rest (spec C13).
+
+        Raises:
+            ConfigError: when the configuration contradicts the model.
+        """
+        from remora.config import complete_from_tensors
+
+        default = default_max_batch(self._source.settings)
+        given = {tensor.name for tensor in config.input}
+        outputs = list(self._signature.outputs.values())
+        complete_from_tensors(config, self._inputs_for(given), outputs, default_max_batch=default)
+        for tensor in config.input:
+            if tensor.name in self._signature.optional and tensor.name not in given:
+                tensor.optional = True
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuse a configuration that names other inputs or outputs than the model has. Raises ConfigError."""
+        checked = ModelConfig()
+        checked.CopyFrom(config)
+        self.complete(checked)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance on the shared session of its device; KIND_MODEL leaves the choice to us. Raises ConfigError."""
+        self.check(config)
+        device = self._device
+        if placement.kind != "MODEL":
+            device = Device(placement.kind, placement.device_id if placement.kind == "GPU" else 0)
+        graphs = plan_graphs(config)
+        session = self._session(config, device)
+        if not session.captures:
+            graphs = None
+        quick = all(provider == CPU_PROVIDER for provider in session.providers)
+        memory = self._memory(session, device, on_cpu=quick)
+        if memory is None:
+            gpu = None if quick or device.kind != "GPU" else device.id
+            return array_instance(placement.name, config, session.run_for(config), quick=quick, gpu=gpu)
+        if graphs is not None:
+            session = self._own_session(config, device)
+        bound = session.bound(config, memory, transfer_for(config, memory, _runtime), graphs)
+
+        def close() -> None:
+            bound.close()
+            self._let_go(device, session)
+
+        return array_instance(
+            placement.name,
+            config,
+            bound.run,
+            quick=quick,
+            staying=bound.staying,
+            devices=frozenset({memory.device}),
+            close=close,
+            gpu=None if memory.device == HOST else device.id,
+        )
+
+    def _own_session(self, config: ModelConfig, device: Device) -> OnnxSession:
+        """A session for one instance alone, whose graphs replay its memory; the first that was opened serves first."""
+        session = self._session(config, device)
+        with self._opening:
+            if device not in self._given_away:
+                self._given_away.add(device)
+                return session
+        return self._open(config, device)
+
+    def _let_go(self, device: Device, session: OnnxSession) -> None:
+        """Forget a session that was one instance's alone: its graphs replay memory that has gone with the instance."""
+        with self._opening:
+            if device in self._given_away and self._sessions.get(device) is session:
+                self._given_away.discard(device)
+                del self._sessions[device]
+
+    def _memory(self, session: OnnxSession, device: Device, *, on_cpu: bool) -> Memory | None:
+        """Where the session's tensors can lie; None when they go through the host."""
+        if not session.binds:
+            return None
+        if on_cpu:
+            return memory_of(HOST) if stands_for_a_device(self._source.settings) else None
+        if device.kind != "GPU":
+            return None
+        try:
+            return memory_of((CUDA, device.id))
+        except UnsupportedError as error:
+            _log.warning("model '%s': values travel through the host: %s", self._source.name, error)
+            return None
+
+    def close(self) -> None:
+        """Let the sessions go."""
+        self._sessions.clear()
+        self._given_away.clear()
+
+    def _inputs_for(self, given: set[str]) -> list[TensorInfo]:
+        """The model's inputs; those that a request may leave out only as far as the configuration names them."""
+        signature = self._signature
+        inputs = [info for info in signature.inputs.values() if not given or info.name not in signature.optional]
+        optional = {**signature.inputs, **signature.defaults}
+        return inputs + [info for name, info in optional.items() if name in given & signature.optional]
+
+    def _session(self, config: ModelConfig, device: Device) -> OnnxSession:
+        """The session of a device; the CPU's for a GPU that the model can do without and that cannot be used."""
+        with self._opening:
+            if device not in self._sessions:
+                try:
+                    self._sessions[device] = self._open(config, device)
+                except (_GpuUnusableError, InternalError) as error:
+                    if self._insists or device.kind == "CPU":
+                        raise
+                    _log.warning("%s; running on the CPU instead", error)
+                    cpu = self._sessions.get(Device()) or self._open(config, Device())
+                    self._sessions[device] = self._sessions[Device()] = cpu
+            return self._sessions[device]
+
+    def _open(self, config: ModelConfig, device: Device) -> OnnxSession:
+        """A session on a device, with one accelerator less for each that cannot be used."""
+        name, runtime = self._source.name, self._runtime
+        if device.kind == "GPU":
+            self._preload()
+        available = set(runtime.get_available_providers())
+        first = plan_providers(config, device, available)
+        if device.kind == "GPU" and CUDA_PROVIDER in first.missing:
+            raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
+        for missing in first.missing:
+            _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
+        for option in first.left_out:
+            _log.warning(
+                "model '%s' runs without %s: TensorRT's provider keeps one CUDA graph for all shapes", name, option
+            )
+        graphs = True
+        while True:
+            providers = plan_providers(config, device, available, graphs=graphs)
+            try:
+                return self._open_with(config, providers, device)
+            except InternalError as error:
+                if providers.captures:
+                    graphs, less = False, "CUDA graphs"
+                elif TENSORRT_PROVIDER in providers.names:
+                    available.discard(TENSORRT_PROVIDER)
+                    less = f"the {TENSORRT_PROVIDER}"
+                else:
+                    raise
+                _log.warning("%s; going on without %s", error, less)
+
+    def _preload(self) -> None:
+        """Have ONNX Runtime load CUDA's libraries from where pip has put them; without effect once they are there."""
+        preload = getattr(self._runtime, "preload_dlls", None)
+        if preload is not None:
+            preload()
+
+    def _open_with(self, config: ModelConfig, providers: ProviderPlan, device: Device) -> OnnxSession:
+        name, runtime = self._source.name, self._runtime
+        plan = plan_session(config, self._source.settings, self._source.cpus)
+        if any("enable_cuda_graph" in options for _, options in providers.chain):  # unless a binding says otherwise
+            plan = plan._replace(run_entries={**plan.run_entries, "gpu_graph_id": "-1"})
+        inner = self._create(plan, providers, device)
+        lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
+        if device.kind == "GPU" and CUDA_PROVIDER in lost:
+            raise self._unusable("its libraries or the GPU cannot be used")
+        for missing in lost:
+            hint = ""
+            if missing == TENSORRT_PROVIDER:
+                from remora.backends.onnxruntime.engine_cache import needed_tensorrt
+
+                hint = f" (it needs the libraries of TensorRT {needed_tensorrt(runtime)})"
+            _log.warning("model '%s': the %s cannot be used here%s; going on without", name, missing, hint)
+        return OnnxSession(name, runtime, inner, plan, captures=device.kind == "CPU" or providers.captures)
+
+    def _keeping_engines(self, providers: ProviderPlan, device: Device) -> tuple[ProviderPlan, bool]:
+        """The providers, with TensorRT's engines kept; and whether one will be built, which takes long and is said."""
+        from remora.backends.onnxruntime.engine_cache import (
+            engine_cache,
+            engine_folder,
+            gpu_and_tensorrt,
+            load_tensorrt,
+            needed_tensorrt,
+        )
+
+        load_tensorrt(needed_tensorrt(self._runtime))
+
+        folder = engine_folder(self._source.settings.get("tensorrt-engine-cache", ""))
+        options = dict(providers.chain)[TENSORRT_PROVIDER]
+        kept: dict[str, str] = {}
+        if folder is not None:
+            machine = gpu_and_tensorrt(device.id, needed_tensorrt(self._runtime))
+            try:
+                kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
+            except OSError as error:
+                _log.warning("model '%s': its TensorRT engines are not kept: %s", self._source.name, error)
+        building = not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine"))
+        if building:
+            where = "" if kept else "; it is not kept: set tensorrt-engine-cache"
+            _log.info("model '%s': TensorRT builds its engine, which can take minutes%s", self._source.name, where)
+        chain = tuple(
+            (each, {**kept, **given} if each == TENSORRT_PROVIDER else given) for each, given in providers.chain
+        )
+        return providers._replace(chain=chain), building
+
+    def _unusable(self, why: str) -> _GpuUnusableError:
+        return _GpuUnusableError(
+            f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {CUDA_PROVIDER} is not there: "
+            f"{why}; {install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
+        )
+
+    def _create(self, plan: SessionPlan, providers: ProviderPlan, device: Device) -> Any:
+        runtime, path = self._runtime, self._path
+        building = False
+        if TENSORRT_PROVIDER in providers.names:
+            providers, building = self._keeping_engines(providers, device)
+
+        def create(file: Path, **changes: Any) -> Any:
+            options = session_options(runtime, plan)
+            for key, value in changes.items():
+                setattr(options, key, value)
+            # No fallback: it would print to stdout and run on the CPU what was to run on a GPU.
+            session = runtime.InferenceSession(str(file), options, providers=list(providers.chain), enable_fallback=0)
+            session.disable_fallback()
+            return session
+
+        try:
+            if building:
+                from remora.backends.onnxruntime.engine_cache import telling
+
+                with telling(self._source.name):
+                    return create(path)
+            folder = self._source.settings.get("optimized-model-cache")
+            if folder and providers.names in ((CPU_PROVIDER,), (CUDA_PROVIDER, CPU_PROVIDER)):
+                from remora.backends.onnxruntime.model_cache import OptimizedModels
+
+                flavour = f"{runtime.__version__} {plan.graph_level} {plan.entries}"
+                if device.kind == "GPU":
+                    from remora.backends.onnxruntime.engine_cache import gpu_and_tensorrt, needed_tensorrt
+
+                    flavour += f" {providers.chain} {gpu_and_tensorrt(device.id, needed_tensorrt(runtime))}"
+                cache = OptimizedModels(Path(folder), flavour)
+                level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+                return cache.load(path, create, lambda file: create(file, graph_optimization_level=level))
+            return create(path)
+        except RemoraError:
+            raise
+        except Exception as error:  # its classes have no common parent but Exception
+            raise InternalError(self._load_failure(error)) from error
+
+    def _load_failure(self, error: Exception) -> str:
+        shown = shown_path(self._path, self._source)
+        reason = reason_of(error).replace(str(self._path), shown).replace(f"{self._path.parent}/", "")
+        hints = [hint.format(version=self._runtime.__version__) for mark, hint in _HINTS if re.search(mark, reason)]
+        if is_lfs_pointer(self._path):
+            hints = ["the file is a Git LFS pointer: run git lfs pull"]
+        return "; ".join([f"model '{self._source.name}': cannot load '{shown}': {reason}", *hints[:1]])
+
+
+def _runtime() -> Cuda:
+    from remora.system.cuda import cuda  # only where there is a GPU
+
+    return cuda()
+
+
+def _find_model(source: Source, config: ModelConfig) -> Path:
+    """The file to load (spec C18): the source itself, a file of its directory, or the one inside a directory there."""
+    path = model_path(source, config, _DEFAULT_FILE)
+    if path.is_dir():  # a model with external data: the graph and its weights in one directory
+        inside = path / _DEFAULT_FILE
+        graphs = [inside] if inside.is_file() else sorted(path.glob("*.onnx"))
+        path = graphs[0] if len(graphs) == 1 else inside
+    return existing(path, source, "*.onnx")

@@ -1,0 +1,227 @@
+"""One ONNX Runtime session, and how values go in and come out; the law: no copy but where numpy lacks the type.
+
+BYTES are decoded to the text ONNX Runtime wants and encoded again. BF16, for which numpy has no type, goes through ONNX
+Runtime's own tensor objects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from remora.backends.arrays import Run, texts
+from remora.backends.onnxruntime.binding import Binding
+from remora.backends.onnxruntime.plan import GraphPlan, SessionPlan
+from remora.backends.onnxruntime.signature import read_signature
+from remora.backends.transfers import Transfer
+from remora.errors import InternalError, RemoraError, UnsupportedError
+from remora.messages import DTYPES, Array, Tensor
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.tensors.device import Memory
+
+_log = logging.getLogger(__name__)
+_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
+_REASON = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+_BOUND_REASON = "Error in execution: "
+_THROWN = re.compile(r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+")
+"""A place in ONNX Runtime's source, which is in the texts of exceptions and not in those of returned statuses."""
+
+
+class Bound(NamedTuple):
+    """The functions of one instance: with outputs that come to the host, with outputs that may stay; and their end."""
+
+    run: Run
+    staying: Run
+    close: Callable[[], None]
+
+
+class OnnxSession:
+    """A session and the way values go in and out of it. Any number of threads may run it at once."""
+
+    def __init__(self, model: str, runtime: Any, inner: Any, plan: SessionPlan, *, captures: bool = True) -> None:
+        self.captures = captures
+        """True if equal shapes may be answered by a CUDA graph."""
+        self.signature = read_signature(
+            model, inner.get_inputs(), inner.get_outputs(), inner.get_overridable_initializers()
+        )
+        self.providers: tuple[str, ...] = tuple(inner.get_providers())
+        self._model = model
+        self._runtime = runtime
+        self._inner = inner
+        self._inputs = self.signature.datatypes
+        self._outputs = {name: info.datatype for name, info in self.signature.outputs.items()}
+        self._texts = frozenset(name for name, datatype in self._inputs.items() if datatype == "BYTES")
+        self._entries = plan.run_entries
+        self._options = None
+        if plan.run_entries:
+            self._options = runtime.RunOptions()
+            for key, value in plan.run_entries.items():
+                self._options.add_run_config_entry(key, value)
+        # The checks of the Python class cost a tenth of a small run; the engine and the C++ class make them as well.
+        self._call = getattr(getattr(inner, "_sess", None), "run", None) or inner.run
+        bfloat16 = "BF16" in (*self._inputs.values(), *self._outputs.values())
+        if bfloat16 and self._texts:
+            raise UnsupportedError(
+                f"model '{model}' mixes BF16 tensors and string inputs, for which ONNX Runtime has no Python "
+                "interface; export its inputs and outputs as FP32"
+            )
+        self._plain = not bfloat16 and "BYTES" not in (*self._inputs.values(), *self._outputs.values())
+        self._bfloat16 = bfloat16
+
+    def run_for(self, config: ModelConfig) -> Run:
+        """The function that an instance runs."""
+        return self._shaped(config, self.run)
+
+    def _shaped(self, config: ModelConfig, run: Run) -> Run:
+        """``run``, whose scalar outputs get the dimensions of 1 that ``config`` gives them."""
+        scalars = {
+            output.name: tuple(output.dims)
+            for output in config.output
+            if not config.max_batch_size and set(output.dims) == {1} and not self.signature.outputs[output.name].shape
+        }
+        if not scalars:
+            return run
+
+        def shaped(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+            return [
+                tensor if tensor.data.shape else tensor._replace(data=tensor.data.reshape(scalars.get(tensor.name, ())))
+                for tensor in run(inputs, wanted)
+            ]
+
+        return shaped
+
+    def run(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        """The outputs ``wanted``, in that order.
+
+        Raises:
+            InvalidArgumentError: an element of a BYTES input is not UTF-8.
+            InternalError: ONNX Runtime or the model failed, with Triton's text.
+        """
+        outputs = self._outputs
+        if not self._plain:
+            inputs = {name: self._decoded(name, array) for name, array in inputs.items()}
+        try:
+            run = self._run_bfloat16 if self._bfloat16 else self._run_arrays
+            values = run(inputs, wanted)
+        except Exception as error:  # its classes have no common parent but Exception
+            raise InternalError(reason_of(error), from_model=True) from error
+        if self._plain:
+            return [Tensor(name, outputs[name], value) for name, value in zip(wanted, values, strict=True)]
+        return [
+            Tensor(name, outputs[name], _encoded(value) if outputs[name] == "BYTES" else value)
+            for name, value in zip(wanted, values, strict=True)
+        ]
+
+    @property
+    def binds(self) -> bool:
+        """Whether all of its tensors can lie on a device; strings cannot."""
+        return "BYTES" not in (*self._inputs.values(), *self._outputs.values())
+
+    def bound(self, config: ModelConfig, memory: Memory, transfer: Transfer, graphs: GraphPlan | None) -> Bound:
+        """A way to run it for one instance, with tensors on its device; see `onnx_binding`."""
+        types = {**self._inputs, **self._outputs}
+        binding = Binding(self._runtime, self._inner, memory, transfer, types, self._entries, graphs)
+        if graphs is not None and not binding.replays:
+            _log.warning(
+                "model '%s' runs without CUDA graphs: some of its inputs are read on the host, or onnxruntime is too "
+                "old to list them",
+                self._model,
+            )
+
+        def run(stays: bool) -> Run:
+            def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+                try:
+                    return binding.run(inputs, wanted, stays=stays)
+                except RemoraError:
+                    raise
+                except Exception as error:  # its classes have no common parent but Exception
+                    raise InternalError(reason_of(error), from_model=True) from error
+
+            return self._shaped(config, run)
+
+        return Bound(run(False), run(True), binding.close)
+
+    def _run_arrays(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:
+        return cast("list[Array]", self._call(wanted, inputs, self._options))
+
+    def _decoded(self, name: str, array: Array) -> Array:
+        """An array of text for one of bytes; any other as it is. ONNX's strings are UTF-8."""
+        if name not in self._texts:
+            return array
+        decoded = np.empty(array.size, object)
+        decoded[:] = texts(f"input '{name}' of model '{self._model}'", array)
+        return decoded.reshape(array.shape)
+
+    def _run_bfloat16(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:
+        """A run whose tensors are ONNX Runtime's own objects, the only ones that can say BF16.
+
+        They borrow the arrays' memory, which ``inputs`` and ``kept`` hold until the run is over.
+        """
+        kept = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        tensors = self._runtime.OrtValue
+        feeds = {
+            name: tensors.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+            if self._inputs.get(name) == "BF16"
+            else tensors.ortvalue_from_numpy(array)
+            for name, array in kept.items()
+        }
+        values = self._inner.run_with_ort_values(wanted, feeds, self._options)
+        return [
+            _bfloat16_bits(value) if self._outputs[name] == "BF16" else value.numpy()
+            for name, value in zip(wanted, values, strict=True)
+        ]
+
+
+def session_options(runtime: Any, plan: SessionPlan) -> Any:
+    """ONNX Runtime's own form of a plan."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = plan.intra_op_threads
+    options.inter_op_num_threads = plan.inter_op_threads
+    modes = runtime.ExecutionMode
+    options.execution_mode = modes.ORT_PARALLEL if plan.parallel else modes.ORT_SEQUENTIAL
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, plan.graph_level)
+    options.enable_cpu_mem_arena = plan.mem_arena
+    options.enable_mem_pattern = plan.mem_pattern
+    for key, value in plan.entries.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def _encoded(value: Array) -> Array:
+    """Bytes for text."""
+    encoded = np.empty(value.size, object)
+    encoded[:] = [text.encode() for text in value.ravel()]
+    return encoded.reshape(value.shape)
+
+
+def _bfloat16_bits(value: Any) -> Array:
+    """A copy of a BF16 tensor's bits; numpy has no such type, so the object gives its address only."""
+    shape = tuple(value.shape())
+    if 0 in shape:
+        return np.empty(shape, DTYPES["BF16"])
+    size = int(np.prod(shape, dtype=np.int64)) * DTYPES["BF16"].itemsize
+    bits = ctypes.string_at(value.data_ptr(), size)
+    return cast("Array", np.frombuffer(bits, DTYPES["BF16"]).reshape(shape))
+
+
+def reason_of(error: Exception) -> str:
+    """ONNX Runtime's reason in one line, numbered as Triton numbers it.
+
+    A run with bound inputs raises the text without the number. The number is then found from the text: 1 (failure)
+    for an exception inside ONNX Runtime, 2 (invalid argument) for all else that such a run refuses.
+    """
+    said = str(error)
+    match = _REASON.search(said)
+    if match:
+        code, text = f" {match[1]}", match[2]
+    elif said.startswith(_BOUND_REASON):
+        text = said.removeprefix(_BOUND_REASON)
+        code = " 1" if _THROWN.search(text) else " 2"
+    else:
+        code, text = "", f"{type(error).__name__}: {error}"
+    return f"onnx runtime error{code}: {' '.join(text.split())}"

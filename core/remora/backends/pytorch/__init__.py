@@ -1,0 +1,312 @@
+"""The PyTorch backend; the law: one copy of the weights for each device, and nothing is unpickled to get at them.
+
+Serves TorchScript (``model.pt``), exported programs and AOTInductor packages (``model.pt2``). PyTorch is imported when
+the first model is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.arrays import input_types, output_types
+from remora.backends.model_files import default_max_batch, existing, load_failure, model_path, stands_for_a_device
+from remora.backends.onnxruntime.plan import concurrent_instances
+from remora.backends.pytorch.archive import SCRIPT
+from remora.backends.pytorch.plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
+from remora.backends.pytorch.program import Program, load_program, load_torch, share_parameters
+from remora.backends.pytorch.values import to_array, to_value
+from remora.backends.ragged import array_instance
+from remora.config import complete_from_tensors
+from remora.errors import ConfigError, InternalError, RemoraError
+from remora.messages import Array, Tensor
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from remora.tensors.device import CUDA, HOST, DeviceId
+
+_log = logging.getLogger(__name__)
+_FILES = {"torch_aoti": "model.pt2"}
+
+
+class PyTorchBackend:
+    """Serves ``model.pt`` and ``model.pt2``; its settings are defaults for the parameters of ``plan_run``."""
+
+    name = "pytorch"
+
+    def open(self, source: Source, config: ModelConfig) -> PyTorchModel:
+        """Load the program for the device of its first instance.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: a parameter that cannot be read, or a GPU that is not there.
+            InternalError: PyTorch cannot read the file, or reading it could run code.
+        """
+        path = existing(model_path(source, config, _FILES.get(config.platform, "model.pt")), source, "*.pt", "*.pt2")
+        return PyTorchModel(load_torch(source.name), source, path, config)
+
+
+class PyTorchModel:
+    """An opened model: its programs, one for each device."""
+
+    def __init__(self, torch: Any, source: Source, path: Path, config: ModelConfig) -> None:
+        self._torch = torch
+        self._source = source
+        self._path = path
+        self._plan = plan_run(config, source.settings)
+        for key in self._plan.ignored:
+            _log.warning("model '%s': the pytorch backend makes no use of the parameter '%s'", source.name, key)
+        self._programs: dict[str, Program] = {}
+        self._given_out: set[str] = set()
+        self._opening = threading.Lock()
+        self._runners = concurrent_instances(config)
+        self._set_inter_op_threads()
+        self._first = self._device(_first_placement(config, torch.cuda.device_count()))
+        self._program(self._first)
+
+    @property
+    def preferred_kinds(self) -> tuple[str, ...]:
+        """What KIND_AUTO stands for; see `Backend`."""
+        return ("GPU", "CPU") if self._torch.cuda.device_count() else ("CPU",)
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in and check what an exported program declares; the other formats declare nothing (spec C15).
+
+        Raises:
+            ConfigError: when the configuration contradicts the program, or leaves out what only it can say.
+        """
+        program = self._programs[str(self._first)]
+        if program.inputs is None or program.outputs is None:
+            if not (config.input and config.output):
+                raise ConfigError(
+                    f"model '{config.name}': its format, {program.kind}, does not say the types and shapes of tensors: "
+                    "declare input and output in the configuration, or serve what torch.export.save writes"
+                    f"{_folder_for(self._source)}"
+                )
+            return
+        if not config.input and not config.output:
+            batch = default_max_batch(self._source.settings)
+            complete_from_tensors(config, program.inputs, program.outputs, default_max_batch=batch)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance on its device, with the weights of those that are there already. Raises ConfigError."""
+        device = self._device(placement)
+        program = self._program(device, own=True)
+        run = _Run(self._torch, program, self._plan, config, device, self._threads())
+        return array_instance(
+            placement.name,
+            config,
+            run,
+            quick=device is not None and device.type == "cpu",
+            staying=run.staying,
+            devices=self._takes(device),
+            gpu=device.index if device is not None and device.type == "cuda" else None,
+        )
+
+    def _takes(self, device: Any) -> frozenset[DeviceId]:
+        """Where an instance's tensors may lie (decision 0030)."""
+        if device is not None and device.type == "cuda":
+            return frozenset({(CUDA, device.index)})
+        return frozenset({HOST}) if stands_for_a_device(self._source.settings) else frozenset()
+
+    def close(self) -> None:
+        """Let the programs go."""
+        self._programs.clear()
+
+    def _device(self, placement: Placement) -> Any:
+        """The ``torch.device`` of a placement; None for KIND_MODEL, whose author has chosen. Raises ConfigError."""
+        torch = self._torch
+        if placement.kind == "MODEL":
+            return None
+        if placement.kind == "CPU":
+            return torch.device("cpu")
+        if placement.device_id >= torch.cuda.device_count():
+            raise ConfigError(
+                f"model '{self._source.name}' asks for GPU {placement.device_id}, but torch {torch.__version__} sees "
+                f"{torch.cuda.device_count()}: install a build of torch for CUDA and check the driver, or set the "
+                "instance group's kind to KIND_CPU"
+            )
+        return torch.device("cuda", placement.device_id)
+
+    def _program(self, device: Any, *, own: bool = False) -> Program:
+        """The program on a device. ``own``: for an instance, which gets a copy where instances could disturb others."""
+        key = str(device)
+        with self._opening, self._failing():
+            if key not in self._programs:
+                self._programs[key] = load_program(
+                    self._torch, self._path, device, runners=self._runners, compiling=self._plan.compiling
+                )
+            program = self._programs[key]
+            apart = own and program.kind == SCRIPT and not program.stateless and not self._plan.share_weights
+            if apart and key in self._given_out:
+                return share_parameters(self._torch, self._path, device, program)
+            if own:
+                self._given_out.add(key)
+            return program
+
+    @contextlib.contextmanager
+    def _failing(self) -> Any:
+        try:
+            yield
+        except RemoraError as error:
+            raise type(error)(str(load_failure(self._source, self._path, error))) from error
+        except Exception as error:  # PyTorch's reasons have no common class
+            raise load_failure(self._source, self._path, str(error).partition("\n")[0]) from error
+
+    def _threads(self) -> int:
+        return self._plan.intra_op_threads or max(1, self._source.cpus // self._runners)
+
+    def _set_inter_op_threads(self) -> None:
+        """The pool is the process's, and can be set before its first use only."""
+        wanted = self._plan.inter_op_threads
+        if wanted and wanted != self._torch.get_num_interop_threads():
+            try:
+                self._torch.set_num_interop_threads(wanted)
+            except RuntimeError:
+                _log.warning(
+                    "model '%s': INTER_OP_THREAD_COUNT %d comes too late: the process already runs with %d",
+                    self._source.name, wanted, self._torch.get_num_interop_threads(),
+                )  # fmt: skip
+
+
+class _Run:
+    """A program as a function from arrays to arrays; see ``arrays.Run``. Several threads may call it."""
+
+    def __init__(
+        self, torch: Any, program: Program, plan: RunPlan, config: ModelConfig, device: Any, threads: int
+    ) -> None:
+        self._torch = torch
+        self._program = program
+        self._plan = plan
+        self._device = device
+        self._threads = threads
+        self._thread = threading.local()
+        self._types = input_types(config)
+        self._outputs = output_types(config)
+        self._dims = {
+            row.name: len(row.reshape.shape if row.HasField("reshape") else row.dims) for row in config.output
+        }
+        self._batched = config.max_batch_size > 0
+        self._bound: Bound = bind_inputs(
+            config.name, list(self._types), program.arguments, dictionary=program.dictionary
+        )
+        self._places = bind_outputs(config.name, list(self._outputs))
+        self._on_gpu = device is not None and device.type == "cuda"
+
+    def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        return self._run(inputs, wanted, stays=False)
+
+    def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
+        """The same, with outputs that stay where they are."""
+        return self._run(inputs, wanted, stays=True)
+
+    def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
+        torch, types = self._torch, self._types
+        if getattr(self._thread, "count", 0) != self._threads:
+            torch.set_num_threads(self._threads)  # holds for the calling thread, and those that begin after it
+            self._thread.count = self._threads
+        with contextlib.ExitStack() as stack:
+            if self._on_gpu:
+                stack.enter_context(torch.cuda.device(self._device))
+                # Whatever comes of it: who has the inputs or the outputs next has streams of its own.
+                stack.callback(torch.cuda.current_stream().synchronize)
+            values = {
+                name: self._given(to_value(torch, name, types[name], array), alone=not getattr(array, "shared", True))
+                for name, array in inputs.items()
+            }
+            stack.enter_context(torch.inference_mode() if self._plan.inference_mode else torch.no_grad())
+            self._enter_modes(stack)
+            try:
+                result = self._call(values)
+            except Exception as error:
+                raise InternalError(f"PyTorch execute failure: {_reason(error)}", from_model=True) from error
+            kept = self._program.kept | _storages(torch, values) if stays else self._program.kept
+            answer = [self._answer(name, result, kept, stays=stays) for name in wanted]
+        if self._plan.clean_cache and self._on_gpu:
+            torch.cuda.empty_cache()
+        return answer
+
+    def _enter_modes(self, stack: contextlib.ExitStack) -> None:
+        torch = self._torch
+        if self._program.kind == SCRIPT and not self._plan.optimized:
+            stack.enter_context(torch.jit.optimized_execution(False))
+        if self._plan.mixed_precision:
+            stack.enter_context(torch.autocast("cuda" if self._on_gpu else "cpu"))
+        if self._on_gpu and not self._plan.cudnn:
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+
+    def _given(self, value: Any, *, alone: bool) -> Any:
+        """What the program gets. ``alone``: a tensor on a device that nobody else reads, and so may be written to."""
+        if isinstance(value, list):
+            return value
+        if self._on_gpu and value.device.type == "cpu":
+            return value.to(self._device)
+        return value.clone() if self._program.writes and not alone else value
+
+    def _call(self, values: Mapping[str, Any]) -> Any:
+        bound = self._bound
+        if bound.as_dictionary:
+            return self._program.call(dict(values))
+        given = [values[name] for name in bound.places if name in values]
+        return self._program.call(*given, **{word: values[name] for word, name in bound.keywords if name in values})
+
+    def _answer(self, name: str, result: Any, kept: frozenset[int], *, stays: bool) -> Tensor:
+        datatype = self._outputs[name]
+        value = _pick(name, self._places[name], result, text=datatype == "BYTES")
+        array = to_array(self._torch, name, datatype, value, kept, cast=self._plan.mixed_precision, stays=stays)
+        if datatype == "BYTES" and self._batched and self._dims[name] == 1:
+            array = array.reshape(-1, 1)  # lists have one dimension; a batch of them has two
+        return Tensor(name, datatype, array)
+
+
+def _storages(torch: Any, values: Mapping[str, Any]) -> frozenset[int]:
+    """The addresses of the inputs' memory, which others may read as well."""
+    tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel()]
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
+
+
+def _pick(name: str, place: int | str, result: Any, *, text: bool) -> Any:
+    """One of a program's results. Raises InternalError when there is none."""
+    if isinstance(result, dict):
+        key = name if name in result else place
+        if isinstance(key, int) and key < len(result):
+            key = list(result)[key]
+        if key not in result:
+            listed = ", ".join(map(str, result))
+            raise InternalError(
+                f"output '{name}' is not in the dictionary that the model gives: {listed}", from_model=True
+            )
+        return result[key]
+    single = not isinstance(result, tuple | list) or (text and all(isinstance(each, str) for each in result))
+    results = [result] if single else result
+    if not isinstance(place, int) or place >= len(results):
+        raise InternalError(f"output '{name}' is result {place}, but the model gives {len(results)}", from_model=True)
+    return results[place]
+
+
+def _first_placement(config: ModelConfig, gpus: int) -> Placement:
+    """Where the first instance will live, as far as that is known before the engine has placed it."""
+    group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
+    if group.kind == ModelInstanceGroup.KIND_MODEL:
+        return Placement("", "MODEL")
+    number = group.gpus[0] if group.gpus else 0
+    on_gpu = group.kind == ModelInstanceGroup.KIND_GPU
+    if on_gpu or (group.kind == ModelInstanceGroup.KIND_AUTO and number < gpus):
+        return Placement("", "GPU", number)
+    return Placement("", "CPU")
+
+
+def _reason(error: Exception) -> str:
+    """PyTorch's reason in one line: TorchScript puts it under a trace of the model's code."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:1000]
+
+
+def _folder_for(source: Source) -> str:
+    """Where the configuration of a model that is served as a file can lie; empty for one with a folder."""
+    if not source.path.is_file():
+        return ""
+    return f"; a file has no configuration: make {source.name}/config.pbtxt and {source.name}/1/model.pt"

@@ -1,0 +1,138 @@
+"""The TensorRT backend: engines built ahead of time; the law: one engine for each GPU, a context and a stream for each
+instance.
+
+TensorRT and the CUDA runtime are loaded when the first model is opened. All that is asked of TensorRT is in
+``tensorrt_context``, so that stand-ins can take its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.model_files import existing, import_framework, load_failure, model_path
+from remora.backends.ragged import array_instance
+from remora.backends.tensorrt.context import Context, Engine, describe, log_of
+from remora.backends.transfers import transfer_for
+from remora.config import complete_from_tensors
+from remora.errors import ConfigError, UnsupportedError
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.system import cuda
+from remora.tensors.device import CudaMemory
+
+_EXTRA = "tensorrt"
+
+
+class TensorRtBackend:
+    """Serves ``model.plan``."""
+
+    name = "tensorrt"
+
+    def open(self, source: Source, config: ModelConfig) -> TensorRtModel:
+        """Read the engine on the GPU of its first instance.
+
+        Raises:
+            NotFoundError: there is no model file.
+            ConfigError: TensorRT is not installed, or there is no GPU.
+            UnsupportedError: a tensor of a type that the protocol does not have.
+            InternalError: the engine was built for another version of TensorRT or another GPU, or is no engine.
+        """
+        path = existing(model_path(source, config, "model.plan"), source, "*.plan", "*.engine", "*.trt")
+        trt = import_framework("tensorrt", source.name, "TensorRT", _EXTRA)
+        try:
+            runtime = cuda.cuda()
+        except UnsupportedError as error:
+            raise ConfigError(f"model '{source.name}': TensorRT engines need CUDA: {error.message}") from error
+        if not runtime.device_count():
+            raise ConfigError(f"model '{source.name}': TensorRT engines run on GPUs, and CUDA sees none here")
+        return TensorRtModel(trt, runtime, source, path, config)
+
+
+class TensorRtModel:
+    """An opened engine, read once for each GPU that instances live on."""
+
+    def __init__(self, trt: Any, runtime: cuda.Cuda, source: Source, path: Path, config: ModelConfig) -> None:
+        self._trt = trt
+        self._cuda = runtime
+        self._source = source
+        self._path = path
+        self._engines: dict[int, Engine] = {}
+        self._opening = threading.Lock()
+        self._profile = _profile(config)
+        if _named_gpu(config) is not None:  # else the engine chooses one before `complete`
+            self._engine(_first_gpu(config))
+
+    def complete(self, config: ModelConfig) -> None:
+        """Fill in inputs, outputs and batch size from the engine and its first profile (spec C15), and check the rest.
+
+        Raises:
+            ConfigError: the configuration contradicts the engine, or wants larger batches than it was built for.
+        """
+        engine = self._engine(_first_gpu(config))
+        most = engine.most_rows(self._profile)
+        inputs = [tensor.info for tensor in engine.tensors if tensor.is_input]
+        outputs = [tensor.info for tensor in engine.tensors if not tensor.is_input]
+        complete_from_tensors(config, inputs, outputs, default_max_batch=most)
+        if config.max_batch_size > most > 0:
+            raise ConfigError(
+                f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the engine's optimization "
+                f"profile {self._profile} was built for batches of up to {most}"
+            )
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """An instance with an execution context and a stream of its own. Raises ConfigError: it is to be on no GPU."""
+        if placement.kind != "GPU":
+            raise ConfigError(
+                f"model '{config.name}': TensorRT engines run on GPUs: set the instance group's kind to KIND_GPU"
+            )
+        engine = self._engine(placement.device_id)
+        memory = CudaMemory(self._cuda, placement.device_id)
+        transfer = transfer_for(config, memory, lambda: self._cuda)
+        context = Context(self._cuda, engine, memory, transfer, self._profile)
+        return array_instance(
+            placement.name,
+            config,
+            context,
+            staying=context.staying,
+            devices=frozenset({memory.device}),
+            close=context.close,
+            gpu=placement.device_id,
+        )
+
+    def close(self) -> None:
+        """Let the engines go."""
+        for device in list(self._engines):
+            with self._cuda.on(device):
+                del self._engines[device]
+
+    def _engine(self, device: int) -> Engine:
+        with self._opening:
+            if device not in self._engines:
+                with self._cuda.on(device):
+                    inner = describe(self._trt, self._path.read_bytes(), self._source.name)
+                if inner is None:
+                    raise load_failure(self._source, self._path, log_of(self._trt).reasons.told())
+                if self._profile >= inner.profiles:
+                    raise ConfigError(
+                        f"model '{self._source.name}' asks for optimization profile {self._profile}; the engine has "
+                        f"{inner.profiles}"
+                    )
+                self._engines[device] = inner
+            return self._engines[device]
+
+
+def _named_gpu(config: ModelConfig) -> int | None:
+    """The first GPU that the configuration names; None where it names none."""
+    return next((gpu for group in config.instance_group for gpu in group.gpus), None)
+
+
+def _first_gpu(config: ModelConfig) -> int:
+    return _named_gpu(config) or 0
+
+
+def _profile(config: ModelConfig) -> int:
+    """The optimization profile that the configuration names; the first of the engine when it names none."""
+    named = (profile for group in config.instance_group for profile in group.profile if profile.isdecimal())
+    return int(next(named, "0"))

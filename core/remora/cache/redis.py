@@ -1,0 +1,254 @@
+"""The response cache in Redis, shared by many servers (spec K04).
+
+Laws: whatever Redis does, a request is answered: what cannot be asked in time is a miss, what cannot be kept is not.
+Nothing waits longer than its timeout, and a Redis that does not answer is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, cast
+from uuid import uuid4
+
+from remora.cache import CacheStats
+from remora.cache.encoding import MAX_BYTES, decode, encode
+from remora.errors import ConfigError
+from remora.messages import Response
+from remora.system.install_advice import install_command
+
+_log = logging.getLogger("remora.cache")
+
+_PREFIX = b"remora:1:"
+_REST_NS = 1_000_000_000
+"""For so long Redis is not asked again after it failed."""
+
+_PENDING_BYTES = MAX_BYTES
+"""Answers on their way to Redis may take that much memory; further ones are not kept."""
+
+
+class RedisSettings(NamedTuple):
+    """Where Redis is and how long it is waited for, in milliseconds. Names and meanings are Triton's (spec K04)."""
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = ""
+    db: int = 0
+    connect_timeout: int = 500
+    socket_timeout: int = 250
+    pool_size: int = 4
+    wait_timeout: int = 100
+    cert: str = ""
+    key: str = ""
+    cacert: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> RedisSettings:
+        """Settings from texts; a timeout of 0, which is none in Triton, is the default here.
+
+        Raises ValueError, which names no value: one of them is a secret.
+        """
+        missing = [name for name in ("host", "port") if not given.get(name)]
+        if missing:
+            raise ValueError(
+                f"--cache-config=redis needs {' and '.join(missing)}: give --cache-config=redis,host=NAME and "
+                "--cache-config=redis,port=NUMBER"
+            )
+        found: dict[str, str | int] = {}
+        for name, text in given.items():
+            if name not in cls._fields:
+                raise ValueError(
+                    f"--cache-config=redis,{name}: there is no such setting; there is {', '.join(cls._fields)}"
+                )
+            if isinstance(cls._field_defaults.get(name, "" if name == "host" else 0), str):
+                found[name] = text
+            elif text.isascii() and text.isdigit():
+                found[name] = int(text) or int(cls._field_defaults.get(name, 0))
+            else:
+                raise ValueError(f"--cache-config=redis,{name}: expected a whole number")
+        return cls(**found)  # type: ignore[arg-type]
+
+
+class RedisCache:
+    """Answers in a Redis. See `remora.cache.ResponseCache`.
+
+    Args:
+        settings: where it is.
+        now: nanoseconds of the engine's monotonic clock.
+
+    Raises ConfigError when Redis refuses the credentials or is not installed here, or when a file for TLS cannot be
+    used; one that cannot be reached is only warned of, so that a server starts while its cache is down.
+    """
+
+    remote = True
+
+    def __init__(self, settings: RedisSettings, now: Callable[[], int]) -> None:
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            raise ConfigError(f"--cache-config=redis needs the package redis: {install_command('redis')}") from error
+        tls = bool(settings.cert or settings.key or settings.cacert)
+        pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+            max_connections=settings.pool_size,
+            timeout=settings.wait_timeout / 1000,
+            connection_class=redis.SSLConnection if tls else redis.Connection,
+            host=settings.host,
+            port=settings.port,
+            username=settings.user or None,
+            password=settings.password or None,
+            db=settings.db,
+            protocol=2,
+            socket_connect_timeout=settings.connect_timeout / 1000,
+            socket_timeout=settings.socket_timeout / 1000,
+            retry=Retry(NoBackoff(), 0),
+            **(_tls_of(settings) if tls else {}),
+        )
+        self._client = redis.Redis(connection_pool=pool)
+        self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        self._now = now
+        self._where = f"redis at {settings.host}:{settings.port}"
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(settings.pool_size, thread_name_prefix="remora cache")
+        self._ask_again_ns = 0
+        self._pending = 0
+        self._hits = self._misses = self._lookup_ns = self._insertion_ns = 0
+        # No two processes share an epoch: what the models of an ensemble are elsewhere, nobody here knows.
+        self._process = uuid4().int
+        self._changes = 0
+        self._greet(redis)
+
+    def _greet(self, redis: object) -> None:
+        from redis.exceptions import AuthenticationError, ResponseError
+
+        try:
+            self._client.ping()
+        except (AuthenticationError, ResponseError) as error:
+            self.close()
+            raise ConfigError(f"{self._where} refuses the server: {error}") from error
+        except self._failures as error:
+            self._failed(error)
+
+    def lookup(self, key: bytes) -> Response | None:
+        """See `ResponseCache`. May wait for its timeouts."""
+        begin_ns = self._now()
+        found = self._fetch(key, begin_ns)
+        with self._lock:
+            self._hits += found is not None
+            self._misses += found is None
+            self._lookup_ns += self._now() - begin_ns
+        return found
+
+    def _fetch(self, key: bytes, now_ns: int) -> Response | None:
+        if now_ns < self._ask_again_ns:
+            return None
+        try:
+            # A stranger may have written there: its length is asked before its bytes.
+            if self._client.strlen(_PREFIX + key) > MAX_BYTES:
+                return None
+            data = self._client.get(_PREFIX + key)
+        except self._failures as error:
+            self._failed(error)
+            return None
+        if data is None:
+            return None
+        try:
+            return decode(cast(bytes, data))
+        except ValueError as error:
+            _log.warning("%s: %s", self._where, error)
+            return None
+
+    def insert(self, key: bytes, response: Response) -> None:
+        """See `ResponseCache`. The answer is copied here and now; a thread sends it."""
+        begin_ns = self._now()
+        if begin_ns < self._ask_again_ns:
+            return
+        data = encode(response)
+        if data is None:
+            return
+        with self._lock:
+            if self._pending + len(data) > _PENDING_BYTES:
+                return
+            self._pending += len(data)
+        try:
+            self._threads.submit(self._send, key, data, begin_ns)
+        except RuntimeError:  # it is being closed
+            return
+
+    def _send(self, key: bytes, data: bytes, begin_ns: int) -> None:
+        try:
+            if self._now() >= self._ask_again_ns:
+                self._client.set(_PREFIX + key, data)
+        except self._failures as error:
+            self._failed(error)
+        finally:
+            with self._lock:
+                self._pending -= len(data)
+                self._insertion_ns += self._now() - begin_ns
+
+    def _failed(self, error: Exception) -> None:
+        """Leave Redis alone for a while; its threads are then free for requests, which are misses at once."""
+        with self._lock:
+            known = self._now() < self._ask_again_ns
+            self._ask_again_ns = self._now() + _REST_NS
+        if not known:
+            _log.warning("%s does not answer (%s): requests run as if nothing were kept", self._where, error)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do work that may wait, in a thread of the cache's own."""
+        try:
+            self._threads.submit(work)
+        except RuntimeError:  # it is being closed
+            work()
+
+    def scope(self, model: str, version: int, fingerprint: bytes = b"") -> bytes:
+        """See `ResponseCache`: the same model with the same files shares its answers with other servers."""
+        return repr((model, version, fingerprint)).encode()
+
+    def models_changed(self) -> None:
+        """See `ResponseCache`."""
+        with self._lock:
+            self._changes += 1
+
+    @property
+    def epoch(self) -> int:
+        """See `ResponseCache`."""
+        return self._process + self._changes
+
+    def stats(self) -> CacheStats:
+        """See `ResponseCache`; what Redis holds and drops is its own to tell."""
+        with self._lock:
+            return CacheStats(math.nan, math.nan, self._hits, self._misses, 0, self._lookup_ns, self._insertion_ns)
+
+    def close(self) -> None:
+        """End the threads and the connections; what is on its way is sent."""
+        self._threads.shutdown()
+        self._client.close()
+        self._client.connection_pool.disconnect()
+
+
+def _tls_of(settings: RedisSettings) -> dict[str, str | None]:
+    """What a connection over TLS is made with. Raises ConfigError, or each connection would fail for it."""
+    import ssl  # few caches need it
+
+    if settings.key and not settings.cert:
+        raise ConfigError("--cache-config=redis,key needs the certificate to it: give --cache-config=redis,cert=FILE")
+    trial = ssl.create_default_context()
+    try:
+        if settings.cacert:
+            trial.load_verify_locations(settings.cacert)
+        if settings.cert:
+            trial.load_cert_chain(settings.cert, settings.key or None, password="")  # nobody is there to be asked
+    except OSError as error:
+        names = ", ".join(name for name in ("cert", "key", "cacert") if getattr(settings, name))
+        raise ConfigError(f"--cache-config=redis: the PEM files of {names} cannot be used: {error}") from error
+    return {
+        "ssl_certfile": settings.cert or None,
+        "ssl_keyfile": settings.key or None,
+        "ssl_ca_certs": settings.cacert or None,
+    }

@@ -1,0 +1,387 @@
+"""The command `remora`: reads arguments, calls the engine or a server, prints; exits with 0, 1 (failed) or 2 (usage).
+
+Options are not written here: they are the fields of the option dataclasses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from remora._version import __version__
+from remora.options import BOOLEANS
+
+if TYPE_CHECKING:
+    from remora.options import ServerOptions
+    from remora.server.early_port import EarlyPort
+    from remora.server.host import Host
+
+_ALIASES = {
+    "model_repository": ("--model-store",),
+    "model_name": ("--model_name",),  # as KServe's own runtimes take both
+    "http_port": ("--http_port",),
+    "disable_auto_complete_config": ("--strict-model-config",),
+}
+
+
+_GROUPS = (
+    ("Serve models", ("serve", "config", "backends")),
+    ("Talk to a running server", ("infer", "models", "explain", "startup")),
+    ("Measure", ("bench", "cost")),
+    ("Platforms", ("emulate", "manifests", "deploy")),
+    ("Models in clouds", ("pull", "cache")),
+    ("About this installation", ("version",)),
+)
+"""How `remora --help` lists the commands."""
+_MEANT = {
+    # Words of other servers for ours.
+    "--port": "--http-port",
+    "-p": "--http-port",
+    "--host": "--http-address",
+    "--bind": "--http-address",
+    "--workers": "one process serves all models; instance_group in a model's configuration runs it in parallel",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    entered_ns = time.monotonic_ns()
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: Triton's way to start.
+    if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
+        argv.insert(0, "serve")
+    if argv and argv[0] == "serve":
+        gc.disable()  # a start makes hardly any garbage, and looking for it takes a tenth of its time: tuning.freeze
+    options = _parse(argv)
+    options.entered_ns = entered_ns
+    command = getattr(options, "command", None)
+    if command is None:
+        _parser().print_help()
+        return 2
+    try:
+        return int(command(options))
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments. A server that starts pays for the options it was given and for no other command."""
+    if argv and argv[0] == "serve" and not {"-h", "--help"} & set(argv):
+        options, unknown = _parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
+        if not unknown:
+            return options
+    options, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        _refuse(options, unknown)
+    return options
+
+
+def _refuse(options: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
+    """End with the usage of the command that was meant, and what the first unknown flag may have been meant for."""
+    from difflib import get_close_matches
+
+    parser: argparse.ArgumentParser = getattr(options, "parser", None) or _parser()
+    flag = unknown[0].partition("=")[0]
+    known = [each for action in parser._actions for each in action.option_strings]
+    meant = _MEANT.get(flag) if parser.prog.endswith(" serve") else None
+    close = [meant] if meant in known else get_close_matches(flag, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close and flag.startswith("-") else f"; {meant}" if meant else ""
+    # A value may be a secret of a flag that is misspelled.
+    shown = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+    parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
+
+
+def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or of it `serve` alone with only the flags named."""
+    parser = argparse.ArgumentParser(
+        prog="remora",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
+        description="One inference engine that rides on any cloud.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", prog="remora", help=argparse.SUPPRESS)
+    _add_serve(commands, serve_flags)
+    if serve_flags is None:
+        from remora.cli import arguments as cli_commands
+
+        cli_commands.add_commands(commands)
+        parser.epilog = _in_groups({action.dest: action.help or "" for action in commands._choices_actions})
+    return parser
+
+
+def _in_groups(commands: Mapping[str, str]) -> str:
+    """The commands with their help, by what they are for; argparse has no groups of sub-commands."""
+    grouped = {name for _, names in _GROUPS for name in names}
+    rest = ("Other", tuple(name for name in commands if name not in grouped))
+    lines = []
+    for title, names in (*_GROUPS, rest):
+        rows = [f"  {name:<10} {commands[name]}" for name in names if name in commands]
+        lines += ["", f"{title}:", *rows] if rows else []
+    return "\n".join([*lines[1:], "", "remora COMMAND --help shows the arguments of a command."])
+
+
+def _add_serve(commands: Any, flags: Container[str] | None) -> None:
+    from remora.options import IGNORED_FLAGS, EngineOptions, ServerOptions
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve models over HTTP and gRPC",
+        usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
+        description="Serve the models under PATH... until SIGTERM.",
+        allow_abbrev=False,
+    )
+    serve.add_argument("paths", nargs="*", metavar="PATH", help=_help(EngineOptions, "paths"))
+    serve.add_argument(
+        "--host-platform",
+        metavar="NAME",
+        help="Take ports, routes and settings from a platform that this process runs on, such as container.",
+    )
+    for kind in (EngineOptions, ServerOptions):
+        add_options(serve, kind, skip=("paths",), only=flags)
+    for flag in IGNORED_FLAGS:
+        if flags is not None and f"--{flag}" not in flags:
+            continue
+        serve.add_argument(f"--{flag}", action="append", nargs="?", help=argparse.SUPPRESS)
+    serve.set_defaults(command=_serve, parser=serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from remora.options import cache_settings
+    from remora.server.host import Host, beside, find_adapter
+
+    try:
+        host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
+    except (ValueError, OSError) as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 2
+    if options.paths or getattr(options, "model_repository", None):  # instead of where the platform has its models
+        host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
+    host = replace(host, engine=read_options(options, host.engine), server=read_options(options, host.server))
+    if not host.engine.paths and not host.engine.model_repository:
+        print("remora serve: give a model repository, a model's directory or a model file", file=sys.stderr)
+        return 2
+    if host.engine.load_model and host.engine.model_control_mode not in ("explicit", "ondemand"):
+        print("remora serve: --load-model needs --model-control-mode=explicit or ondemand", file=sys.stderr)
+        return 2
+    try:
+        host = replace(host, doors=(*host.doors, *beside(host.server, os.environ)))
+    except ValueError as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 2
+    try:
+        host = replace(host, server=_checked(host.server))
+        cache_settings(host.engine)
+    except ValueError as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 1  # as tritonserver, whose scripts look for it
+    set_up_logging(host.server)
+    _warn_of_ignored(options)
+    return _start(host, options.entered_ns)
+
+
+def _checked(options: ServerOptions) -> ServerOptions:
+    """Server options with the secrets that they name. Raises ValueError for what cannot be served with."""
+    if options.http_max_input_size <= 0:
+        raise ValueError(f"--http-max-input-size={options.http_max_input_size}: expected more than 0 bytes")
+    found: dict[str, Any] = {}
+    for field in ("http_restricted_api", "grpc_restricted_protocol"):
+        entries = getattr(options, field)
+        if entries:
+            from remora.protocols.restriction import Restrictions, fill_in_secrets
+
+            flag = f"--{field.replace('_', '-')}"
+            found[field] = fill_in_secrets(entries, flag, _secret_at)
+            Restrictions(found[field], flag)
+    return replace(options, **found) if found else options
+
+
+def _secret_at(place: str) -> str:
+    """The secret in a file, or with ``env:NAME`` in a variable of the environment. Raises ValueError."""
+    scheme, _, name = place.partition(":")
+    if scheme == "env":
+        secret = os.environ.get(name)
+        if secret is None:
+            raise ValueError(f"the variable {name} that should hold a secret is not set")
+        return secret
+    try:
+        with open(place, encoding="utf-8") as file:
+            return file.read().rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"the file {place} that should hold a secret cannot be read: {reason}") from error
+
+
+def _start(host: Host, entered_ns: int) -> int:
+    """Load the models while the rest of the server is imported, and serve."""
+    from remora.startup import SLOW_IMPORT_NS, Ledger
+    from remora.system import tuning
+    from remora.system.clock import SystemClock
+    from remora.system.environment import keep_runtimes_quiet
+    from remora.system.imports import time_imports
+    from remora.system.machine import process_age_s
+
+    now_ns = SystemClock.monotonic_ns
+    ledger = Ledger(now_ns, now_ns() - int(process_age_s() * 1e9))
+    ledger.mark("interpreter", entered_ns)
+    ledger.mark("options")
+    # Until the server is there to end in order: nothing is under way, and what loads may take its time.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    early = _open_early(host)
+    settings = tuning.Tuning()
+    tuning.apply(settings, os.environ)
+    keep_runtimes_quiet()  # in workers too, which inherit it
+    end_of_timing = time_imports(now_ns, ledger.imported, SLOW_IMPORT_NS)
+    from remora.engine import Engine
+    from remora.errors import RemoraError
+    from remora.server.startup import begin, with_hooks, with_secrets, with_workers
+
+    ledger.mark("import of the engine")
+    try:
+        engine = Engine(
+            options=with_workers(with_secrets(with_hooks(host.engine, os.environ), os.environ)), ledger=ledger
+        )
+    except (ValueError, RemoraError) as error:
+        print(f"remora serve: {error}", file=sys.stderr)
+        return 2
+    loading = begin(engine)
+    loading.add_done_callback(lambda done: end_of_timing())
+    from remora.server.main import serve  # asyncio and the codecs: imported while the models load
+
+    ledger.mark("import of the server")
+    return serve(engine, loading, host, settings, early)
+
+
+def _open_early(host: Host) -> EarlyPort | None:
+    """The HTTP port, unless there is something to say about it: that is the server's to say."""
+    from remora.server.early_port import EarlyPort
+
+    options = host.server
+    if not options.allow_http or options.http_restricted_api:
+        return None
+    try:
+        return EarlyPort(options.http_address, options.http_port, reuse_port=options.reuse_http_port)
+    except OSError:
+        return None
+
+
+def with_flags(host: Host, words: Sequence[str]) -> Host:
+    """A host with flags of `serve` laid over its options; a host may find some in its environment."""
+    if not words:
+        return host
+    given = _parse(["serve", *words])
+    return replace(host, engine=read_options(given, host.engine), server=read_options(given, host.server))
+
+
+def _warn_of_ignored(options: argparse.Namespace) -> None:
+    import logging
+
+    from remora.options import IGNORED_FLAGS
+
+    for flag, why in IGNORED_FLAGS.items():
+        if getattr(options, flag.replace("-", "_"), None) is not None:
+            logging.getLogger("remora").warning("--%s changes nothing: %s", flag, why)
+
+
+def set_up_logging(options: Any) -> None:
+    """One line for each record on standard error."""
+    from remora.system import logs
+    from remora.system.log_settings import LogSettings
+
+    chosen = {name: getattr(options, name) for name in ("log_info", "log_warning", "log_error", "log_format")}
+    logs.OURS.set_up(LogSettings(log_verbose_level=max(options.log_verbose, 0), **chosen))
+
+
+# -- options from dataclasses -----------------------------------------------------------------------------------------
+
+
+def add_options(
+    parser: argparse.ArgumentParser, kind: type[Any], *, skip: Sequence[str] = (), only: Container[str] | None = None
+) -> None:
+    """A flag for each field of an option dataclass; of those, with ``only``, the flags it holds."""
+    group = parser.add_argument_group((kind.__doc__ or kind.__name__).splitlines()[0].rstrip("."))
+    for field in fields(kind):
+        flags = [f"--{field.name.replace('_', '-')}", *_ALIASES.get(field.name, ())]
+        if field.name not in skip and (only is None or any(flag in only for flag in flags)):
+            _add_option(group, field, flags)
+
+
+def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
+    metadata = field.metadata
+    settings: dict[str, Any] = {"dest": field.name, "default": None, "help": _describe(field)}
+    if metadata["many"]:
+        settings |= {"action": "append", "metavar": metadata["metavar"]}
+    elif isinstance(_default(field), bool):
+        settings |= {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+    elif metadata["choices"]:
+        words = {choice.lower(): choice for choice in metadata["choices"]}  # Triton takes them in any case
+        settings |= {"choices": metadata["choices"], "type": lambda text: words.get(text.lower(), text)}
+    else:
+        kind = _KINDS.get(field.name if field.name == "log_verbose" else metadata["metavar"], type(_default(field)))
+        settings |= {"type": kind, "metavar": metadata["metavar"]}
+    group.add_argument(*flags, **settings)
+
+
+def read_options(namespace: argparse.Namespace, defaults: Any) -> Any:
+    """An option dataclass from parsed arguments; what was not given is as in ``defaults``."""
+    given: dict[str, Any] = {}
+    for field in fields(defaults):
+        value = getattr(namespace, field.name, None)
+        if value is None or value == []:  # PATH... is an empty list when there is none
+            continue
+        if field.metadata["many"]:
+            value = tuple(value)
+        given[field.name] = value
+    return replace(defaults, **given)
+
+
+def _default(field: Field[Any]) -> Any:
+    return None if field.default is MISSING else field.default
+
+
+def _describe(field: Field[Any]) -> str:
+    default = _default(field)
+    text = str(field.metadata["help"]).replace("%", "%%")
+    return text if field.metadata["many"] or default in ("", None) else f"{text} (default {str(default).lower()})"
+
+
+def _help(kind: type[Any], name: str) -> str:
+    return next(str(field.metadata["help"]) for field in fields(kind) if field.name == name)
+
+
+def _level(text: str) -> int:
+    """How much is logged: a number, or a boolean for 1 and 0."""
+    try:
+        return int(BOOLEANS.get(text.lower(), text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _port(text: str) -> int:
+    """A port, 0 for any that is free."""
+    if text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65_536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, got {text!r}")
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {"log_verbose": _level, "PORT": _port}
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return BOOLEANS[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

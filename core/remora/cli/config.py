@@ -1,0 +1,187 @@
+"""`remora config show` and `derive`: configurations without a server, by the loader's own steps.
+
+What is shown is what serving the same path would show at the configuration endpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from remora.backends.registry import BUILT_IN, find_backend, kinds_of
+from remora.cli.output import warnings_shown
+from remora.config import (
+    ANY_KIND,
+    find_config,
+    infer_backend,
+    normalise,
+    read_config,
+    to_dict,
+    to_text,
+    validate,
+)
+from remora.config.inferring import ENSEMBLE
+from remora.errors import ConfigError, NotFoundError
+from remora.model_files import CONFIG_FILENAMES
+from remora.models.composing import step_models
+from remora.models.loader import LoadPlan, ModelLoader, PollError
+from remora.options import EngineOptions
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.repository import ModelFolder
+from remora.repository.local import scan, scan_repository
+from remora.system.clock import SystemClock
+
+_SUFFIXES = frozenset(Path(name).suffix for name in CONFIG_FILENAMES)
+
+
+class Target(NamedTuple):
+    """What a path means: a model's folder, or a configuration ``file`` with no model around it, or both."""
+
+    name: str
+    folder: ModelFolder | None = None
+    file: Path | None = None
+    config_name: str = ""
+
+
+# -- show and derive --------------------------------------------------------------------------------------------------
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the configuration of one path. Raises RemoraError."""
+    target = _only_target(options.path)
+    with warnings_shown("remora config show"):
+        print(_printed(_shown_config(target, options), options.format))
+    return 0
+
+
+def derive(options: argparse.Namespace) -> int:
+    """Print the configuration that follows from the model alone. Raises RemoraError."""
+    target = _only_target(options.path)
+    if target.folder is None or not target.folder.versions:
+        raise NotFoundError(f"there is no model at '{options.path}' to derive a configuration from")
+    loader = ModelLoader(EngineOptions(), SystemClock(), gpus=range(options.gpus))
+    with warnings_shown("remora config derive"):
+        # An empty configuration stands in for the one that may be written.
+        plan = planned(loader, target.folder, {"config": "{}"})
+        print(_printed(_served(loader, plan), options.format))
+    return 0
+
+
+def _shown_config(target: Target, options: argparse.Namespace) -> ModelConfig:
+    if target.folder is None:
+        assert target.file is not None  # a target has one or the other
+        return normalised(read_config(target.file), target.name, options.gpus)
+    loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=range(options.gpus))
+    if not target.folder.versions and find_config(target.folder.path, target.config_name) is None:
+        raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
+    plan = planned(loader, target.folder, {})
+    if is_ensemble(plan.config):
+        return as_ensemble(plan, options.gpus, _steps_beside(loader, plan, (target.name,)))
+    if target.folder.versions and not options.as_written:
+        return _served(loader, plan)
+    return normalised(plan.config, target.name, options.gpus)
+
+
+def planned(loader: ModelLoader, folder: ModelFolder, parameters: dict[str, str | bytes]) -> LoadPlan:
+    try:
+        return loader.plan(folder, parameters)
+    except PollError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _served(loader: ModelLoader, plan: LoadPlan) -> ModelConfig:
+    """The configuration as the newest version of the plan would serve with it: opened, completed and checked."""
+    if not plan.versions:
+        raise NotFoundError(f"the version policy of model '{plan.folder.name}' picks none of its versions")
+    model = loader.open(plan, plan.versions[-1])
+    try:
+        return model.config
+    finally:
+        model.close()
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """True for a model that runs other models instead of a backend."""
+    return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
+
+
+def as_ensemble(plan: LoadPlan, gpus: int, models: Iterable[ModelConfig]) -> ModelConfig:
+    """The configuration with which an ensemble serves, whose steps run ``models``. Raises ConfigError."""
+    config = normalised(plan.config, plan.folder.name, gpus)
+    validate(config, plan.folder.name)
+    config.model_transaction_policy.decoupled = any(model.model_transaction_policy.decoupled for model in models)
+    return config
+
+
+def _steps_beside(loader: ModelLoader, plan: LoadPlan, chain: tuple[str, ...]) -> list[ModelConfig]:
+    """The written configurations of the models that an ensemble runs, as far as its repository has them."""
+    found: list[ModelConfig] = []
+    for name in step_models(plan.config):
+        for folder in scan_repository(plan.folder.repository, name).get(name, ()) if name not in chain else ():
+            with suppress(PollError):
+                step = loader.plan(folder, {})
+                found += [step.config, *_steps_beside(loader, step, (*chain, name))]
+    return found
+
+
+def normalised(config: ModelConfig, name: str, gpus: int) -> ModelConfig:
+    """A copy with the defaults that do not depend on the model."""
+    filled = ModelConfig()
+    filled.CopyFrom(config)
+    with suppress(ConfigError):  # a configuration alone need not tell its backend: the model's file does
+        infer_backend(filled, name, ())
+    kinds = kinds_of(find_backend(filled.backend)) if filled.backend in BUILT_IN else ANY_KIND
+    normalise(filled, name, gpus=range(gpus), kinds=kinds)
+    return filled
+
+
+def _printed(config: ModelConfig, notation: str) -> str:
+    if notation == "json":
+        return json.dumps(to_dict(config), indent=2, ensure_ascii=False)
+    if notation == "yaml":
+        import yaml
+
+        text: str = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+        return text.rstrip("\n")
+    return to_text(config).rstrip("\n")
+
+
+# -- what a path means ------------------------------------------------------------------------------------------------
+
+
+def _only_target(path: Path) -> Target:
+    targets = targets_under(path)
+    if len(targets) != 1:
+        names = ", ".join(sorted({target.name for target in targets}))
+        raise NotFoundError(
+            f"'{path}' holds several models ({names}): give one of them" if names else f"'{path}' holds no model"
+        )
+    return targets[0]
+
+
+def targets_under(path: Path) -> list[Target]:
+    """The models under a path. Raises NotFoundError when there is nothing."""
+    if path.is_file() and path.suffix in _SUFFIXES:
+        return [_target_of_file(path)]
+    return [Target(name, folder) for name, folders in scan((path,)).items() for folder in folders]
+
+
+def _target_of_file(path: Path) -> Target:
+    """A configuration file: of the model whose directory it lies in, if there is one, else on its own."""
+    directory = path.resolve().parent
+    custom = directory.name == "configs"
+    home = directory.parent if custom else directory
+    if custom or path.name in CONFIG_FILENAMES:
+        for folder in scan((home,)).get(home.name, []):
+            if folder.versions and folder.path.resolve() == home:
+                return Target(folder.name, folder, path, path.stem if custom else "")
+    return Target("", None, path)
+
+
+def is_bare(folder: ModelFolder) -> bool:
+    """True for a model file without a folder around it."""
+    return any(path.is_file() for path in folder.versions.values())

@@ -1,0 +1,139 @@
+"""`remora startup` and `remora bench coldstart`: where the time of a start went, and whether that was in its budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from remora.cli.client import HttpDoor, accepted, ask, headers_of, model_path, server_of
+from remora.cli.output import UsageError, columns
+from remora.errors import RemoraError, UnavailableError
+from remora.startup import over_budget
+
+_PAUSE_S = 0.005
+
+
+def startup(options: argparse.Namespace) -> int:
+    """Print a running server's start. Raises RemoraError when there is none."""
+    door = server_of(options)
+    try:
+        report = ask(door, "GET", "/v2/startup")
+    finally:
+        door.close()
+    print(json.dumps(report, indent=2) if options.json_out else as_text(report))
+    return 0
+
+
+def coldstart(options: argparse.Namespace) -> int:
+    """Measure starts; 1 when the median one is over its budget. Raises RemoraError, OSError, UsageError."""
+    if options.rounds < 1:
+        raise UsageError("--rounds must be 1 or more")
+    before = json.loads(options.baseline.read_text(encoding="utf-8")) if options.baseline else None
+    reports = [_measure(options) for _ in range(options.rounds)]
+    report = sorted(reports, key=lambda each: each["first_answer_ms"] or each["total_ms"])[len(reports) // 2]
+    if options.save:
+        options.save.write_text(json.dumps(report, indent=2), encoding="utf-8")
+    print(json.dumps(report, indent=2) if options.json_out else as_text(report))
+    trouble = over_budget(report, options.budget, before) if options.budget else ""
+    if trouble:
+        print(f"remora bench coldstart: {trouble}", file=sys.stderr)
+    return 1 if trouble else 0
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    """One start, and one request to each model."""
+    port, *others = _free_ports(3)
+    flags = [f"--http-port={port}", f"--grpc-port={others[0]}", f"--metrics-port={others[1]}"]
+    words = [sys.executable, "-m", "remora", "serve", *options.paths, *flags, *options.serve]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(words, stdout=log, stderr=log)
+        door = HttpDoor(f"http://127.0.0.1:{port}", options.timeout, headers_of(options))
+        try:
+            _wait(server, door, options.timeout)
+            for entry in ask(door, "POST", "/v2/repository/index", {"ready": True}):
+                _ask_once(door, entry["name"])
+            report = _finished(door, time.monotonic() + options.timeout)
+        except UnavailableError as error:
+            log.seek(0)
+            tail = log.read().decode(errors="replace").strip().splitlines()[-5:]
+            raise UnavailableError(f"{error}. Its last words: {' / '.join(tail)}") from error
+        finally:
+            door.close()
+            server.send_signal(signal.SIGTERM)
+            server.wait()
+    return report
+
+
+def _wait(server: subprocess.Popen[bytes], door: HttpDoor, timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            if door.exchange("GET", "/v2/health/ready").status == 200:
+                return
+        except RemoraError:
+            pass
+        time.sleep(_PAUSE_S)
+    raise UnavailableError("the server did not become ready")
+
+
+def _finished(door: HttpDoor, end_s: float) -> dict[str, Any]:
+    """The report once the whole start is over: HTTP answers before gRPC is there."""
+    while True:
+        report: dict[str, Any] = ask(door, "GET", "/v2/startup")
+        if report["ready"] or time.monotonic() > end_s:
+            return report
+        time.sleep(_PAUSE_S)
+
+
+def _ask_once(door: HttpDoor, model: str) -> None:
+    """A request made up; what the model says to it does not matter."""
+    from remora.cli.infer import encode_request, read_metadata
+    from remora.cli.inputs import InferRequest, random_inputs
+
+    path = model_path(model)
+    try:
+        request = InferRequest(tuple(random_inputs(read_metadata(ask(door, "GET", path)).inputs, {})))
+        body, header_length = encode_request(request)
+        accepted(door, door.exchange("POST", f"{path}/infer", body, header_length))
+    except RemoraError as error:
+        print(f"remora bench coldstart: no answer from '{model}': {error}", file=sys.stderr)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """A report for people: one table for each of its parts."""
+    parts = [_table("phase", [(each["phase"], each) for each in report["phases"]])]
+    if report["models"]:
+        parts.append(
+            _table("beside", [(f"{each['model'] or '(all)'} {each['step']}", each) for each in report["models"]])
+        )
+    if report["imports"]:
+        parts.append(_table("slow import", [(each["module"], each) for each in report["imports"]]))
+    state = "ready" if report["ready"] else "not ready yet,"
+    first = report["first_answer_ms"]
+    answered = f", first answer after {first:.0f} ms" if first else ""
+    return "\n\n".join((*parts, f"{state} after {report['total_ms']:.0f} ms{answered}"))
+
+
+def _table(what: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    lines = [(what, "from", "ms", "")]
+    for name, each in rows:
+        size = f"{each['bytes'] / 1e6:.1f} MB, {each['mb_per_s']:.0f} MB/s" if "bytes" in each else ""
+        lines.append((name, f"{each['begin_ms']:.0f}", f"{each['ms']:.1f}", size or each.get("within", "")))
+    return columns(lines)

@@ -1,0 +1,83 @@
+"""What programs hand in, as a request declares it; the law: values are cast only where that loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from remora.errors import InvalidArgumentError
+from remora.messages import DTYPES, Array, Data, InferForm, InputSpec, OutputSpec, Parameter, datatype_of
+from remora.models.served_model import ServedModel
+
+
+def as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tuple[tuple[InputSpec, ...], list[Data]]:
+    """Inputs of a program as a request declares them; datatypes follow the model where the cast is safe."""
+    wanted = {row.name: row.datatype for row in model.signature.inputs}
+    specs: list[InputSpec] = []
+    data: list[Data] = []
+    for name, values in inputs.items():
+        array = _as_array(np.asarray(values), wanted.get(name, ""), name)
+        datatype = wanted[name] if name in wanted and array.dtype == DTYPES[wanted[name]] else datatype_of(array)
+        if not datatype:
+            raise InvalidArgumentError(
+                f"input '{name}' has dtype {array.dtype}, which no tensor of the protocol can hold"
+            )
+        specs.append(InputSpec(name, datatype, array.shape))
+        data.append(np.ascontiguousarray(array).reshape(array.shape))
+    return tuple(specs), data
+
+
+_RESERVED: Mapping[str, tuple[str, type, type]] = {
+    "sequence_id": ("sequence_id", int, str),
+    "sequence_start": ("sequence_start", bool, bool),
+    "sequence_end": ("sequence_end", bool, bool),
+    "priority": ("priority", int, int),
+    "timeout": ("timeout_us", int, int),
+}
+"""Parameters that mean something to V2: the form's field, and the types that the value may have."""
+
+
+def as_form(
+    specs: tuple[InputSpec, ...], outputs: Sequence[str], id: str, parameters: Mapping[str, Parameter]
+) -> InferForm:
+    """The form of a program's request. Parameters that V2 reserves mean here what they mean there.
+
+    Raises InvalidArgumentError for a reserved parameter whose value is of another type, or negative.
+    """
+    rest = dict(parameters)
+    said: dict[str, Any] = {}
+    for name, (field, first, second) in _RESERVED.items():
+        if name not in rest:
+            continue
+        value = rest.pop(name)
+        if type(value) not in (first, second) or (type(value) is int and value < 0):
+            kinds = " or ".join(dict.fromkeys((first.__name__, second.__name__)))
+            raise InvalidArgumentError(f"parameter '{name}' is {value!r}: expected {kinds}, not below 0")
+        said[field] = value
+    return InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, rest, **said)
+
+
+def _as_array(array: Array, datatype: str, name: str) -> Array:
+    if array.dtype.kind in "SU" or array.dtype == object:
+        flat = [_as_bytes(value, name) for value in array.reshape(-1).tolist()]
+        out = np.empty(len(flat), object)
+        out[:] = flat
+        return out.reshape(array.shape)
+    dtype = DTYPES.get(datatype)
+    if dtype is None or dtype.hasobject or array.dtype == dtype:
+        return array
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        cast = array.astype(dtype)
+        return cast if (array == cast).all() else array
+    return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else array
+
+
+def _as_bytes(value: object, name: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise InvalidArgumentError(f"input '{name}' holds {type(value).__name__} objects: expected text or bytes")

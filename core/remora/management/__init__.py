@@ -1,0 +1,166 @@
+"""Answers what clients ask besides inference; the law: what an answer is made of is read when it is asked for.
+
+Each protocol makes a Call of what it received, and bytes of what this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from remora import messages
+from remora._version import __version__
+from remora.errors import InvalidArgumentError
+from remora.management.settings import LiveSettings
+from remora.messages import ModelInfo, ModelStats, ServerInfo
+from remora.metrics_settings import MetricsSettings
+from remora.models.lifecycle import Lifecycle
+from remora.options import EngineOptions
+from remora.startup import Ledger, StartupReport
+from remora.system.clock import Clock
+
+if TYPE_CHECKING:
+    from remora.cache import ResponseCache
+    from remora.management.explain import Explanation
+    from remora.management.metrics import MetricsExporter
+    from remora.models.served_model import ServedModel
+    from remora.system.gpus import Gpus
+    from remora.tracing.tracer import Traces
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class CallAnswers:
+    """Thread-safe.
+
+    Args:
+        options: the engine's.
+        lifecycle: of its models.
+        clock: the engine's.
+        ledger: where the time of the start went.
+        cache: of responses; None without one.
+        traces: another engine's; None for its own.
+        gpus: the machine's.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        ledger: Ledger,
+        cache: ResponseCache | None,
+        traces: Traces | None = None,
+        gpus: Gpus | None = None,
+    ) -> None:
+        self._gpus = gpus if options.allow_gpu_metrics else None
+        # At the start, because the metric of energy counts from there and not from the first scrape.
+        self._energy_j = self._gpus.energies() if self._gpus is not None else {}
+        self._options = options
+        self._lifecycle = lifecycle
+        self._table = lifecycle.table
+        self._clock = clock
+        self._ledger = ledger
+        self._cache = cache
+        self._settings = LiveSettings(self._may_be_traced, options, clock, traces)
+        self.traces = self._settings.traces
+        self._exporter: MetricsExporter | None = None
+        self.beside: Callable[[], Iterable[ServedModel]] = tuple
+        """Models of other engines of this process that the metrics page shows as well."""
+        self.connections: Callable[[], Mapping[str, int]] = dict
+        """How many connections of each protocol are open."""
+
+    def _may_be_traced(self, model: str) -> bool:
+        """Triton knows the models that serve, and here some load when they are asked."""
+        on_demand = self._options.model_control_mode == "ondemand"
+        state = self._table.called(model)
+        return state is not None and (on_demand or state.newest is not None)
+
+    def perform(self, call: messages.Call) -> object:
+        """See `Engine.perform`."""
+        match call:
+            case messages.ServerLive():
+                return self._lifecycle.is_live()
+            case messages.ServerReady():
+                return self._lifecycle.is_ready()
+            case messages.ModelReady(model, version):
+                return self._lifecycle.is_model_ready(model, version)
+            case messages.ServerMetadata():
+                return ServerInfo(self._options.id, __version__, EXTENSIONS)
+            case messages.ModelMetadata(model, version):
+                return self._metadata(model, version)
+            case messages.ModelConfig(model, version):
+                return self._table.resolve(model, version).config
+            case messages.ModelStatistics(model, version):
+                return self._statistics(model, version)
+            case messages.ModelSequences(model, version):
+                return self._table.resolve(model, version).sequences()
+            case messages.ModelExplain(model, version):
+                return self._explain(model, version)
+            case messages.Startup():
+                return self._startup()
+            case messages.RepositoryIndex(ready):
+                return self._lifecycle.index(ready=ready)
+            case messages.ModelLoad(model, parameters):
+                self._lifecycle.load(model, parameters)
+                return None
+            case messages.ModelUnload(model, unload_dependents):
+                self._lifecycle.unload(model, unload_dependents=unload_dependents)
+                return None
+            case messages.Metrics():
+                return self._metrics()
+            case _:
+                return self._settings.perform(call)
+
+    def _metrics(self) -> str:
+        if self._exporter is None:
+            from remora.management.metrics import MetricsExporter
+
+            gpus = self._gpus.readings if self._gpus is not None else list
+            settings = MetricsSettings.of(self._options.metrics_config)
+            self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus, self._energy_j)
+        return self._exporter.render([*self._table.ready_models(), *self.beside()], self._startup(), self.connections())
+
+    def _startup(self) -> StartupReport:
+        answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]
+        return self._ledger.report(min((ns for ns in answered if ns), default=0))
+
+    def _explain(self, name: str, version: int) -> Explanation:
+        from remora.management.explain import explain, setup_of
+
+        model = self._table.resolve(name, version)
+        snapshot = model.statistics.snapshot(name, model.version_text)
+        return explain(setup_of(model), model.statistics.recent(), snapshot, self._clock.monotonic_ns())
+
+    def _metadata(self, name: str, version: int) -> ModelInfo:
+        model = self._table.resolve(name, version)
+        if version >= 0:
+            return model.metadata([model.version_text])
+        state = self._table.called(name)
+        return model.metadata([str(number) for number in state.ready_versions] if state else [model.version_text])
+
+    def _statistics(self, name: str, version: int) -> list[ModelStats]:
+        if not name:
+            return [model.stats() for model in self._table.ready_models()]
+        state = self._table.called(name)
+        if state is None or state.newest is None:
+            raise InvalidArgumentError(f"requested model '{name}' is not available")
+        rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]
+        found = [model.stats() for model in rows if model is not None]
+        if not found:
+            raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
+        return found

@@ -1,0 +1,395 @@
+"""The statistics as Prometheus text (spec P01-P04, P09); the law: built when it is asked for, nothing kept ready.
+
+Triton's ``nv_*`` names, so that dashboards made for Triton work, and our histograms and dispatch reasons beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from remora.cache import CacheStats, ResponseCache
+from remora.custom_metrics import snapshot as custom_families
+from remora.messages import Duration, ModelStats
+from remora.metrics_settings import MetricsSettings
+from remora.models.served_model import ServedModel
+from remora.startup import StartupReport
+from remora.statistics import FAILURE_REASONS, FIRST_RESPONSES, LATENCY_BOUNDS_NS, CacheSample, Histogram
+from remora.system.clock import Clock
+from remora.system.gpus import GpuReading
+from remora.system.machine import CpuUsage, memory_bytes
+
+_CACHED_TOO = ("request", "queue")
+"""The durations of a request that the cache answers; it spends nothing else."""
+_SUMMARY_WINDOW_NS = 60 * 10**9
+Labels = tuple[tuple[str, str], ...]
+
+
+class _Row(NamedTuple):
+    suffix: str
+    labels: Labels
+    value: float
+
+
+_NO_CONNECTIONS: Mapping[str, int] = {}
+_NO_ENERGY: Mapping[str, float] = {}
+
+
+class MetricsExporter:
+    """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
+
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        clock: Clock,
+        cache: ResponseCache | None = None,
+        gpus: Callable[[], Sequence[GpuReading]] = tuple,
+        energy_j: Mapping[str, float] = _NO_ENERGY,
+    ) -> None:
+        self._settings = settings
+        self._gpus = gpus
+        self._energy_j = energy_j
+        """What each GPU had used when the server started, by its UUID."""
+        self._cache = cache
+        self._clock = clock
+        self._cpu = CpuUsage()
+
+    def render(
+        self,
+        models: Sequence[ServedModel],
+        startup: StartupReport | None = None,
+        connections: Mapping[str, int] = _NO_CONNECTIONS,
+    ) -> str:
+        """Return the page for these model versions, this start and these connections: text/plain; charset=utf-8."""
+        lines: list[str] = []
+        for name, kind, help_text, read in _FAMILIES:
+            if name.endswith("_duration_us") and not self._settings.counter_latencies:
+                continue
+            _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+        self._caches(lines, [model for model in models if model.caches])
+        if self._settings.histogram_latencies:
+            _family(lines, FIRST_RESPONSES, "histogram", _FIRST_HELP, [row for each in models for row in _first(each)])
+        if self._settings.summary_latencies:
+            self._summaries(lines, models)
+        self._machine(lines)
+        self._devices(lines)
+        rows = [_Row("", (("protocol", protocol),), count) for protocol, count in connections.items()]
+        if rows:
+            _family(lines, "remora_open_connections", "gauge", "Connections that clients have open", rows)
+        if startup is not None and startup.ready:
+            _startup(lines, startup)
+        for family in custom_families():
+            rows = [_Row(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
+            _family(lines, family.name, family.kind.lower(), family.description, rows)
+        return "\n".join(lines) + "\n"
+
+    def _caches(self, lines: list[str], models: Sequence[ServedModel]) -> None:
+        """The cache's own numbers, and those of the models that use it (spec P07)."""
+        for name, kind, help_text, read in _CACHE_FAMILIES if models else ():
+            if name.endswith("_duration_per_model") and not self._settings.counter_latencies:
+                continue
+            _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+        if self._cache is not None:
+            stats = self._cache.stats()
+            for name, help_text, value in _CACHE_GAUGES:
+                _family(lines, name, "gauge", help_text, [_Row("", (), value(stats))])
+
+    def _summaries(self, lines: list[str], models: Sequence[ServedModel]) -> None:
+        since_ns = self._clock.monotonic_ns() - _SUMMARY_WINDOW_NS
+        samples = [(model, model.statistics.samples(since_ns)) for model in models]
+        hits = {model: _cache_samples(model, since_ns, hit=True) for model in models if model.caches}
+        for field, help_text in _SUMMARIES:
+            rows: list[_Row] = []
+            for model, kept in samples:
+                total = getattr(_stats(model), "success" if field == "request" else field)
+                values = [getattr(sample, f"{field}_ns") for sample in kept]
+                if field in _CACHED_TOO:
+                    values += [getattr(sample, f"{field}_ns") for sample in hits.get(model, ())]
+                rows += self._summary(model, total, values)
+            _family(lines, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
+        for hit, name in ((True, "cache_hit"), (False, "cache_miss")) if hits else ():
+            rows = []
+            for model in hits:
+                kept_ns = [sample.cache_ns for sample in _cache_samples(model, since_ns, hit=hit)]
+                rows += self._summary(model, getattr(_stats(model), name), kept_ns)
+            help_text = f"Summary of {name.replace('_', ' ')} counts/durations per model, in microseconds."
+            _family(lines, f"nv_{name}_summary_per_model", "summary", help_text, rows)
+
+    def _summary(self, model: ServedModel, total: Duration, samples_ns: Sequence[int]) -> Iterable[_Row]:
+        labels = _labels(model)
+        yield _Row("_count", labels, total.count)
+        yield _Row("_sum", labels, total.ns // 1000)
+        values = sorted(ns // 1000 for ns in samples_ns)
+        for quantile in self._settings.quantiles:
+            value = values[min(int(quantile * len(values)), len(values) - 1)] if values else math.nan
+            yield _Row("", (*labels, ("quantile", f"{quantile:g}")), value)
+
+    def _machine(self, lines: list[str]) -> None:
+        total, used = memory_bytes()
+        for name, help_text, value in (
+            ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0),
+            ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0),
+            ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", self._cpu.read()),
+            ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total),
+            ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
+        ):
+            _family(lines, name, "gauge", help_text, [_Row("", (), value)])
+
+    def _devices(self, lines: list[str]) -> None:
+        """The GPUs (spec P08); nothing at all where there are none. What a device does not tell has no row."""
+        readings = self._gpus()
+        for name, kind, help_text, read in _GPU_FAMILIES if readings else ():
+            values = [(reading, read(reading)) for reading in readings]
+            rows = [_Row("", (("gpu_uuid", reading.uuid),), value) for reading, value in values if value is not None]
+            _family(lines, name, kind, help_text, rows)
+        energy = [(each.uuid, each.energy_j - self._energy_j.get(each.uuid, 0.0)) for each in readings if each.energy_j]
+        if energy:
+            rows = [_Row("", (("gpu_uuid", uuid),), joules) for uuid, joules in energy]
+            _family(lines, "nv_energy_consumption", "counter", "GPU energy in joules since the server started", rows)
+
+
+def _startup(lines: list[str], report: StartupReport) -> None:
+    """The phases sum to the whole, so that a graph of them stacks."""
+    rows = [_Row("", (("phase", each.name),), (each.end_ns - each.begin_ns) / 1e9) for each in report.phases]
+    _family(lines, "remora_startup_phase_seconds", "gauge", "Phases of this server's start", rows)
+    if report.first_answer_ns:
+        row = _Row("", (), report.first_answer_ns / 1e9)
+        _family(lines, "remora_startup_first_answer_seconds", "gauge", "From exec to the first answered request", [row])
+
+
+def _labels(model: ServedModel) -> Labels:
+    tags = ((f"_{key}", value) for key, value in model.config.metric_tags.items())
+    return tuple(sorted((*tags, *model.metric_labels, ("model", model.name), ("version", model.version_text))))
+
+
+def _one(read: Callable[[ServedModel], float]) -> Callable[[ServedModel], Iterable[_Row]]:
+    return lambda model: [_Row("", _labels(model), read(model))]
+
+
+def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
+    return _one(lambda model: getattr(_stats(model), name).ns // 1000)
+
+
+def _stats(model: ServedModel) -> ModelStats:
+    # Without those of single responses: a stream has a row for each of its answers, and no metric reads them.
+    return model.statistics.snapshot(model.name, model.version_text, responses=False)
+
+
+def _cache_samples(model: ServedModel, since_ns: int, *, hit: bool) -> list[CacheSample]:
+    return [sample for sample in model.statistics.cache_samples(since_ns) if sample.hit is hit]
+
+
+def _failures(model: ServedModel) -> Iterable[_Row]:
+    labels = _labels(model)
+    failures = model.statistics.failures
+    return [_Row("", tuple(sorted((*labels, ("reason", reason)))), failures[reason]) for reason in FAILURE_REASONS]
+
+
+def _dispatches(model: ServedModel) -> Iterable[_Row]:
+    labels = _labels(model)
+    return [_Row("", (*labels, ("reason", why)), count) for why, count in sorted(model.statistics.dispatches.items())]
+
+
+def _histogram(index: int) -> Callable[[ServedModel], Iterable[_Row]]:
+    return lambda model: _histogram_rows(_labels(model), model.statistics.histograms()[index])
+
+
+def _histogram_rows(labels: Labels, histogram: Histogram) -> Iterable[_Row]:
+    seen = 0
+    for bound_ns, count in zip(LATENCY_BOUNDS_NS, histogram.counts, strict=False):
+        seen += count
+        yield _Row("_bucket", (*labels, ("le", f"{bound_ns / 1e9:g}")), seen)
+    total = sum(histogram.counts)
+    yield _Row("_bucket", (*labels, ("le", "+Inf")), total)
+    yield _Row("_sum", labels, histogram.sum_ns / 1e9)
+    yield _Row("_count", labels, total)
+
+
+def _first(model: ServedModel) -> Iterable[_Row]:
+    read = model.statistics.first_responses()
+    if read is None:
+        return
+    labels = _labels(model)
+    for bound_ms, seen in zip((*read.bounds_ms, math.inf), accumulate(read.counts), strict=True):
+        yield _Row("_bucket", (*labels, ("le", _number(bound_ms))), seen)
+    yield _Row("_sum", labels, read.sum_ms)
+    yield _Row("_count", labels, sum(read.counts))
+
+
+def _family(lines: list[str], name: str, kind: str, help_text: str, rows: Sequence[_Row]) -> None:
+    if help_text:
+        lines.append(f"# HELP {name} {_escape_help(help_text)}")
+    lines.append(f"# TYPE {name} {kind}")
+    lines.extend(f"{name}{row.suffix}{_label_text(row.labels)} {_number(row.value)}" for row in rows)
+
+
+def _label_text(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    """Sixteen digits, as Triton's library prints them; counts are exact."""
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return "Nan" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return f"{value:.16g}"
+
+
+_FIRST_HELP = "Duration from request to first response in milliseconds"
+
+_SUMMARIES = (
+    ("request", "Summary of inference request duration in microseconds (includes cached requests)"),
+    ("queue", "Summary of inference queuing duration in microseconds (includes cached requests)"),
+    ("compute_input", "Cumulative compute input duration in microseconds (does not include cached requests)"),
+    ("compute_infer", "Cumulative compute inference duration in microseconds (does not include cached requests)"),
+    (
+        "compute_output",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    ),
+)
+"""With Triton's texts, the last three of which are those of its counters."""
+
+_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
+    (
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        _one(lambda model: _stats(model).success.count),
+    ),
+    ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", _failures),
+    (
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        _one(lambda model: model.statistics.inference_count),
+    ),
+    (
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        _one(lambda model: model.statistics.execution_count),
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        _total_us("success"),
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        _total_us("queue"),
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        _total_us("compute_input"),
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        _total_us("compute_infer"),
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        _total_us("compute_output"),
+    ),
+    (
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        _one(lambda model: model.scheduler.pending),
+    ),
+    (
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        _one(lambda model: model.load_ns / 1e9),
+    ),
+    (
+        "remora_requests_running",
+        "gauge",
+        "Requests inside an execution now",
+        _one(lambda model: model.scheduler.running),
+    ),
+    ("remora_batch_dispatch_total", "counter", "Batches by the reason they were dispatched for", _dispatches),
+    (
+        "remora_request_duration_seconds",
+        "histogram",
+        "Successful requests, from arrival to answer",
+        _histogram(0),
+    ),
+    ("remora_queue_duration_seconds", "histogram", "Successful requests, time in the queue", _histogram(1)),
+)
+
+_CACHE_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
+    (
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Number of cache hits per model",
+        _one(lambda model: _stats(model).cache_hit.count),
+    ),
+    (
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Total cache hit duration per model, in microseconds",
+        _total_us("cache_hit"),
+    ),
+    (
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Number of cache misses per model",
+        _one(lambda model: _stats(model).cache_miss.count),
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        _total_us("cache_miss"),
+    ),
+)
+
+_CACHE_GAUGES: tuple[tuple[str, str, Callable[[CacheStats], float]], ...] = (
+    ("nv_cache_util", "Cache utilization [0.0 - 1.0]", lambda stats: stats.util),
+    ("nv_cache_num_entries", "Number of responses stored in response cache", lambda stats: stats.entries),
+    ("nv_cache_num_hits", "Number of cache hits in response cache", lambda stats: stats.hits),
+    ("nv_cache_num_misses", "Number of cache misses in response cache", lambda stats: stats.misses),
+    ("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda stats: stats.lookups),
+    ("nv_cache_num_evictions", "Number of cache evictions in response cache", lambda stats: stats.evictions),
+    (
+        "nv_cache_lookup_duration",
+        "Total cache lookup duration (hit and miss), in microseconds",
+        lambda stats: stats.lookup_ns // 1000,
+    ),
+    (
+        "nv_cache_insertion_duration",
+        "Total cache insertion duration, in microseconds",
+        lambda stats: stats.insertion_ns // 1000,
+    ),
+)
+
+_GPU_FAMILIES: Sequence[tuple[str, str, str, Callable[[GpuReading], float | None]]] = (
+    ("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
+    ("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes", lambda gpu: gpu.memory_total_bytes),
+    ("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes", lambda gpu: gpu.memory_used_bytes),
+    ("nv_gpu_power_usage", "gauge", "GPU power usage in watts", lambda gpu: gpu.power_w),
+    ("nv_gpu_power_limit", "gauge", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w),
+)

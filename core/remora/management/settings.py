@@ -1,0 +1,62 @@
+"""What clients may set while the server runs: the log and traces; the law: a change happens whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from remora.errors import InvalidArgumentError
+from remora.options import EngineOptions
+from remora.system import environment as surroundings
+from remora.system import logs
+from remora.system.clock import Clock
+from remora.system.log_settings import LogSetting, LogSettings
+from remora.tracing.settings import Changes, TraceSetting, TraceSettings, checked, invalid, merged
+from remora.tracing.tracer import Traces
+
+
+class LiveSettings:
+    """Keeps the settings, and what is done by them. Thread-safe.
+
+    Args:
+        knows: whether there is a model of that name.
+        options: what holds as long as clients change nothing.
+        clock: the engine's.
+        traces: another engine's, whose settings are then these as well; None for its own.
+
+    Raises ValueError for options that cannot be read, InvalidArgumentError or UnsupportedError for what cannot be.
+    """
+
+    def __init__(
+        self, knows: Callable[[str], bool], options: EngineOptions, clock: Clock, traces: Traces | None = None
+    ) -> None:
+        self._knows = knows
+        self._lock = Lock()
+        self._given = TraceSettings.of(options)
+        self._changes: dict[str, Changes] = {}  # by model; the server's own are under ""
+        if reason := invalid(self._given):
+            raise InvalidArgumentError(f"--trace-config: {reason}")
+        self.traces = traces or Traces(self._given, clock, surroundings.variables())
+
+    def perform(self, call: LogSetting | TraceSetting) -> LogSettings | TraceSettings:
+        """Make the change, if any, and return what holds then. Raises RemoraError and changes nothing."""
+        if isinstance(call, LogSetting):
+            return logs.OURS.change(call.changes)
+        if call.model and not self._knows(call.model):
+            raise InvalidArgumentError(f"Request for unknown model : {call.model}")
+        changes = checked(call.changes)
+        with self._lock:
+            if changes:
+                self._change(call.model, changes)
+            return self.traces.shown(call.model)
+
+    def _change(self, model: str, changes: Changes) -> None:
+        own = {**self._changes, model: merged(self._changes.get(model, {}), changes)}
+        kept = {name: each for name, each in own.items() if each}
+        servers = self._given.over(kept.get("", {}))
+        settings = {name: servers.over(each) for name, each in kept.items() if name} | {"": servers}
+        for each in settings.values():
+            if reason := invalid(each):
+                raise InvalidArgumentError(f"Attempting to set invalid trace setting :{reason}")
+        self.traces.apply(settings, renewed=model)
+        self._changes = kept

@@ -1,0 +1,1 @@
+"""Models that serve: their versions, loading, lifecycle and memory."""

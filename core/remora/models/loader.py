@@ -1,0 +1,403 @@
+"""From a model folder to a served model: read the config, find the backend, open, complete, check, make instances."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from remora.backends import Backend, BackendModel, Instance, Source
+from remora.backends.registry import backend_in, find_backend, kinds_of
+from remora.config import (
+    Placement,
+    check_names,
+    find_config,
+    infer_backend,
+    normalise,
+    parse_config,
+    placements,
+    rate_policies,
+    read_config,
+    read_data,
+    select_versions,
+    validate,
+    validate_written,
+)
+from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.messages import Array
+from remora.metrics_settings import MetricsSettings
+from remora.models.placement import PlacedModel, parse_gpu_limits, parse_host_policies
+from remora.models.policy import Revision, revision_of
+from remora.models.served_model import ServedModel, Steps
+from remora.options import EngineOptions, cache_settings, cache_size, rate_limits
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.repository import Fingerprint, ModelFolder, Repository
+from remora.startup import Ledger
+from remora.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSES, SUMMARY_SAMPLES, ModelStatistics
+from remora.system.clock import Clock
+from remora.system.cpus import numa_cpus, usable_cpus
+from remora.system.gpus import Gpus, capable
+
+if TYPE_CHECKING:
+    from remora.backends.calling import ModelCaller
+    from remora.cache import ResponseCache
+    from remora.scheduling.rate_limiter import RateLimiter, Turn
+
+_log = logging.getLogger("remora.models")
+
+_NO_FILES: Fingerprint = {}
+
+_UNKNOWN_REVISION = Revision({})
+_STOP_LIMIT_S = 5
+
+_LABELS_LIMIT = 64 << 20
+"""How large a file of labels may be, in bytes: those of the largest vocabularies have a few million."""
+
+
+class PollError(Exception):
+    """A model that cannot even be planned: no folder, a config that cannot be read, a name that does not fit.
+
+    Triton answers all of these with one text (spec M09); the reason goes to the log.
+    """
+
+
+class LoadPlan(NamedTuple):
+    """What to load: the folder, its configuration as written, the versions its policy picks (ascending).
+
+    ``revision`` tells it from what may be loaded already; ``repository`` has the files of versions that are not here
+    yet; ``sent`` says that configuration or files came with the load request, ``files`` how the files were.
+    """
+
+    folder: ModelFolder
+    config: ModelConfig
+    versions: list[int]
+    revision: Revision = _UNKNOWN_REVISION
+    repository: Repository | None = None
+    sent: bool = False
+    files: Fingerprint = _NO_FILES
+
+    def fetched(self, versions: Collection[int]) -> LoadPlan:
+        """The plan with the files of these versions at hand. Raises RemoraError when they cannot be had."""
+        if self.repository is None:
+            return self
+        return self._replace(folder=self.repository.fetch(self.folder.name, versions))
+
+
+class ModelLoader:
+    """Opens models. Thread-safe: it holds nothing but settings.
+
+    ``calls`` gives the engine to models that call other models; set once, before the first model is opened.
+    """
+
+    def __init__(self, options: EngineOptions, clock: Clock, *, gpus: Sequence[int] | None = None) -> None:
+        self._options = options
+        self.devices = Gpus()
+        least = options.least_capability()
+        self._least_number = float(".".join(map(str, least)))
+        self._settings = options.backend_settings()
+        self.calls: Callable[[], ModelCaller] | None = None
+        self.ledger = Ledger(clock.monotonic_ns)
+        self._clock = clock
+        self._gpus = capable(self.devices.visible(), least) if gpus is None else gpus
+        self._limits = parse_gpu_limits(options.model_load_gpu_limit)
+        self._cpus_of = {
+            name: policy.cpus or numa_cpus(policy.numa_node)
+            for name, policy in parse_host_policies(options.host_policy).items()
+        }
+        self._cpus = usable_cpus()
+        self.cache = _make_cache(options, clock)
+        """Shared by all models; None without one."""
+        self._limiter = _make_limiter(options)
+        metrics = MetricsSettings.of(options.metrics_config)
+        self._samples = SUMMARY_SAMPLES if metrics.summary_latencies else 0
+        self._first_bounds_ms = FIRST_RESPONSE_BOUNDS_MS if metrics.histogram_latencies else ()
+
+    def plan(
+        self,
+        folder: ModelFolder,
+        parameters: Mapping[str, str | bytes],
+        repository: Repository | None = None,
+        files: Fingerprint = _NO_FILES,
+    ) -> LoadPlan:
+        """Read what is written, without opening the model; ``files`` as they were before it was read.
+
+        Raises PollError.
+        """
+        begin_ns = self.ledger.now_ns()
+        try:
+            config = self._written_config(folder, parameters)
+            config.name = config.name or folder.name
+            check_names(config, folder.name)
+            versions = select_versions(config.version_policy, sorted(folder.versions))
+            # A policy that picks none is refused later, and in its own words.
+            looked_at = versions or sorted(folder.versions)
+            infer_backend(config, folder.name, folder.filenames(looked_at[-1]) if looked_at else ())
+            self._check_as_written(config, folder.name)
+        except (ConfigError, OSError) as error:
+            raise PollError(str(error)) from error
+        self.ledger.add(folder.name, "config", begin_ns)
+        revision = revision_of(folder, config, versions, files)
+        return LoadPlan(folder, config, versions, revision, repository, bool(parameters), files)
+
+    def _written_config(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> ModelConfig:
+        for key in parameters:
+            if key != "config" and not key.startswith("file:"):
+                raise UnsupportedError(f"load parameter '{key}' is not known: there are 'config' and 'file:PATH'")
+        override = parameters.get("config")
+        if isinstance(override, str):
+            return parse_config(override, path=f"the load request's config of '{folder.name}'", syntax="json")
+        path = find_config(folder.path, self._options.model_config_name) if not _is_bare(folder) else None
+        return read_config(path) if path is not None else ModelConfig()
+
+    def _check_as_written(self, config: ModelConfig, name: str) -> None:
+        """Refuse what no model could mend; tensors may still be missing unless nothing is to be derived."""
+        trial = ModelConfig()
+        trial.CopyFrom(config)
+        normalise(trial, name, gpus=self._gpus)
+        if self._options.disable_auto_complete_config:
+            validate(trial, name, gpus=self._gpus, least=self._least_number)
+        else:
+            validate_written(trial, name)
+
+    def open(self, plan: LoadPlan, number: int, steps: Steps | None = None) -> ServedModel:
+        """Load one version; ``steps`` is what an ensemble is composed of, checked.
+
+        Raises RemoraError: whatever a backend or a model raises becomes one.
+        """
+        config = ModelConfig()
+        config.CopyFrom(plan.config)
+        folder = plan.folder
+        opened: BackendModel | None = None
+        served: ServedModel | None = None
+        instances: list[Instance] = []
+        turns: Sequence[Turn] = ()
+        places: tuple[Placement, ...] = ()
+        begin_ns = self.ledger.now_ns()
+        try:
+            backend = self._backend(config)
+            source = Source(
+                folder.name,
+                number,
+                folder.path,
+                folder.versions[number],
+                folder.repository,
+                {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
+                self._cpus,
+                self.calls,
+            )
+            opened = backend.open(source, config)
+            kinds = kinds_of(backend, opened)
+            opened = self._placed(opened)
+            normalise(
+                config, folder.name, gpus=self._gpus, kinds=kinds
+            )  # a model sees the defaults, and may add to them
+            if not self._options.disable_auto_complete_config:
+                opened.complete(config)
+                _adopt_labels(config, folder)
+            normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
+            validate(config, folder.name, gpus=self._gpus, least=self._least_number)
+            if not self._options.batching_delay:
+                _wait_for_nobody(config)
+            states = _initial_states(config, folder)
+            if steps is not None:
+                config.model_transaction_policy.decoupled = bool(steps.decoupled)
+            else:
+                turns = self._limiter.join(rate_policies(config)) if self._limiter is not None else ()
+                places = placements(config) or (Placement(folder.name),)
+                for place in places:
+                    instances.append(opened.instance(config, place))
+            labels = read_labels(config, folder.path)
+            statistics = ModelStatistics(self._samples, self._first_bounds_ms and _first_bounds_ms(config))
+            if config.response_cache.enable and self.cache is None:
+                _log.warning(
+                    "model '%s' asks for the response cache, but there is none: give --cache-config=local,size=BYTES",
+                    folder.name,
+                )
+            shares = self.cache is not None and self.cache.remote and config.response_cache.enable
+            fingerprint = _fingerprint(config, folder.versions[number]) if shares else b""
+            served = ServedModel(
+                folder.name,
+                number,
+                config,
+                opened,
+                instances,
+                labels,
+                self._clock,
+                statistics,
+                steps,
+                self.cache,
+                self._options.delay_scheduler,
+                turns,
+                states,
+                refuse_late=self._options.refuse_late,
+                fingerprint=fingerprint,
+                backlog_hold=self._options.backlog_delay_scheduler,
+            )
+            served.places = places
+            served.kinds = kinds
+            self.ledger.add(folder.name, "session", begin_ns)
+            self._warm(folder)(served, instances)
+            return served
+        except RemoraError:
+            _let_go(served, turns, instances, opened)
+            raise
+        except Exception as error:
+            _let_go(served, turns, instances, opened)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+
+    def adjust(self, model: ServedModel, plan: LoadPlan) -> None:
+        """Give a model that serves the instances that a plan asks for, without a pause (spec M13).
+
+        Raises RemoraError; the model then serves as before.
+        """
+        config = ModelConfig()
+        config.CopyFrom(model.config)
+        config.ClearField("instance_group")
+        config.instance_group.MergeFrom(plan.config.instance_group)
+        config.version_policy.CopyFrom(plan.config.version_policy)
+        try:
+            normalise(config, model.name, gpus=self._gpus, kinds=model.kinds)
+            validate(config, model.name, gpus=self._gpus, least=self._least_number)
+            model.adjust(config, placements(config) or (Placement(model.name),), self._warm(plan.folder))
+        except RemoraError:
+            raise
+        except Exception as error:
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+
+    def _warm(self, folder: ModelFolder) -> Callable[[ServedModel, Sequence[Instance]], None]:
+        """Runs a model's warmup samples on instances, if it has any."""
+
+        def warm(served: ServedModel, instances: Sequence[Instance]) -> None:
+            if served.config.model_warmup or self._options.derived_warmup:
+                from remora.models.warmup import warm_up
+
+                begin_ns = self.ledger.now_ns()
+                warm_up(served, instances, folder.path, self._clock, derive=self._options.derived_warmup)
+                self.ledger.add(folder.name, "warmup", begin_ns)
+
+        return warm
+
+    def _placed(self, model: BackendModel) -> BackendModel:
+        """The model, kept to what the operator says about devices and processors, if anything."""
+        if not (self._limits or self._cpus_of):
+            return model
+        return PlacedModel(model, self._limits, self._used_share, self._cpus_of)
+
+    def _used_share(self, device: int) -> float | None:
+        """The share of a GPU's memory that is taken; None when nobody knows."""
+        readings = self.devices.readings()
+        if device >= len(readings) or not readings[device].memory_total_bytes:
+            return None
+        return (readings[device].memory_used_bytes or 0) / (readings[device].memory_total_bytes or 1)
+
+    def _backend(self, config: ModelConfig) -> Backend:
+        directory = self._options.backend_directory
+        found = backend_in(Path(directory), config.backend) if directory else None
+        return found or find_backend("ensemble" if config.platform == "ensemble" else config.backend)
+
+
+def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
+    """The response cache that the options ask for. Raises ValueError when they cannot be read."""
+    settings = cache_settings(options)
+    if settings is None:
+        return None
+    kind, given = settings
+    if kind == "redis":
+        from remora.cache.redis import RedisCache, RedisSettings
+
+        return RedisCache(RedisSettings.of(given), clock.monotonic_ns)
+    from remora.cache import LocalCache  # hashing that most servers do not need to start
+
+    return LocalCache(cache_size(given), clock.monotonic_ns)
+
+
+def _fingerprint(config: ModelConfig, path: Path) -> bytes:
+    """What sets a model's answers apart from those of any other under its name: its configuration and all its bytes."""
+    from hashlib import blake2b
+
+    digest = blake2b(config.SerializeToString(deterministic=True), digest_size=32)
+    for file in sorted(path.rglob("*") if path.is_dir() else [path]):
+        if file.is_file() and "__pycache__" not in file.parts:
+            digest.update(repr((str(file.relative_to(path)), file.stat().st_size)).encode())
+            with file.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    digest.update(piece)
+    return digest.digest()
+
+
+def _make_limiter(options: EngineOptions) -> RateLimiter | None:
+    """The rate limiter that the options ask for. Raises ValueError when they cannot be read."""
+    stated = rate_limits(options)
+    if stated is None:
+        return None
+    from remora.scheduling.rate_limiter import RateLimiter  # few servers share anything
+
+    return RateLimiter(stated)
+
+
+def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
+    """The lines of each output's label file (spec C09). Raises InternalError when a named file cannot be read."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.output:
+        if not output.label_filename:
+            continue
+        setting = f"label_filename of output '{output.name}'"
+        content = read_data(directory, output.label_filename, setting, _LABELS_LIMIT)
+        try:
+            labels[output.name] = tuple(content.decode("utf-8").splitlines())
+        except UnicodeDecodeError as error:
+            reason = f"{error.reason} at byte {error.start}"
+            raise ConfigError(f"{setting} '{output.label_filename}' is not UTF-8: {reason}") from error
+    return labels
+
+
+def _initial_states(config: ModelConfig, folder: ModelFolder) -> Mapping[str, Array]:
+    if not config.sequence_batching.state:
+        return {}
+    from remora.models.initial_states import initial_states
+
+    return initial_states(config, folder.path)
+
+
+def _adopt_labels(config: ModelConfig, folder: ModelFolder) -> None:
+    """A ``labels.txt`` beside a model whose one output names no label file is meant for that output."""
+    if len(config.output) == 1 and not config.output[0].label_filename and (folder.path / "labels.txt").is_file():
+        config.output[0].label_filename = "labels.txt"
+
+
+def _wait_for_nobody(config: ModelConfig) -> None:
+    """Take the delays out of a configuration's batchers: what it then shows is what is done."""
+    if config.HasField("dynamic_batching"):
+        config.dynamic_batching.max_queue_delay_microseconds = 0
+    strategy = config.sequence_batching.WhichOneof("strategy_choice") if config.HasField("sequence_batching") else None
+    if strategy is not None:
+        getattr(config.sequence_batching, strategy).max_queue_delay_microseconds = 0
+
+
+def _is_bare(folder: ModelFolder) -> bool:
+    return any(path.is_file() for path in folder.versions.values())
+
+
+def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
+    """The bounds that a model names for its first responses, or those of all (spec C19, P05)."""
+    for control in config.model_metrics.metric_control:
+        if control.metric_identifier.family == FIRST_RESPONSES:
+            return tuple(sorted(set(control.histogram_options.buckets)))
+    return FIRST_RESPONSE_BOUNDS_MS
+
+
+def _let_go(
+    served: ServedModel | None, turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None
+) -> None:
+    """Close what a failed load left open; its own failures must not hide the first one."""
+    if served is not None:
+        served.scheduler.stop(_STOP_LIMIT_S)
+    for turn in turns:
+        turn.leave()
+    for closable in (*instances, opened):
+        if closable is not None:
+            try:
+                closable.close()
+            except Exception:
+                _log.exception("closing after a failed load")

@@ -1,0 +1,1 @@
+"""The V2 gRPC protocol as pure codecs."""

@@ -1,0 +1,201 @@
+"""gRPC's own part of an HTTP/2 request: messages in a body, metadata, deadlines, statuses; the law: pure, limits first.
+
+The mapping is that of gRPC's "gRPC over HTTP2": a message has five bytes before it, a status comes in the trailers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from typing import NamedTuple
+
+from remora.errors import RemoraError
+from remora.protocols.http2.frames import Fields, pack
+from remora.protocols.inflation import MOST_RATIO, OverLimitError, OverRatioError, inflate
+
+CANCELLED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 8, 12, 13
+CONTENT_TYPE = b"application/grpc"
+_PREFIX = 5
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_PLAIN = re.compile(rb"[ -$&-~]*")
+_ENCODINGS = b"identity,deflate,gzip"
+_WBITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
+_HEAD: Fields = ((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS))
+HEADS = {each: pack((*_HEAD, *(((b"grpc-encoding", each),) if each else ()))) for each in (b"", *_WBITS)}
+"""The header block of an answer, by what its messages are compressed with."""
+MOST_BYTES = (1 << 31) - 1
+"""The longest message that clients are sent."""
+GOOD = pack(((b"grpc-status", b"0"),))
+"""The trailers of a good one."""
+
+
+class StatusError(RemoraError):
+    """A call that gRPC itself refuses, with a status that the engine has no code for."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Opening(NamedTuple):
+    """What a call's header block says.
+
+    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` is None without a deadline,
+    ``encoding`` is what messages are compressed with whose flag says so, and ``accepts`` what answers may be.
+    """
+
+    path: str
+    metadata: tuple[tuple[str, str | bytes], ...]
+    timeout_s: float | None
+    encoding: bytes
+    accepts: bytes = b""
+
+
+def read_opening(fields: Fields) -> Opening:
+    """The call that a header block opens. Raises StatusError for a deadline that is none."""
+    path, timeout_s, encoding, accepts = b"", None, b"identity", b""
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name[:1] == b":":
+            path = value if name == b":path" else path
+        elif name == b"grpc-timeout":
+            found = _TIMEOUT.fullmatch(value)
+            if found is None:
+                raise StatusError(INTERNAL, f"grpc-timeout is no time: {value[:20].decode('latin-1')}")
+            timeout_s = int(found[1]) * _SECONDS[found[2]]
+        elif name == b"grpc-encoding":
+            encoding = value
+        elif name == b"grpc-accept-encoding":
+            accepts = value
+        elif name.endswith(b"-bin"):
+            metadata += [(name.decode("latin-1"), _unbase64(each)) for each in value.split(b",")]
+        elif name not in _OWN:
+            metadata.append((name.decode("latin-1"), value.decode("latin-1")))
+    return Opening(path.decode("latin-1"), tuple(metadata), timeout_s, encoding, accepts)
+
+
+_OWN = frozenset((b"content-type", b"te"))
+
+
+def _unbase64(text: bytes) -> bytes:
+    try:
+        return base64.b64decode(text + b"=" * (-len(text) % 4))
+    except binascii.Error:
+        return b""
+
+
+class Packed(bytes):
+    """A message that is compressed: `Messages.plain` is to be asked."""
+
+
+class Messages:
+    """Takes a body apart into its messages.
+
+    Args:
+        limit: the longest message, before and after it is inflated.
+        encoding: see `Opening`.
+    """
+
+    __slots__ = ("_encoding", "_have", "_limit", "_parts")
+
+    def __init__(self, limit: int, encoding: bytes) -> None:
+        self._limit = limit
+        self._encoding = encoding
+        self._parts: list[bytes] = []
+        self._have = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return self._have > 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are whole now, some perhaps `Packed`. Raises StatusError for one that is too long."""
+        if not self._have and len(data) >= _PREFIX:  # the usual case: one message in one piece
+            size = int.from_bytes(data[1:_PREFIX], "big")
+            if size + _PREFIX == len(data) and not data[0] and size <= self._limit:
+                return [data[_PREFIX:]]
+        self._parts.append(data)
+        self._have += len(data)
+        if self._have < _PREFIX:
+            return []
+        if len(self._parts[0]) < _PREFIX:
+            self._parts = [b"".join(self._parts)]
+        if self._have < self._length_at(self._parts[0], 0):
+            return []
+        whole, at = b"".join(self._parts), 0
+        found: list[bytes] = []
+        while len(whole) - at >= _PREFIX and (stop := at + self._length_at(whole, at)) <= len(whole):
+            message = whole[at + _PREFIX : stop]
+            found.append(Packed(message) if whole[at] else message)
+            at = stop
+        rest = whole[at:]
+        self._parts, self._have = ([rest] if rest else []), len(rest)
+        return found
+
+    def _length_at(self, data: bytes, at: int) -> int:
+        """The length of a message with its prefix. Raises StatusError for one that is too long."""
+        size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
+        if size > self._limit:
+            raise StatusError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})")
+        return _PREFIX + size
+
+    def plain(self, message: bytes) -> bytes:
+        """A message of `feed` as it was meant; in any thread, for it may last. Raises StatusError when it cannot be."""
+        if not isinstance(message, Packed):
+            return message
+        wbits = _WBITS.get(self._encoding)
+        if wbits is None:
+            shown = self._encoding[:40].decode("latin-1")
+            raise StatusError(UNIMPLEMENTED, f"messages compressed with '{shown}' are not read: use gzip or deflate")
+        try:
+            plain = inflate(message, wbits, self._limit)
+        except zlib.error as error:
+            raise StatusError(INTERNAL, f"a message cannot be inflated: {error}") from error
+        except OverLimitError as error:
+            raise StatusError(RESOURCE_EXHAUSTED, f"Decompressed message is larger than max ({self._limit})") from error
+        except OverRatioError as error:
+            text = (
+                f"Decompressed message is more than {MOST_RATIO} times as large as its {len(message)} bytes on the wire"
+            )
+            raise StatusError(RESOURCE_EXHAUSTED, f"{text}: send it uncompressed") from error
+        if not plain.whole:
+            raise StatusError(INTERNAL, "a message cannot be inflated: it is cut short")
+        return plain.data
+
+
+def coding_of(level: str, accepts: bytes) -> bytes:
+    """What answers to a client are compressed with, as gRPC chooses it; b"" for nothing."""
+    accepted = [each.strip() for each in accepts.split(b",")]
+    usable = [each for each in _WBITS if each in accepted]
+    if not usable or level == "none":
+        return b""
+    return usable[{"low": 0, "medium": len(usable) // 2, "high": -1}[level]]
+
+
+def framed(message: bytes, coding: bytes = b"") -> bytes:
+    """A message as it stands in a body, compressed where that helps. Raises StatusError when it is too long."""
+    flag = b"\0"
+    if len(message) > MOST_BYTES:
+        raise StatusError(RESOURCE_EXHAUSTED, f"Sent message larger than max ({len(message)} vs. {MOST_BYTES})")
+    if coding:
+        stream = zlib.compressobj(wbits=_WBITS[coding])
+        packed = stream.compress(message) + stream.flush()
+        if len(packed) < len(message):
+            flag, message = b"\1", packed
+    return flag + len(message).to_bytes(4, "big") + message
+
+
+def trailers(status: int, text: str, *, alone: bool) -> bytes:
+    """The block that a call ends with; ``alone`` when nothing was sent before."""
+    told = ((b"grpc-message", _percent(text.encode("utf-8", "replace"))),) if text else ()
+    return pack((*(_HEAD if alone else ()), (b"grpc-status", b"%d" % status), *told))
+
+
+def _percent(text: bytes) -> bytes:
+    if _PLAIN.fullmatch(text):
+        return text
+    return b"".join([b"%c" % byte if 32 <= byte <= 126 and byte != 37 else b"%%%02X" % byte for byte in text])

@@ -1,0 +1,362 @@
+"""V2 over gRPC: message bytes to calls and results to message bytes; the law: no sockets, no gRPC library, no engine.
+
+Inference is read in two steps because Triton finds an unknown model before it looks at the inputs:
+``read_infer(bytes)`` names the model and version, ``InferMessage.decode()`` gives the rest. The first step walks the
+message's top level by hand, so that tensor bytes stay views of the received message, and remembers what the other
+bytes meant: a client that repeats a request gets the same form again. A message that is not laid out as every
+protobuf writer lays it out goes through the protobuf library, which also says what is malformed.
+
+`v2_grpc_form` knows what the fields mean, `v2_grpc_calls` the other RPCs, `v2_grpc_status` errors and metadata; what
+a transport needs of them can be had from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from remora.errors import InternalError, InvalidArgumentError, given_twice
+from remora.messages import Buffer, Data, InferForm, Parameter, Response
+from remora.proto import inference_pb2 as pb
+from remora.protocols.grpc.management import RPCS, Rpc
+from remora.protocols.grpc.request import Head, again, parsed, read_head, version_of
+from remora.protocols.grpc.status import (
+    DECOUPLED_TEXT,
+    SHUTDOWN_TEXT,
+    forward_pattern,
+    forwarded,
+    status_of,
+    status_text,
+    utf8,
+)
+from remora.protocols.rest.request import MAX_TENSORS, too_many
+from remora.protocols.rest.response import serialized
+from remora.tensors.regions import DISABLED, Regions, Target, write
+
+__all__ = [
+    "DECOUPLED_TEXT",
+    "MAX_MESSAGE_BYTES",
+    "MAX_TENSORS",
+    "RPCS",
+    "SERVICE",
+    "SHUTDOWN_TEXT",
+    "InferCall",
+    "InferMessage",
+    "Rpc",
+    "decode_infer",
+    "encode_infer",
+    "encode_streamed",
+    "forward_pattern",
+    "forwarded",
+    "read_infer",
+    "status_of",
+    "status_text",
+    "version_of",
+]
+
+SERVICE = "inference.GRPCInferenceService"
+"""The service as clients name it, whatever the package of our messages."""
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The longest message in either direction (spec R20)."""
+
+_MEMO_ENTRIES = 512
+_MEMO_BYTES = 4_096
+_MEMO_TENSORS = 128
+_UINT64 = 2**64 - 1
+
+
+# -- Inference requests ---------------------------------------------------------------------------------------------
+
+
+_NOWHERE: Mapping[str, Target] = {}
+
+
+class InferCall(NamedTuple):
+    """A decoded inference request. ``version`` is -1 for "the newest"; ``data`` has one entry per input of the form.
+
+    ``empty_final`` asks a stream to mark the end of a decoupled model's answers by an empty one (spec R12).
+    """
+
+    model: str
+    version: int
+    form: InferForm
+    data: list[Data]
+    empty_final: bool = False
+    places: Mapping[str, Target] = _NOWHERE
+    """The outputs that go into shared memory, and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferMessage:
+    """An inference request whose model is known and whose inputs are not read yet. The buffers are the caller's."""
+
+    model: str
+    version: int
+    id: str
+    _head: Head
+    _raw: list[Data]
+
+    def decode(self, forwarded: Mapping[str, str] | None = None, regions: Regions = DISABLED) -> InferCall:
+        """The request itself; ``forwarded`` (see ``forwarded``) joins its parameters, ``regions`` has what lies there.
+
+        Raises InvalidArgumentError for parameters, inputs and outputs that cannot be meant (spec R05, R07, R08),
+        and what ``regions`` raise for shared memory.
+        """
+        head = self._head
+        if head.refused is not None:
+            raise again(head.refused)
+        data = self._raw[: len(head.sources)] if head.plain else []
+        whole = len(data) == len(head.sources)
+        if not whole or head.refused_outputs is not None or head.places:
+            self._refuse_twice()  # found before any data or place is, and by the engine when nothing is wrong with them
+        if not whole:
+            data = self._gather(regions)
+        if head.refused_outputs is not None:
+            raise again(head.refused_outputs)
+        places = self._targets(regions) if head.places else _NOWHERE
+        form = head.form
+        if forwarded:
+            form = replace(form, id=self.id, parameters={**form.parameters, **forwarded})
+        elif self.id:
+            form = replace(form, id=self.id)
+        return InferCall(self.model, self.version, form, data, head.empty_final, places)
+
+    def _targets(self, regions: Regions) -> dict[str, Target]:
+        """Where outputs are to be written; of an output that is named again the first place counts."""
+        places: dict[str, Target] = {}
+        for name, place in self._head.places:
+            target = regions.target(place)
+            places.setdefault(name, target)
+        return places
+
+    def _refuse_twice(self) -> None:
+        names: set[str] = set()
+        for spec in self._head.form.inputs:
+            if spec.name in names:
+                raise given_twice(self.id, spec.name)
+            names.add(spec.name)
+
+    def _gather(self, regions: Regions) -> list[Data]:
+        """The inputs' values in order, each from where it says (spec R05)."""
+        data: list[Data] = []
+        raw = iter(self._raw)
+        for spec, source in zip(self._head.form.inputs, self._head.sources, strict=True):
+            if source.explicit and self._raw:
+                raise InvalidArgumentError(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{spec.name}' for model '{self.model}'"
+                )
+            if source.refused is not None:
+                raise again(source.refused)
+            if source.place is not None:
+                data.append(regions.view(source.place).toreadonly())
+                continue
+            if source.explicit:
+                # The head may be shared with other requests; arrays are read-only, lists are not.
+                data.append(list(source.data) if isinstance(source.data, list) else source.data)
+                continue
+            entry = next(raw, None)
+            if entry is None:
+                raise InvalidArgumentError(
+                    f"unable to find data for input tensor '{spec.name}' for model '{self.model}' in request."
+                )
+            data.append(entry)
+        return data
+
+
+def read_infer(message: Buffer) -> InferMessage:
+    """The first step of reading a ModelInferRequest: which model and version.
+
+    Raises MalformedError for bytes that are no such message and InvalidArgumentError for a version that is no number.
+    """
+    parts = _split(message)
+    if parts is not None:
+        names, rest, raw, tensors = parts
+        try:
+            model, version, request_id = (str(name, "utf-8") for name in names)
+        except UnicodeDecodeError:
+            parts = None
+        else:
+            # Clients choose all of it: an empty tensor takes two bytes here and hundreds once it is decoded.
+            short = len(model) + len(rest) <= _MEMO_BYTES and tensors <= _MEMO_TENSORS
+            head = _head(model, rest) if short else _head.__wrapped__(model, rest)
+    if parts is None:
+        request = parsed(pb.ModelInferRequest, message)
+        raw = list(request.raw_input_contents[:MAX_TENSORS])
+        model, version, request_id = request.model_name, request.model_version, request.id
+        head = read_head(request)
+    return InferMessage(model, version_of(version), request_id, head, raw)
+
+
+def decode_infer(message: Buffer, forwarded: Mapping[str, str] | None = None) -> InferCall:
+    """Both steps at once; raises what ``read_infer`` and ``InferMessage.decode`` raise."""
+    return read_infer(message).decode(forwarded)
+
+
+_NAME_TAGS = {0x0A: 0, 0x12: 1, 0x1A: 2}
+_REST_TAGS = frozenset((0x22, 0x2A, 0x32))
+_RAW_TAG = 0x3A
+
+
+def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data], int] | None:
+    """The three names of a message, its other fields joined, its raw entries, the count of the others; None if odd.
+
+    Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end, a name twice.
+    """
+    view = memoryview(message)
+    end, at, run, kept = len(view), 0, 0, 0
+    names: list[memoryview | bytes] = [b"", b"", b""]
+    rest: list[memoryview] = []
+    raw: list[Data] = []
+    while at < end:
+        start, tag = at, view[at]
+        size = shift = 0
+        byte = 128
+        while byte >= 128:
+            at += 1
+            if at >= end or shift > 28:
+                return None
+            byte = view[at]
+            size |= (byte & 127) << shift
+            shift += 7
+        value, at = at + 1, at + 1 + size
+        if at > end:
+            return None
+        if tag in _REST_TAGS:
+            kept += 1
+            if kept > MAX_TENSORS:  # each would be an object before anybody could count them
+                raise too_many()
+            continue
+        # Another kind of field ends the run of those that are kept together.
+        if run < start:
+            rest.append(view[run:start])
+        run = at
+        if tag == _RAW_TAG:
+            raw.append(view[value:at])
+        elif tag in _NAME_TAGS and not names[_NAME_TAGS[tag]]:
+            names[_NAME_TAGS[tag]] = view[value:at]
+        else:
+            return None
+        if len(raw) + len(rest) > MAX_TENSORS:
+            raise too_many()
+    if run < end:
+        rest.append(view[run:end])
+    return names, b"".join(rest), raw, kept
+
+
+@lru_cache(maxsize=_MEMO_ENTRIES)
+def _head(model: str, rest: bytes) -> Head:
+    request = parsed(pb.ModelInferRequest, rest)
+    request.model_name = model
+    return read_head(request)
+
+
+# -- Inference responses --------------------------------------------------------------------------------------------
+
+
+def encode_infer(
+    name: str, version: str, form: InferForm, response: Response, places: Mapping[str, Target] = _NOWHERE
+) -> bytes:
+    """A ModelInferResponse with every output in ``raw_output_contents`` (spec R06), assembled in one copy.
+
+    Outputs that have one of the ``places`` are written there, and their entry is empty (spec X04).
+    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES, or an output than its place.
+    """
+    return b"".join(_infer_pieces(name, version, form, response, response.parameters, places))
+
+
+def encode_streamed(
+    name: str,
+    version: str,
+    form: InferForm,
+    response: Response,
+    final: bool,
+    places: Mapping[str, Target] = _NOWHERE,
+) -> bytes:
+    """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last (spec R12).
+
+    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
+    """
+    pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final}, places)
+    return b"".join((b"\x12", _varint(sum(map(len, pieces))), *pieces))
+
+
+FINAL_KEY = "triton_final_response"
+
+
+def _infer_pieces(
+    name: str,
+    version: str,
+    form: InferForm,
+    response: Response,
+    parameters: Mapping[str, Parameter],
+    places: Mapping[str, Target],
+) -> list[bytes | memoryview]:
+    """A ModelInferResponse, to be joined."""
+    # Before anything is copied: an output may be a view that takes no memory of its own.
+    sent = (output for output in response.outputs if output.datatype != "BYTES" and output.name not in places)
+    _check_size(name, sum(output.data.nbytes for output in sent))
+    pieces: list[bytes | memoryview] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]
+    if parameters:
+        pieces.append(_encode_parameters(parameters))
+    for output in response.outputs:
+        pieces.append(_encode_output(output.name, output.datatype, output.data.shape))
+    for output in response.outputs:
+        raw = serialized(output)
+        if output.name in places:
+            write(output.name, places[output.name], raw)
+            raw = b""
+        pieces.append(b"\x32" + _varint(len(raw)))
+        pieces.append(raw)
+    _check_size(name, sum(map(len, pieces)))
+    return pieces
+
+
+def _check_size(model: str, size: int) -> None:
+    if size > MAX_MESSAGE_BYTES:
+        raise InternalError(
+            f"the response of model '{model}' has {size} bytes and gRPC messages end at {MAX_MESSAGE_BYTES}: "
+            "ask for fewer outputs or send smaller batches"
+        )
+
+
+@lru_cache(maxsize=_MEMO_ENTRIES)
+def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    tensor = pb.ModelInferResponse.InferOutputTensor(name=utf8(name), datatype=datatype, shape=shape)
+    return pb.ModelInferResponse(outputs=[tensor]).SerializeToString()
+
+
+def _encode_parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    message = pb.ModelInferResponse()
+    for key, value in parameters.items():
+        slot = message.parameters[utf8(key)]
+        if isinstance(value, bool):
+            slot.bool_param = value
+        elif isinstance(value, str):
+            slot.string_param = utf8(value)
+        elif isinstance(value, float):
+            slot.double_param = value
+        elif -(2**63) <= value < 2**63:
+            slot.int64_param = value
+        elif 0 <= value <= _UINT64:
+            slot.uint64_param = value
+        else:
+            raise InternalError(f"response parameter '{key}': {value} does not fit into 64 bits; send it as text")
+    return message.SerializeToString()
+
+
+def _text(tag: int, text: str) -> bytes:
+    encoded = text.encode("utf-8", "replace")
+    return bytes((tag,)) + _varint(len(encoded)) + encoded if encoded else b""
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,1 @@
+"""HTTP/2 as data: frames, flow control, keepalive."""

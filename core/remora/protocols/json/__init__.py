@@ -1,0 +1,1 @@
+"""JSON as Triton reads and prints it."""

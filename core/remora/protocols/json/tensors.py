@@ -1,0 +1,126 @@
+"""Turning a JSON request's ``data`` into tensors; the law: limits are checked before an array is made.
+
+Only the number of elements counts, not how they are nested (spec Q02). Integers wrap around in small types, and the
+wrong kind of value is refused with Triton's text (spec H13, Q03). 100 000 values cost no Python loop.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from remora.errors import InvalidArgumentError, MalformedError
+from remora.messages import DTYPES, Array
+from remora.protocols.json.access import NOT_BOOL, NOT_INT, NOT_NUMBER, NOT_TEXT, NOT_UINT, too_deep
+
+_INT64_MAX = 2**63 - 1
+_NUMBERS = frozenset((int, float))
+_INTEGERS = frozenset((int,))
+_BOOLS = frozenset((bool,))
+
+
+def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
+    """The error for an input beyond the size limit (spec H28)."""
+    return InvalidArgumentError(
+        f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
+        f"{limit} bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
+    """The elements of nested arrays in row-major order, and their types.
+
+    Raises InvalidArgumentError when ``max_depth`` arrays or more lie in each other (spec H28).
+    """
+    depth = 1
+    kinds = set(map(type, data))
+    while kinds == {list}:  # the usual nesting: every row is an array
+        depth += 1
+        if depth >= max_depth:
+            raise too_deep(max_depth)
+        data = list(chain.from_iterable(data))
+        kinds = set(map(type, data))
+    if list not in kinds:
+        return data, kinds
+    elements: list[Any] = []
+    rows = [iter(data)]
+    while rows:
+        for item in rows[-1]:
+            if type(item) is list:
+                if len(rows) + depth >= max_depth:
+                    raise too_deep(max_depth)
+                rows.append(iter(item))
+                break
+            elements.append(item)
+        else:
+            rows.pop()
+    return elements, set(map(type, elements))
+
+
+def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes]:
+    """The elements of a BYTES tensor; how many there must be is the engine's check (spec B02)."""
+    flat, kinds = flatten(data, max_depth)
+    if kinds - {str}:
+        raise MalformedError(f"Unable to parse JSON bytes array: {NOT_TEXT}")
+    byte_size = sum(map(len, flat)) + 4 * len(flat)  # a lower bound: characters may take more than a byte
+    if byte_size > max_bytes:
+        raise too_large(name, byte_size, max_bytes)
+    return [text.encode("utf-8", "surrogateescape") for text in flat]
+
+
+def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int, max_bytes: int) -> Array:
+    """The values of a tensor that is no BYTES, flat, in the datatype's dtype.
+
+    Raises InvalidArgumentError for datatypes that JSON cannot carry (spec H17, H18) and for tensors beyond
+    ``max_bytes``, MalformedError for values of another kind or number than asked for.
+    """
+    dtype = DTYPES.get(datatype)
+    if datatype in ("FP16", "BF16"):
+        raise InvalidArgumentError(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    if dtype is None:
+        raise InvalidArgumentError(f"invalid datatype for input {name}")
+    if count * dtype.itemsize > max_bytes:
+        raise too_large(name, count * dtype.itemsize, max_bytes)
+    try:
+        flat, kinds = flatten(data, max_depth)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"Unable to parse 'data': {error.message}") from None
+    if len(flat) > count:
+        # Triton reads one element after the other: a bad value is found before a surplus one, if it comes before it.
+        kinds = set(map(type, flat[:count]))
+        values = _convert(flat[:count], kinds, dtype)
+    else:
+        values = _convert(flat, kinds, dtype)
+    if len(flat) != count:
+        raise MalformedError("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    return values
+
+
+def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
+    if dtype.kind == "f":
+        if kinds - _NUMBERS:
+            raise _misfit(NOT_NUMBER)
+        with np.errstate(over="ignore"):  # a double too big for a float is an infinity
+            return np.array(flat, dtype=dtype)
+    if dtype.kind == "b":
+        if kinds - _BOOLS:
+            raise _misfit(NOT_BOOL)
+        return np.array(flat, dtype=dtype)
+    signed = dtype.kind == "i"
+    problem = NOT_INT if signed else NOT_UINT
+    if kinds - _INTEGERS:
+        raise _misfit(problem)
+    if not flat:
+        return np.empty(0, dtype)
+    if (max(flat) > _INT64_MAX) if signed else (min(flat) < 0):
+        raise _misfit(problem)
+    wide = np.array(flat, dtype=np.int64 if signed else np.uint64)
+    return wide.astype(dtype, copy=False)  # small types keep the low bits (spec Q03)
+
+
+def _misfit(problem: str) -> MalformedError:
+    return MalformedError(f"Unable to parse 'data': {problem}")

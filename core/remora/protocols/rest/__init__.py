@@ -1,0 +1,1 @@
+"""The V2 REST protocol and its neighbours as pure codecs."""

@@ -1,0 +1,211 @@
+"""The generate extension: a flat JSON object in, a flat JSON object or events out; the law: shapes come from the model.
+
+What a member of the request is depends on the model alone (spec X09): one with an input's name is that input's values,
+``parameters`` is an object of more members, and everything else is a request parameter. The answer holds the outputs
+beside the model's name and version, keys in alphabetical order. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from remora.errors import InvalidArgumentError, MalformedError, RemoraError, given_twice
+from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Response, Tensor, TensorInfo
+from remora.protocols.json import access
+from remora.protocols.json import printer as json_print
+from remora.protocols.json import tensors as json_tensors
+from remora.protocols.json.reader import Members, has_more_members, parse_members
+from remora.protocols.rest.answer import Refusal
+from remora.protocols.rest.request import Limits, as_parameter, check_values
+from remora.protocols.rest.response import elements
+
+EVENTS = b"text/event-stream; charset=utf-8"
+"""The content type of a stream of events."""
+
+NOT_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+    "number of responses"
+)
+"""What a generate request gets when the model gives no response or several; with HTTP 200 (spec X10)."""
+
+MODEL_FAILED = 400
+"""The HTTP status when the first response is an error, whatever its code is (spec X11)."""
+
+_NESTED = "parameters"
+_WORDS: frozenset[str] = frozenset(("FP16", "BF16"))
+
+
+def check_encoding(encoding: bytes) -> None:
+    """Refuse a compressed body (spec H26): Triton takes none here. Raises Refusal (400)."""
+    if encoding not in (b"", b"identity"):
+        raise Refusal(400, "Unsupported content-encoding, only 'identity' is supported.", plain=False)
+
+
+def decode_generate(
+    body: bytes | bytearray | memoryview, inputs: Sequence[TensorInfo], limits: Limits
+) -> tuple[InferForm, list[Data]]:
+    """The request in ``body`` for a model with these ``inputs``, and its tensors in the order of the form's inputs.
+
+    Numbers come as flat arrays in the dtype of the model's input, text as lists of bytes. Requests that say the same
+    besides their values share one form. Raises MalformedError and InvalidArgumentError with Triton's texts (spec X09).
+    """
+    check_values(memoryview(body), limits)
+    request = _document(bytes(body))
+    has_id, request_id = access.find(request, "id")
+    if has_id:
+        access.as_text(request_id, "id")
+    if not isinstance(request, dict):
+        raise MalformedError(access.NOT_OBJECT)
+    reading = _Reading({row.name: row for row in inputs}, request_id or "", limits)
+    for key, value in _members(request):
+        if key == _NESTED:
+            reading.nested(value)
+        else:
+            reading.member(key, value)
+    specs = tuple(reading.specs)
+    if not reading.id and not reading.parameters:
+        return _plain_form(specs), reading.data
+    return InferForm(specs, id=reading.id, parameters=reading.parameters), reading.data
+
+
+def _document(text: bytes) -> Any:
+    """The request, with objects as Members where one of them repeats a name: an input that comes twice is refused."""
+    request = access.document(text)
+    if isinstance(request, dict):
+        nested = request.get(_NESTED)
+        if has_more_members(text, len(request) + (len(nested) if isinstance(nested, dict) else 0)):
+            return access.document(text, parse_members)
+    return request
+
+
+def _members(found: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The members of an object in their order; each time that a name comes, its first value."""
+    if isinstance(found, Members):
+        return [(name, found[name]) for name in found.names]
+    return found.items()
+
+
+@lru_cache(maxsize=512)
+def _plain_form(specs: tuple[InputSpec, ...]) -> InferForm:
+    # The engine remembers its checks by the form: the same object spares them.
+    return InferForm(specs)
+
+
+class _Reading:
+    """Sorts the members of a request into tensors and parameters, in their order."""
+
+    __slots__ = ("_limits", "_rows", "data", "id", "parameters", "specs")
+
+    def __init__(self, rows: Mapping[str, TensorInfo], request_id: str, limits: Limits) -> None:
+        self._rows = rows
+        self._limits = limits
+        self.id = request_id
+        self.specs: list[InputSpec] = []
+        self.data: list[Data] = []
+        self.parameters: dict[str, Parameter] = {}
+
+    def nested(self, value: Any) -> None:
+        """The members of ``parameters``. What is wrong with one of them is said with the keyword before it."""
+        if _NESTED in self._rows:
+            raise InvalidArgumentError(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
+        if not isinstance(value, dict):
+            raise MalformedError(
+                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
+            )
+        for key, inner in _members(value):
+            try:
+                self.member(key, inner)
+            except RemoraError as error:
+                raise type(error)(f"Converting keyword: '{_NESTED}': {error.message}") from None
+
+    def member(self, key: str, value: Any) -> None:
+        """One member: an input's values where the model has such an input, else a parameter."""
+        row = self._rows.get(key)
+        if row is None:
+            # Unlike everywhere else, names that begin with "triton_" pass (spec X09).
+            self.parameters[key] = as_parameter(key, value)
+            return
+        data, shape = _tensor(row, value if isinstance(value, list) else [value], self._limits)
+        if any(spec.name == key for spec in self.specs):
+            raise given_twice(self.id, key)
+        self.specs.append(InputSpec(key, row.datatype, shape))
+        self.data.append(data)
+
+
+def _tensor(row: TensorInfo, values: list[Any], limits: Limits) -> tuple[Data, tuple[int, ...]]:
+    """An input's values and the shape they have. Text is looked at before the shape, numbers after it, as in Triton."""
+    data: Data
+    if row.datatype == "BYTES":
+        data = json_tensors.strings(row.name, values, limits.json_depth, limits.input_bytes)
+        return data, _shape(row, len(values))
+    shape = _shape(row, len(values))
+    data = json_tensors.array(row.name, row.datatype, values, len(values), limits.json_depth, limits.input_bytes)
+    return data, shape
+
+
+def _shape(row: TensorInfo, count: int) -> tuple[int, ...]:
+    """The model's shape with what the fixed dims leave of ``count`` values in its last variable one, 1 in the others.
+
+    Only how many values the outermost list has counts, however they nest.
+    """
+    left = count
+    for dim in row.shape:
+        if dim != -1:
+            left, rest = divmod(left, dim) if dim else (0, left)
+            if rest:
+                raise _misfit(row)
+    shape = list(row.shape)
+    for index in reversed(range(len(shape))):
+        if shape[index] == -1:
+            shape[index], left = left, 1
+    if left != 1:
+        raise _misfit(row)
+    return tuple(shape)
+
+
+def _misfit(row: TensorInfo) -> InvalidArgumentError:
+    return InvalidArgumentError(f"The schema can not convert input '{row.name}' to tensor with proper shape")
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+def encode_generate(name: str, version: str, form: InferForm, response: Response) -> bytes:
+    """One response of the model ``name`` as JSON (spec X09).
+
+    ``id`` (when the request had one), the model's name and version, response parameters and outputs share one object;
+    where two have the same name, the one named first here is kept. An output of one element is that element, any other
+    a flat list. Raises InvalidArgumentError for outputs that JSON cannot carry (spec H17).
+    """
+    members: dict[str, bytes] = {"id": json_print.quoted(form.id)} if form.id else {}
+    members["model_name"] = json_print.quoted(name)
+    members["model_version"] = json_print.quoted(version)
+    for key, value in response.parameters.items():
+        members.setdefault(key, json_print.parameter(value))
+    for output in response.outputs:
+        if output.name not in members:
+            members[output.name] = _values(output)
+    ordered = sorted((json_print.raw(key), value) for key, value in members.items())
+    return b"{%b}" % b",".join([json_print.quoted(key) + b":" + value for key, value in ordered])
+
+
+def _values(output: Tensor) -> bytes:
+    if output.datatype in _WORDS:
+        raise InvalidArgumentError(
+            f"sending {output.datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    data: Array = output.data
+    text = json_print.strings(elements(data)) if output.datatype == "BYTES" else json_print.numbers(data)
+    return text[1:-1] if data.size == 1 else text
+
+
+def error_object(message: str) -> bytes:
+    """``{"error": message}``, as a body or in an event."""
+    return b'{"error":%b}' % json_print.quoted(message)
+
+
+def event(payload: bytes) -> bytes:
+    """One server-sent event. ``payload`` is JSON in one line, which is how everything here prints it."""
+    return b"data: %b\n\n" % payload

@@ -1,0 +1,309 @@
+"""Management over V2 REST: bodies to Calls, results to answers; the law: nothing is asked of the engine here.
+
+What every route of `v2_routes` but inference and generation reads and answers (spec H04-H08, M08-M12, T01).
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
+from remora.messages import (
+    Call,
+    Duration,
+    IndexEntry,
+    ModelConfig,
+    ModelExplain,
+    ModelInfo,
+    ModelLoad,
+    ModelMetadata,
+    ModelReady,
+    ModelSequences,
+    ModelStatistics,
+    ModelStats,
+    ModelUnload,
+    RepositoryIndex,
+    ResponseStats,
+    ServerInfo,
+    ServerLive,
+    ServerMetadata,
+    ServerReady,
+    Startup,
+    TensorInfo,
+)
+from remora.protocols.json import access
+from remora.protocols.json.printer import quoted
+from remora.protocols.rest import settings as v2_settings
+from remora.protocols.rest.answer import JSON, PLAIN, HttpAnswer, failure
+from remora.protocols.rest.routes import Route
+from remora.sequence_report import SequenceReport
+from remora.startup import as_document
+from remora.system.log_settings import LogSetting
+from remora.tracing.settings import TraceSetting
+
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
+
+
+# -- Calls ----------------------------------------------------------------------------------------------------------
+
+
+def decode_call(route: Route, body: bytes) -> Call:
+    """What a management request asks of the engine. Raises RemoraError for its body."""
+    return _CALLS[route.action](route, bytes(body))
+
+
+def _index(route: Route, body: bytes) -> Call:
+    ready = False
+    if body:
+        present, value = access.find(access.document(body), "ready")
+        if present:
+            if not isinstance(value, bool):
+                raise MalformedError(access.NOT_BOOL)
+            ready = value
+    return RepositoryIndex(ready, route.repository)
+
+
+def _load(route: Route, body: bytes) -> Call:
+    _check_repository(route)
+    parameters: dict[str, str | bytes] = {}
+    present, values = access.find(access.document(body), "parameters") if body else (False, None)
+    if present:
+        if not isinstance(values, dict):
+            raise MalformedError(access.NOT_OBJECT)
+        for key, value in values.items():
+            if not isinstance(value, str):
+                raise MalformedError(access.NOT_TEXT)
+            if key == "config":
+                parameters[key] = value
+            elif key.startswith("file:"):
+                parameters[key] = _file(value)
+            else:
+                raise InternalError("unexpected error on creating Triton parameter")
+    return ModelLoad(route.model, parameters)
+
+
+def _file(text: str) -> bytes:
+    """The bytes of a file sent as base64; what is not base64 is skipped, as Triton's decoder does (spec M11)."""
+    digits = _NOT_BASE64.sub("", text)
+    if len(digits) % 4 == 1:
+        digits = digits[:-1]  # six bits alone are no byte
+    return base64.b64decode(digits + "=" * (-len(digits) % 4))
+
+
+def _unload(route: Route, body: bytes) -> Call:
+    _check_repository(route)
+    # Triton unloads even when it cannot read the body, and so do clients' scripts that send none or any.
+    try:
+        request = access.document(body) if body else None
+    except RemoraError:
+        request = None
+    _, parameters = access.find(request, "parameters")
+    present, value = access.find(parameters, "unload_dependents")
+    return ModelUnload(route.model, present and value is True)
+
+
+def _check_repository(route: Route) -> None:
+    if route.repository:
+        raise UnsupportedError("'repository_name' specification is not supported")
+
+
+def _log_settings(route: Route, body: bytes) -> Call:
+    return v2_settings.read_log(body) if route.verb == "POST" else LogSetting()
+
+
+def _trace_settings(route: Route, body: bytes) -> Call:
+    return v2_settings.read_trace(route.model, body) if route.verb == "POST" else TraceSetting(route.model)
+
+
+_CALLS: dict[str, Callable[[Route, bytes], Call]] = {
+    "live": lambda route, body: ServerLive(),
+    "ready": lambda route, body: ServerReady(),
+    "model_ready": lambda route, body: ModelReady(route.model, route.version),
+    "server_metadata": lambda route, body: ServerMetadata(),
+    "model_metadata": lambda route, body: ModelMetadata(route.model, route.version),
+    "model_config": lambda route, body: ModelConfig(route.model, route.version),
+    "model_stats": lambda route, body: ModelStatistics(route.model, route.version),
+    "model_sequences": lambda route, body: ModelSequences(route.model, route.version),
+    "all_stats": lambda route, body: ModelStatistics(),
+    "model_explain": lambda route, body: ModelExplain(route.model, route.version),
+    "startup": lambda route, body: Startup(),
+    "index": _index,
+    "load": _load,
+    "unload": _unload,
+    "trace": _trace_settings,
+    "logging": _log_settings,
+}
+
+
+# -- Results --------------------------------------------------------------------------------------------------------
+
+
+def encode_result(route: Route, result: object) -> HttpAnswer:
+    """The answer to a call of `decode_call` that went well; ``result`` is what messages.py says of the call."""
+    if route.action in ("live", "ready"):
+        return HttpAnswer(200 if result else 400, (PLAIN,), [])
+    if route.action == "model_ready":
+        return HttpAnswer(200, (PLAIN,), []) if result else failure(400, "Model version not ready", plain=True)
+    if result is None:
+        return HttpAnswer(200, (JSON,), [])
+    return HttpAnswer(200, (JSON,), [_RESULTS[route.action](result)])
+
+
+def _server(info: Any) -> bytes:
+    server = cast(ServerInfo, info)
+    return b'{"name":%b,"version":%b,"extensions":%b}' % (
+        quoted(server.name),
+        quoted(server.version),
+        _list([quoted(extension) for extension in server.extensions]),
+    )
+
+
+def _metadata(info: Any) -> bytes:
+    model = cast(ModelInfo, info)
+    return b'{"name":%b,"versions":%b,"platform":%b,"inputs":%b,"outputs":%b}' % (
+        quoted(model.name),
+        _list([quoted(version) for version in model.versions]),
+        quoted(model.platform),
+        _list([_tensor(tensor) for tensor in model.inputs]),
+        _list([_tensor(tensor) for tensor in model.outputs]),
+    )
+
+
+def _tensor(tensor: TensorInfo) -> bytes:
+    shape = _list([b"%d" % dim for dim in tensor.shape])
+    return b'{"name":%b,"datatype":%b,"shape":%b}' % (quoted(tensor.name), quoted(tensor.datatype), shape)
+
+
+def _config(config: Any) -> bytes:
+    # Imported when it is first asked for: serving requests needs no printer of configurations.
+    from remora.config import to_json
+
+    return to_json(config)
+
+
+def _entries(result: Any) -> bytes:
+    return _list([_entry(entry) for entry in cast(list[IndexEntry], result)])
+
+
+def _entry(entry: IndexEntry) -> bytes:
+    # Version, state and reason are left out where there are none (spec M08).
+    members = [b'"%b":%b' % (key.encode(), quoted(text)) for key, text in entry._asdict().items() if text]
+    return b"{%b}" % b",".join(members)
+
+
+def _statistics(result: Any) -> bytes:
+    return b'{"model_stats":%b}' % _list([_model_statistics(stats) for stats in cast(list[ModelStats], result)])
+
+
+def _model_statistics(stats: ModelStats) -> bytes:
+    batches = [
+        b'{"batch_size":%d,%b}'
+        % (batch.batch_size, _durations(batch, ("compute_input", "compute_infer", "compute_output")))
+        for batch in stats.batches
+    ]
+    phases = (
+        ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    )  # fmt: skip
+    return (
+        b'{"name":%b,"version":%b,"last_inference":%d,"inference_count":%d,"execution_count":%d,'
+        b'"inference_stats":{%b},"response_stats":{%b},"batch_stats":%b,"memory_usage":[]}'
+    ) % (
+        quoted(stats.name),
+        quoted(stats.version),
+        stats.last_inference_ms,
+        stats.inference_count,
+        stats.execution_count,
+        _durations(stats, phases),
+        b",".join(
+            b"%b:{%b}" % (quoted(index), _durations(row, ResponseStats._fields))
+            for index, row in stats.responses.items()
+        ),
+        _list(batches),
+    )
+
+
+def _startup(result: Any) -> bytes:
+    """Our own page (docs/cold-start.md)."""
+    import json  # nobody waits for this page
+
+    return json.dumps(as_document(result)).encode()
+
+
+def _sequences(result: Any) -> bytes:
+    """Our own page (docs/sequences.md): times in microseconds, places only where there are any."""
+    import json  # nobody waits for this page
+
+    report = cast(SequenceReport, result)
+    shown = {
+        "strategy": report.strategy,
+        "slots": report.slots,
+        "active": report.active,
+        "backlog": report.backlog,
+        "max_sequence_idle_us": report.idle_limit_ns // 1000,
+        "sequences": [
+            {
+                "correlation_id": row.id,
+                "state": row.state,
+                **_place(row.instance, row.slot),
+                "running": row.running,
+                "requests_waiting": row.waiting,
+                "idle_us": row.idle_ns // 1000,
+            }
+            for row in report.live
+        ],
+        "ended": [
+            {"correlation_id": row.id, "why": row.why, **_place(row.instance, row.slot), "ago_us": row.ago_ns // 1000}
+            for row in report.ended
+        ],
+        "refused": [
+            {
+                "correlation_id": row.id,
+                "request_id": row.request_id,
+                "error": row.error,
+                "explanation": row.explanation,
+                "ago_us": row.ago_ns // 1000,
+            }
+            for row in report.refused
+        ],
+    }
+    return json.dumps(shown, separators=(",", ":")).encode()
+
+
+def _place(instance: str, slot: int) -> dict[str, object]:
+    return {"instance": instance, "slot": slot} if instance else {}
+
+
+def _durations(holder: object, names: tuple[str, ...]) -> bytes:
+    parts = []
+    for name in names:
+        duration: Duration = getattr(holder, name)
+        parts.append(b'"%b":{"count":%d,"ns":%d}' % (name.encode(), duration.count, duration.ns))
+    return b",".join(parts)
+
+
+def _explanation(result: Any) -> bytes:
+    import orjson  # a page of ours: no client compares it byte by byte
+
+    return orjson.dumps(result.document())
+
+
+def _list(items: list[bytes]) -> bytes:
+    return b"[%b]" % b",".join(items)
+
+
+_RESULTS: dict[str, Callable[[Any], bytes]] = {
+    "server_metadata": _server,
+    "model_metadata": _metadata,
+    "model_config": _config,
+    "model_stats": _statistics,
+    "model_sequences": _sequences,
+    "startup": _startup,
+    "all_stats": _statistics,
+    "model_explain": _explanation,
+    "index": _entries,
+    "trace": v2_settings.print_settings,
+    "logging": v2_settings.print_settings,
+}

@@ -1,0 +1,276 @@
+"""The predict protocol of TensorFlow Serving, KServe V1 and Vertex AI: a list of instances in, as many predictions out.
+
+The law: prediction i belongs to instance i, whatever the server made of them in between. An instance is the one input's
+value, or an object with a value for each input; ``{"inputs": {...}}`` has whole columns instead. What a model cannot
+take in one piece is cut into several requests. Values keep their kind: nothing is rounded, wrapped or cut.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from remora.errors import InternalError, InvalidArgumentError
+from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor, TensorInfo
+from remora.protocols.json.reader import MAX_DEPTH
+from remora.protocols.json.tensors import flatten
+from remora.protocols.rest.request import Limits, check_values
+
+_ONE_BY_ONE = 1
+_MAX_ROWS = 1 << 20
+_MAX_PARTS = 1 << 16
+"""How many requests one body may make: each takes its time, and nobody else is served while they are made."""
+_KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+"""What JSON has for each kind of array."""
+
+
+class Rows(NamedTuple):
+    """How a model takes instances: ``most`` in one request, 0 for any number; ``stacked``: along a first dimension."""
+
+    most: int
+    stacked: bool
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorInfo], max_batch_size: int) -> Rows:
+        """From a model's inputs: those of a batching model are stacked, and so are those of varying length."""
+        if max_batch_size > 0:
+            return cls(max_batch_size, True)
+        varying = bool(inputs) and all(row.shape and row.shape[0] < 0 for row in inputs)
+        return cls(0, True) if varying else cls(_ONE_BY_ONE, False)
+
+
+class Part(NamedTuple):
+    """A V2 request that some of the instances make: its form, its data, how many there are."""
+
+    form: InferForm
+    data: list[Data]
+    instances: int
+
+
+def decode_predict(
+    body: Buffer, inputs: Sequence[TensorInfo], optional: frozenset[str], rows: Rows, limit: int = 64 << 20
+) -> list[Part]:
+    """The requests that a body asks for, in the order of its instances.
+
+    Raises InvalidArgumentError for a body that is no such JSON, and for values that do not fit. Shapes are the model's
+    to check.
+    """
+    if len(body) > limit:
+        raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
+    check_values(memoryview(body), Limits(limit))
+    found = _instances(body)
+    if isinstance(found, Mapping):
+        return _cut(_columns(found, inputs, optional), rows)
+    if not found:
+        raise InvalidArgumentError("'instances' is empty: send at least one")
+    if len(found) > _MAX_ROWS:
+        raise InvalidArgumentError(f"there are {len(found)} instances, {_MAX_ROWS} are accepted in one request")
+    if not rows.stacked:
+        _check_parts(len(found))
+        return [Part(*_request(_single(one, inputs, optional)), 1) for one in found]
+    return _cut(_stacked(found, inputs, optional), rows)
+
+
+def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: Rows) -> bytes:
+    """``{"predictions": [...]}`` of the answers to the parts. BYTES are text; what is no UTF-8 is ``{"b64": ...}``.
+
+    Raises InternalError when an output has not one row for each instance: a client would match them wrongly.
+    """
+    predictions: list[Any] = []
+    for response, count in zip(responses, counts, strict=True):
+        outputs = [(output.name, _rows_of(output, count, rows)) for output in response.outputs]
+        if len(outputs) == 1:
+            predictions += outputs[0][1]
+        else:
+            predictions += [{name: values[index] for name, values in outputs} for index in range(count)]
+    return orjson.dumps({"predictions": predictions}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _instances(body: Buffer) -> list[Any] | Mapping[str, Any]:
+    try:
+        message = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"Unrecognized request format: {error}") from error
+    if not isinstance(message, dict):
+        raise InvalidArgumentError("expected a JSON object with 'instances' or 'inputs'")
+    found = message.get("inputs", message.get("instances"))
+    if isinstance(found, dict) and "inputs" in message:
+        return found
+    if not isinstance(found, list):
+        raise InvalidArgumentError('Expected "instances" to be a list')
+    return found
+
+
+def _names(given: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[TensorInfo]:
+    """The inputs that an object has values for."""
+    known = {row.name for row in inputs}
+    strange = sorted(str(name) for name in given if name not in known)
+    missing = sorted(row.name for row in inputs if row.name not in given and row.name not in optional)
+    if strange or missing:
+        what = f"unknown {', '.join(strange[:5])}" if strange else f"missing {', '.join(missing[:5])}"
+        raise InvalidArgumentError(f"an instance's inputs do not fit: {what}; the model has {', '.join(sorted(known))}")
+    return [row for row in inputs if row.name in given]
+
+
+def _is_named(instance: Any, inputs: Sequence[TensorInfo]) -> bool:
+    """Whether an instance names its inputs. ``{"b64": ...}`` is a value, unless the model has an input of that name."""
+    return isinstance(instance, dict) and (set(instance) != {"b64"} or any(row.name == "b64" for row in inputs))
+
+
+def _stacked(
+    instances: list[Any], inputs: Sequence[TensorInfo], optional: frozenset[str]
+) -> list[tuple[TensorInfo, Array]]:
+    if _is_named(instances[0], inputs):
+        rows = _names(instances[0], inputs, optional)
+        wanted = {row.name for row in rows}
+        if not all(isinstance(one, dict) and set(one) == wanted for one in instances):
+            raise InvalidArgumentError("all instances of a request must name the same inputs")
+        return [(row, _array([one[row.name] for one in instances], row)) for row in rows]
+    return [(_only(inputs), _array(instances, _only(inputs)))]
+
+
+def _single(instance: Any, inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[tuple[TensorInfo, Array]]:
+    if _is_named(instance, inputs):
+        return [(row, _array(instance[row.name], row)) for row in _names(instance, inputs, optional)]
+    return [(_only(inputs), _array(instance, _only(inputs)))]
+
+
+def _columns(
+    columns: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]
+) -> list[tuple[TensorInfo, Array]]:
+    return [(row, _array(columns[row.name], row)) for row in _names(columns, inputs, optional)]
+
+
+def _only(inputs: Sequence[TensorInfo]) -> TensorInfo:
+    if len(inputs) != 1:
+        names = ", ".join(row.name for row in inputs)
+        raise InvalidArgumentError(f"the model has inputs {names}: an instance is an object with a value for each")
+    return inputs[0]
+
+
+def _cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
+    """Requests of at most as many rows as the model takes."""
+    counts = {array.shape[0] if array.ndim else 0 for _, array in tensors}
+    if len(counts) != 1 or counts == {0}:
+        raise InvalidArgumentError("the inputs have different numbers of instances, or none")
+    (count,) = counts
+    if not rows.stacked:
+        return [Part(*_request(tensors), 1)]
+    step = rows.most or count
+    _check_parts(-(-count // step))
+    return [
+        Part(*_request([(row, array[start : start + step]) for row, array in tensors]), min(step, count - start))
+        for start in range(0, count, step)
+    ]
+
+
+def _check_parts(count: int) -> None:
+    if count > _MAX_PARTS:
+        raise InvalidArgumentError(
+            f"the instances make {count} requests of what the model takes at a time, at most {_MAX_PARTS} are made: "
+            "send fewer, or give the model a greater max_batch_size"
+        )
+
+
+def _request(tensors: list[tuple[TensorInfo, Array]]) -> tuple[InferForm, list[Data]]:
+    specs = tuple(InputSpec(row.name, row.datatype, array.shape) for row, array in tensors)
+    return InferForm(specs), [np.ascontiguousarray(array).reshape(array.shape) for _, array in tensors]
+
+
+def _array(values: Any, row: TensorInfo) -> Array:
+    """JSON values as an array of the input's datatype. Raises InvalidArgumentError where that would change them."""
+    if row.datatype == "BYTES":
+        return _bytes_array(values, row)
+    dtype = np.dtype("<f4") if row.datatype == "BF16" else DTYPES[row.datatype]
+    # Before an array is made: numpy would give each text the room of the longest.
+    _, kinds = flatten(values if isinstance(values, list) else [values], MAX_DEPTH)
+    if kinds - _KINDS[dtype.kind]:
+        raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"the values of input '{row.name}' are no array: rows differ in length") from error
+    if array.size == 0:
+        return array.astype(DTYPES[row.datatype])
+    if dtype.kind in "iu":
+        return _integers(values, array, dtype, row)
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    return (cast.view("<u4") >> 16).astype("<u2") if row.datatype == "BF16" else cast
+
+
+def _integers(values: Any, array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
+    """Integers as they are; numpy makes floats of those beyond 63 bits beside others."""
+    if array.dtype.kind not in "iu":
+        array = np.asarray(values, object)
+    limits = np.iinfo(dtype)
+    if array.min() < limits.min or array.max() > limits.max:
+        raise InvalidArgumentError(f"a value of input '{row.name}' does not fit into {row.datatype}")
+    return array.astype(dtype)
+
+
+def _bytes_array(values: Any, row: TensorInfo) -> Array:
+    shape: list[int] = []
+    level = values
+    while isinstance(level, list):
+        shape.append(len(level))
+        level = level[0] if level else None
+    flat = [values]
+    for size in shape:
+        if not all(isinstance(one, list) and len(one) == size for one in flat):
+            raise InvalidArgumentError(f"the values of input '{row.name}' are no array: rows differ in length")
+        flat = [value for one in flat for value in one]
+    array = np.empty(len(flat), object)
+    array[:] = [_octets(value, row) for value in flat]
+    try:
+        return array.reshape(shape)
+    except ValueError as error:
+        raise InvalidArgumentError(f"the values of input '{row.name}' nest too deep: {error}") from error
+
+
+def _octets(value: Any, row: TensorInfo) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
+        try:
+            return base64.b64decode(value["b64"], validate=True)
+        except ValueError as error:  # binascii's own, or that of text beyond ASCII
+            raise InvalidArgumentError(f"a b64 value of input '{row.name}' is no base64: {error}") from error
+    raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}")
+
+
+def _rows_of(output: Tensor, count: int, rows: Rows) -> list[Any]:
+    data = output.data
+    if not rows.stacked:
+        return [_printable(output.datatype, data)]
+    if data.ndim == 0 or data.shape[0] != count:
+        raise InternalError(
+            f"output '{output.name}' has shape {list(data.shape)} for {count} instances: predictions cannot be matched "
+            "with instances. Ask for this model through V2",
+            from_model=True,
+        )
+    values = _printable(output.datatype, data)
+    return values if isinstance(values, list) else [values[index] for index in range(count)]
+
+
+def _printable(datatype: str, data: Array) -> Any:
+    """Values as orjson prints them."""
+    if datatype == "BYTES":
+        return _texts(data.tolist())
+    if datatype == "BF16":
+        return (data.astype("<u4") << 16).view("<f4").astype("<f8")
+    # As doubles the values are exact for readers that know no other floats.
+    return np.ascontiguousarray(data, "<f8" if data.dtype.kind == "f" else None)
+
+
+def _texts(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_texts(value) for value in values]
+    try:
+        return values.decode() if isinstance(values, bytes) else str(values)
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(values).decode()}

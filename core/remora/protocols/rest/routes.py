@@ -1,0 +1,164 @@
+"""Which action an HTTP method and path ask for; the law: Triton's paths to the letter, and no pattern that backtracks.
+
+Paths are not percent-decoded and have lost their query string (spec H02). What no route takes is refused with
+Triton's bodies and content types (spec H02, H03).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from remora.protocols.rest.answer import Refusal
+
+_MAX_VERSION = 2**63 - 1
+_MEMO_PATH = 256
+_POST = ("POST",)
+_GET = ("GET",)
+_BOTH = ("GET", "POST")
+
+_MODEL_ACTIONS = {
+    "": "model_metadata",
+    "infer": "infer",
+    "generate": "generate",
+    "generate_stream": "generate_stream",
+    "ready": "model_ready",
+    "config": "model_config",
+    "stats": "model_stats",
+    "sequences": "model_sequences",  # ours
+    "explain": "model_explain",  # ours
+    "trace/setting": "trace",
+}
+_METHODS = {
+    "infer": _POST,
+    "generate": _POST,
+    "generate_stream": _POST,
+    "index": _POST,
+    "load": _POST,
+    "unload": _POST,
+    "trace": _BOTH,
+    "logging": _BOTH,
+}
+# Of these, errors found before the body is read are text/plain; of all others they are application/json (spec H11).
+_PLAIN = frozenset(("infer", "model_ready", "live", "ready"))
+
+
+class Route(NamedTuple):
+    """What is asked for.
+
+    ``version`` is -1 when the path names none. ``plain_errors`` says that errors found before the body is read go out
+    as text/plain. ``verb`` is the method of "trace" and "logging" ("GET" or "POST"), and "status", "register" or
+    "unregister" of shared memory; ``region`` is shared memory's region and ``repository`` the repository in the path.
+    """
+
+    action: str
+    model: str = ""
+    version: int = -1
+    plain_errors: bool = False
+    verb: str = ""
+    region: str = ""
+    repository: str = ""
+
+
+def route(method: bytes | str, path: str) -> Route:
+    """The route of a request. Raises Refusal: 404 without one, 405 for another method, 400 for a version too big."""
+    # A long path is not kept, because clients choose it and the memo counts entries, not bytes.
+    return _remembered(method, path) if len(path) <= _MEMO_PATH else _route(method, path)
+
+
+def _route(method: bytes | str, path: str) -> Route:
+    verb = method.decode("latin-1") if isinstance(method, bytes) else method
+    found = _find(path.split("/", 9))
+    if found is None:
+        raise Refusal(404, "Not Found")
+    where, version = found
+    where = where._replace(plain_errors=where.action in _PLAIN)
+    if verb not in _methods(where):
+        raise Refusal(405, "Method Not Allowed", plain=where.plain_errors, action=where.action)
+    if where.action in ("trace", "logging"):
+        where = where._replace(verb=verb)
+    return where._replace(version=_version(version, where.plain_errors)) if version else where
+
+
+_remembered = lru_cache(maxsize=4096)(_route)
+
+
+def _methods(where: Route) -> tuple[str, ...]:
+    if where.action in ("system_shm", "cuda_shm"):
+        return _GET if where.verb == "status" else _POST
+    return _METHODS.get(where.action, _GET)
+
+
+def _find(parts: list[str]) -> tuple[Route, str] | None:
+    """The route of a split path and the text of its version."""
+    if parts[:2] != ["", "v2"]:
+        return None
+    match parts[2:]:
+        case []:
+            return Route("server_metadata"), ""
+        case ["health", ("live" | "ready") as probe]:
+            return Route(probe), ""
+        case ["models", "stats"]:
+            return Route("all_stats"), ""
+        case ["models", model, *rest] if model:
+            return _model(model, rest)
+        case ["repository", *rest]:
+            return _repository(rest)
+        case ["trace", "setting"]:
+            return Route("trace"), ""
+        case ["logging"]:
+            return Route("logging"), ""
+        case ["startup"]:  # ours
+            return Route("startup"), ""
+        case ["systemsharedmemory", *rest]:
+            return _shared_memory("system_shm", rest)
+        case ["cudasharedmemory", *rest]:
+            return _shared_memory("cuda_shm", rest)
+    return None
+
+
+def _model(model: str, rest: list[str]) -> tuple[Route, str] | None:
+    version = ""
+    if len(rest) > 1 and rest[0] == "versions" and rest[1].isascii() and rest[1].isdigit():
+        version, rest = rest[1], rest[2:]
+    kind = "/".join(rest)
+    action = _MODEL_ACTIONS.get(kind)
+    # `/v2/models/m/` has an empty rest of one part, and trace settings know no versions.
+    if action is None or rest == [""] or (action == "trace" and version):
+        return None
+    return Route(action, model), version
+
+
+def _repository(rest: list[str]) -> tuple[Route, str] | None:
+    match rest:
+        case ["index"]:
+            return Route("index"), ""
+        case [repository, "index"] if repository:
+            return Route("index", repository=repository), ""
+        case ["models", model, ("load" | "unload") as action] if model:
+            return Route(action, model), ""
+        case [repository, "models", model, ("load" | "unload") as action] if repository and model:
+            return Route(action, model, repository=repository), ""
+    return None
+
+
+def _shared_memory(action: str, rest: list[str]) -> tuple[Route, str] | None:
+    match rest:
+        case [("status" | "register" | "unregister") as verb]:
+            return Route(action, verb=verb), ""
+        case ["region", region, ("status" | "register" | "unregister") as verb] if region:
+            return Route(action, verb=verb, region=region), ""
+    return None
+
+
+def _version(text: str, plain: bool) -> int:
+    # Without its zeros a number of 19 digits is all that may fit; longer ones are never turned into a number.
+    digits = text.lstrip("0") or "0"
+    if len(digits) <= 19 and int(digits) <= _MAX_VERSION:
+        return int(digits)
+    raise Refusal(
+        400,
+        f"failed to get model version from specified version string '{text}' (details: stol), "
+        "version should be an integral value > 0",
+        plain=plain,
+    )

@@ -1,0 +1,465 @@
+"""One request to an ensemble under way: starts steps, takes their answers, ends once (spec E02-E06).
+
+It holds no thread: the step that finishes starts the next, in the thread that finished it. Laws:
+
+1. The request is answered once, or its stream ended once, whatever its steps do; what comes after is dropped.
+2. What a step gave is passed on as it is. An array that more than one will read is passed on read-only. What lies on a
+   device is copied from there when the next model, or the client, does not take it there: once, whoever asks.
+3. The models that the steps run on stay loaded until the request has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from remora.errors import CancelledError, InvalidArgumentError, RemoraError, UnavailableError, about, error_of
+from remora.messages import (
+    Array,
+    Data,
+    InferForm,
+    InputSpec,
+    Mailbox,
+    Outcome,
+    Parameter,
+    Response,
+    Streamed,
+    Tensor,
+    Ticket,
+)
+from remora.scheduling.delivery import failure_of
+from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, Progress, Start, Step
+from remora.signature import Signature, UnreadableError
+from remora.tensors.device import DeviceArray, DeviceId, on_host
+
+_log = logging.getLogger("remora.models")
+
+_NO_STEPS: frozenset[int] = frozenset()
+_SIGNED_LIMIT = 1 << 63
+_PATIENCE_S = 1.0
+"""How long a response waits for room behind it at the most. Ensembles whose steps wait for each other in a circle would
+never make any; the limit then slows them down instead of stopping them."""
+
+
+class StepModel(Protocol):
+    """A model version that an ensemble has borrowed."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def decoupled(self) -> bool: ...
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def devices(self) -> frozenset[DeviceId]:
+        """Where it takes tensors and leaves its own; see ``ServedModel.devices``."""
+
+    def labels_of(self, output: str) -> Sequence[str]:
+        """See ``ServedModel.labels_of``."""
+
+    def unreadable(self, error: UnreadableError) -> RemoraError:
+        """See ``ServedModel.unreadable``."""
+
+    def submit(
+        self,
+        form: InferForm,
+        data: Sequence[Data],
+        reply: Callable[[Ticket, Outcome], None],
+        *,
+        mailbox: Mailbox | None = None,
+        context: object = None,
+        held: frozenset[object] = frozenset(),
+        stays: bool = False,
+    ) -> Ticket:
+        """Hand a step's request in; see ``ServedModel.submit``."""
+
+    def give_back(self) -> None:
+        """The borrower is done with it."""
+
+
+class StepModels(Protocol):
+    """Where ensembles find their composing models."""
+
+    def borrow(self, name: str, version: int = -1) -> StepModel:
+        """The version that serves, kept loaded until it is given back; -1 for the highest ready one.
+
+        Raises RemoraError when there is none.
+        """
+
+
+class Value(NamedTuple):
+    """A tensor between two steps; ``batched`` says whether its first dimension is the batch."""
+
+    data: Array
+    datatype: str
+    batched: bool
+
+
+class Owner(Protocol):
+    """What a request needs of its scheduler."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def plan(self) -> EnsemblePlan: ...
+
+    @property
+    def models(self) -> StepModels: ...
+
+    @property
+    def batches(self) -> bool: ...
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The datatype of each input."""
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[int, ...]]:
+        """The dims in which steps give each output, the batch dimension aside: those of its reshape if it has one."""
+
+    def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
+        """Return the outputs in the shapes that the ensemble declares."""
+
+    def now(self) -> int:
+        """The engine's monotonic clock."""
+
+    def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
+        """Where answers of steps go when the ensemble's request came with this mailbox."""
+
+    def form(self, request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) -> InferForm:
+        """What a step's request says."""
+
+    def emit(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Hand an answer of the ensemble on."""
+
+    def ended(self, request: EnsembleRequest, error: RemoraError | None) -> None:
+        """Count a request that has ended; called once for each, before its last answer leaves."""
+
+
+class EnsembleRequest:
+    """See the module. `begin` is called once; the steps' answers come to `reply`, on any thread."""
+
+    def __init__(self, owner: Owner, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.spent_ns = [0, 0, 0]
+        self.first_ns = 0
+        self._owner = owner
+        self._run: EnsembleRun[Value] = EnsembleRun(owner.plan, ticket.request.requested)
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock) if owner.plan.max_inflight else None
+        self._models: dict[tuple[str, int], StepModel] = {}
+        self._stays: frozenset[int] = _NO_STEPS
+        self._tickets: set[Ticket] = set()
+        self._outbox: deque[Outcome] = deque()
+        self._sending = False
+        self._over = False
+        self._untie: Callable[[], None] = _nothing
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Borrow the models and start the steps that need nothing but the request's inputs."""
+        owner, request = self._owner, self.ticket.request
+        self.ticket.start_ns = owner.now()
+        try:
+            self._borrow()
+        except RemoraError as refusal:
+            self.end(refusal)
+            return
+        given = {name: Value(data, owner.inputs[name], owner.batches) for name, data in request.inputs.items()}
+        with self._lock:
+            progress = self._run.begin(given)
+            error = self._take_in(progress)
+        self._untie = request.when_cancelled(self.cancel)
+        if self._over:
+            self._let_go()
+        self._go_on(progress, error)
+
+    def reply(self, ticket: Ticket, outcome: Outcome) -> None:
+        """A step answered."""
+        start: Start[Value] | None = ticket.context  # type: ignore[assignment]  # what `_submit` put there
+        content = outcome.outcome if isinstance(outcome, Streamed) else outcome
+        final = outcome.final if isinstance(outcome, Streamed) else True
+        if start is None or self._over:
+            return
+        if isinstance(content, RemoraError):
+            self.end(content)
+            return
+        if self.ticket.request.cancelled:
+            self.cancel()
+            return
+        outputs = None if content is None else self._values(start, content)
+        with self._lock:
+            if self._over:
+                return
+            if final:
+                self._note_end(ticket, streamed=isinstance(outcome, Streamed))
+            progress = self._run.answered(start, outputs, final=final)
+            error = self._take_in(progress)
+            if self._moved is not None:
+                self._moved.notify_all()
+        self._go_on(progress, error)
+        if self._moved is not None and not final:
+            self._wait_for_room(start.step)
+
+    def cancel(self) -> None:
+        """End with CancelledError, unless it has ended. Any thread may call."""
+        self.end(CancelledError(about(self.ticket.request.form.id, "request was cancelled")))
+
+    def end(self, error: RemoraError) -> None:
+        """End with an error, unless it has ended. Any thread may call."""
+        with self._lock:
+            if self._over:
+                return
+            error = self._fail(error)
+        self._finish(error)
+        self._flush()
+
+    # -- with the lock held -----------------------------------------------------------------------------------------
+
+    def _take_in(self, progress: Progress[Value]) -> RemoraError | None:
+        """Put what a step brought into the outbox, and note the end; what it ends with if that is an error."""
+        if progress.stuck:
+            return self._fail(
+                InvalidArgumentError(
+                    about(
+                        self.ticket.request.form.id,
+                        "unexpected deadlock, at least one output is not set while no more ensemble steps can be made",
+                    )
+                )
+            )
+        if progress.answers and not self.first_ns:
+            self.first_ns = self._owner.now()
+        try:
+            answers = [self._response(answer) for answer in progress.answers]
+        except Exception as error:  # a shape that is not what the ensemble promises, or a device that lost it
+            return self._fail(failure_of(error, self._owner.name))
+        if not self._run.streamed:
+            self._outbox.extend(answers)
+        else:
+            closing = progress.ended
+            last = len(answers) - 1
+            self._outbox.extend(Streamed(answer, closing and at == last) for at, answer in enumerate(answers))
+            if closing and not answers:
+                self._outbox.append(Streamed(None, True))
+        self._over = progress.ended
+        return None
+
+    def _fail(self, error: RemoraError) -> RemoraError:
+        """Note the end with an error."""
+        self._over = True
+        error = in_ensemble(self._owner.name, error)
+        self._outbox.append(Streamed(error, True) if self._run.streamed else error)
+        if self._moved is not None:
+            self._moved.notify_all()
+        return error
+
+    def _note_end(self, ticket: Ticket, *, streamed: bool) -> None:
+        """An execution of a step has ended: add what it took. One that streams is seen from outside only."""
+        self._tickets.discard(ticket)
+        ticket.context = None
+        spent = (0, self._owner.now() - ticket.start_ns, 0) if streamed else ticket.spent_ns
+        for phase, ns in enumerate(spent):
+            self.spent_ns[phase] += ns
+
+    # -- without it -------------------------------------------------------------------------------------------------
+
+    def _borrow(self) -> None:
+        owner = self._owner
+        for key in owner.plan.models:
+            self._models[key] = owner.models.borrow(*key)
+        for step in owner.plan.steps:
+            if self._models[step.model, step.version].decoupled != step.decoupled:
+                raise UnavailableError(
+                    f"model '{step.model}' has just been replaced by one of another transaction policy: try again"
+                )
+        if any(model.devices for model in self._models.values()):
+            self._stays = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))
+
+    def _stays_on_device(self, step: Step) -> bool:
+        """Whether anyone who reads what the step gives takes it where the step's model leaves it."""
+        devices = self._models[step.model, step.version].devices
+        return bool(devices) and any(
+            devices & self._models[reader.model, reader.version].devices for reader in self._run.readers(step)
+        )
+
+    def _go_on(self, progress: Progress[Value], error: RemoraError | None) -> None:
+        """Do what was decided: count the end, send the answers, start the steps."""
+        if self._over and (progress.ended or error is not None):
+            self._finish(error)
+        self._flush()
+        for start in progress.starts:
+            if self._over:
+                return
+            self._submit(start)
+
+    def _submit(self, start: Start[Value]) -> None:
+        owner, step = self._owner, start.step
+        model = self._models[step.model, step.version]
+        try:
+            form, data = self._asked(model, start)
+            trace = self.ticket.request.trace
+            if trace is not None:
+                model = trace.over(model)
+            ticket = model.submit(
+                form,
+                data,
+                self.reply,
+                mailbox=owner.mailbox_for(self.ticket.mailbox),
+                context=start,
+                held=self.ticket.request.held,
+                stays=step.number in self._stays,
+            )
+        except Exception as error:  # the step refused it, its queue is full, or something broke
+            self.end(failure_of(error, model.name))
+            return
+        with self._lock:
+            if not self._over:
+                if ticket.context is not None:  # else it has been answered already
+                    self._tickets.add(ticket)
+                return
+        ticket.cancel()
+
+    def _asked(self, model: StepModel, start: Start[Value]) -> tuple[InferForm, list[Data]]:
+        """What a step's model is asked. Raises RemoraError for a tensor that cannot be fetched from its device."""
+        step, batches = start.step, model.signature.max_batch_size > 0
+        specs: list[InputSpec] = []
+        data: list[Data] = []
+        for name, tensor in step.inputs:
+            value = start.inputs.get(name)
+            if value is None:
+                continue
+            array = value.data
+            shape: tuple[int, ...] = array.shape
+            if value.batched != batches:
+                shape = fit_batch(shape, _dims(model.signature, name), batches=batches)
+            specs.append(InputSpec(name, value.datatype, shape))
+            data.append(_passed(array, model.devices, shared=self._run.is_shared(tensor)))
+        return self._owner.form(self.ticket.request.form, step, tuple(specs)), data
+
+    def _values(self, start: Start[Value], response: Response) -> dict[str, Value]:
+        batched = self._models[start.step.model, start.step.version].signature.max_batch_size > 0
+        return {tensor.name: Value(tensor.data, tensor.datatype, batched) for tensor in response.outputs}
+
+    def _response(self, answer: dict[str, Value]) -> Response:
+        owner = self._owner
+        outputs: list[Tensor] = []
+        if len(answer) < len(self._run.places):
+            for name in self._run.places:
+                if name not in answer:
+                    _log.debug("Composing models did not output tensor %s", name)
+        for name, (data, datatype, batched) in answer.items():
+            data = on_host(data)
+            if batched != owner.batches:
+                data = data.reshape(fit_batch(data.shape, owner.outputs[name], batches=owner.batches))
+            outputs.append(Tensor(name, datatype, data))
+        return Response(owner.to_wire(outputs), sequence_parameters(self.ticket.request.form) if outputs else None)
+
+    def _finish(self, error: RemoraError | None) -> None:
+        """Count the request, stop what still runs for it and give the models back. Only who ended it calls."""
+        self._let_go()
+        self._owner.ended(self, error)
+        with self._lock:
+            tickets, self._tickets = self._tickets, set()
+        for ticket in tickets:
+            ticket.cancel()
+        for model in self._models.values():
+            model.give_back()
+
+    def _let_go(self) -> None:
+        """Untie it from the request, so that all its arrays go with the last reference and no collector is needed."""
+        untie, self._untie = self._untie, _nothing
+        untie()
+
+    def _flush(self) -> None:
+        """Hand on what is in the outbox, one after another, whichever threads bring it."""
+        with self._lock:
+            if self._sending or not self._outbox:
+                return
+            self._sending = True
+            outcome = self._outbox.popleft()
+        while True:
+            self._owner.emit(self.ticket, outcome)
+            with self._lock:
+                if not self._outbox:
+                    self._sending = False
+                    return
+                outcome = self._outbox.popleft()
+
+    def _wait_for_room(self, step: Step) -> None:
+        """Hold up the sender of a response while a step that reads from it has its fill (spec E06)."""
+        plan, moved = self._owner.plan, self._moved
+        if moved is None or plan.returns_to(step):
+            return
+        readers = self._run.readers(step)
+        with moved:
+            moved.wait_for(
+                lambda: self._over or all(self._run.open(reader) < plan.max_inflight for reader in readers),
+                _PATIENCE_S,
+            )
+
+
+def sequence_parameters(form: InferForm) -> dict[str, Parameter]:
+    """Return the parameters that every response of an ensemble with an output has, also outside a sequence."""
+    number = form.sequence_id
+    if not isinstance(number, str) and number >= _SIGNED_LIMIT:
+        number -= 2 * _SIGNED_LIMIT  # as Triton, because a parameter of gRPC is a signed number
+    return {"sequence_id": number, "sequence_start": form.sequence_start, "sequence_end": form.sequence_end}
+
+
+def in_ensemble(name: str, error: RemoraError) -> RemoraError:
+    """An error as an ensemble's: Triton names the ensemble in front of it, of the ensemble's own errors too."""
+    return error_of(error.code, f"in ensemble '{name}', {error.message}", from_model=True)
+
+
+def fit_batch(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
+    """The shape in which a tensor passes between a model that batches and one that does not (spec E03).
+
+    Args:
+        shape: as the tensor is.
+        dims: what its reader declares, the batch dimension aside; -1 for any size.
+        batches: whether the reader batches; the giver does the opposite.
+
+    A batch of one row is added or taken off when the rest then fits; else the shape stays, and the reader judges it.
+    """
+    if batches:
+        return (1, *shape) if _fits(shape, dims) else shape
+    return shape[1:] if shape[:1] == (1,) and _fits(shape[1:], dims) and not _fits(shape, dims) else shape
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+def _dims(signature: Signature, name: str) -> tuple[int, ...]:
+    """The dims of a model's input, the batch dimension aside."""
+    skip = 1 if signature.max_batch_size > 0 else 0
+    return next((row.shape[skip:] for row in signature.inputs if row.name == name), ())
+
+
+def _passed(array: Any, devices: frozenset[DeviceId], *, shared: bool) -> Array:
+    """What a model gets of a step's array, when it takes tensors on ``devices``."""
+    if type(array) is not DeviceArray:
+        return _read_only(array) if shared else array
+    if array.device not in devices:
+        return array.host()
+    return (array.as_shared() if shared else array).as_array()
+
+
+def _read_only(array: Array) -> Array:
+    """The same values for somebody who must not write them."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def _nothing() -> None:
+    return None

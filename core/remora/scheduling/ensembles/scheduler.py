@@ -1,0 +1,206 @@
+"""Runs the requests of an ensemble: the surface of `Scheduler`, with other models in the place of instances.
+
+It has no threads of its own. A step's answer is taken where it arises, and the next step is submitted from there; when
+that is an event loop, quick steps run in the loop as if the client had asked for them. Laws:
+
+1. Each ticket is answered exactly once, or its stream ended once.
+2. Answers that arise from one delivery of a step leave in one delivery.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from remora.errors import RemoraError
+from remora.messages import InferForm, InputSpec, Mailbox, Outcome, Streamed, Ticket
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.scheduling.costs import CostModel
+from remora.scheduling.delivery import deliver, run_replies, stopping
+from remora.scheduling.ensembles.plan import EnsemblePlan, Step
+from remora.scheduling.ensembles.request import EnsembleRequest, StepModels
+from remora.signature import Signature
+from remora.system.clock import Clock
+
+_FORMS_KEPT = 256
+
+
+class EnsembleRecorder(Protocol):
+    """Counts the requests of an ensemble. Called without locks, from any thread; must not raise."""
+
+    def ensemble_ended(
+        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
+    ) -> None:
+        """A request ended; ``spent_ns`` are the sums of its steps' compute phases: input, infer, output, ``first_ns``
+        is when its first answer was there, 0 for none."""
+
+
+class EnsembleScheduler:
+    """The requests of one version of one ensemble.
+
+    Args:
+        config: complete and valid, its steps checked against their models.
+        decoupled: the names of the composing models that are decoupled.
+        models: where they are borrowed from.
+        signature: the ensemble's own.
+        recorder: is told of every request that ends.
+        clock: the engine's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        decoupled: Collection[str],
+        models: StepModels,
+        signature: Signature,
+        recorder: EnsembleRecorder,
+        clock: Clock,
+    ) -> None:
+        self.name = config.name
+        self.plan = EnsemblePlan.of(config, decoupled)
+        self.models = models
+        self.batches = signature.max_batch_size > 0
+        self.inputs = {row.name: row.datatype for row in signature.inputs}
+        self.outputs = {
+            row.name: tuple(row.reshape.shape if row.HasField("reshape") else row.dims) for row in config.output
+        }
+        self.to_wire = signature.to_wire
+        self.now: Callable[[], int] = clock.monotonic_ns
+        self.costs = CostModel()
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._requests: set[EnsembleRequest] = set()
+        self._stopping = False
+        self._forms: dict[tuple[object, ...], InferForm] = {}
+        self._gathering = threading.local()
+        self._mailbox = _StepMailbox(self, None)
+
+    # -- taking requests --------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        """Start a request; its answer comes through its ticket's reply, maybe before this returns. Any thread may call.
+
+        Raises UnavailableError when the scheduler is stopping (spec D17); the ticket is then not answered.
+        """
+        ticket.arrival_ns = ticket.arrival_ns or self.now()
+        request = EnsembleRequest(self, ticket)
+        with self._lock:
+            if self._stopping:
+                raise stopping()
+            self._requests.add(request)
+        request.begin()
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait: none, their steps do (spec P04)."""
+        return 0
+
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return len(self._requests)
+
+    # -- what requests ask of it ------------------------------------------------------------------------------------
+
+    def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
+        """See ``Owner``. The same object as long as one loop calls, so that its answers can leave together."""
+        current = self._mailbox
+        if current.inner is not mailbox:
+            current = self._mailbox = _StepMailbox(self, mailbox)
+        return current
+
+    def form(self, request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) -> InferForm:
+        """See ``Owner``. The same object for the same words, so that the step's model need not check it again."""
+        if request.id or request.parameters:
+            return _step_form(request, step, inputs)
+        key = (
+            step.number,
+            inputs,
+            request.priority,
+            request.timeout_us,
+            request.sequence_id,
+            request.sequence_start,
+            request.sequence_end,
+        )
+        known = self._forms.get(key)
+        if known is None:
+            if len(self._forms) >= _FORMS_KEPT:
+                self._forms.clear()
+            known = self._forms[key] = _step_form(request, step, inputs)
+        return known
+
+    def emit(self, ticket: Ticket, outcome: Outcome) -> None:
+        """See ``Owner``: hand an answer on, together with the others of the delivery that is being taken in."""
+        gathered: list[tuple[Ticket, Outcome]] | None = getattr(self._gathering, "deliveries", None)
+        if gathered is None or isinstance(outcome, Streamed):  # whose next one another thread may bring
+            deliver([(ticket, outcome)])
+        else:
+            gathered.append((ticket, outcome))
+
+    def take_in(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        """Take the answers of steps. Never raises."""
+        outer = getattr(self._gathering, "deliveries", None)
+        gathered: list[tuple[Ticket, Outcome]] = []
+        self._gathering.deliveries = gathered
+        try:
+            run_replies(deliveries)
+        finally:
+            self._gathering.deliveries = outer
+        deliver(gathered)
+
+    def ended(self, request: EnsembleRequest, error: RemoraError | None) -> None:
+        """See ``Owner``."""
+        ticket = request.ticket
+        spent = (request.spent_ns[0], request.spent_ns[1], request.spent_ns[2])
+        ticket.spent_ns = spent
+        self._recorder.ensemble_ended(ticket, spent, error, request.first_ns, self.now())
+        with self._lock:
+            self._requests.discard(request)
+            if not self._requests:
+                self._idle.notify_all()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Take nothing new and wait for what is under way; False when that did not end in time (None: wait)."""
+        with self._lock:
+            self._stopping = True
+            return self._idle.wait_for(lambda: not self._requests, timeout_s)
+
+    def abandon(self, error: RemoraError) -> None:
+        """End everything that is still under way with ``error``: for a stop whose time is over."""
+        for request in tuple(self._requests):
+            request.end(error)
+
+
+class _StepMailbox:
+    """Takes the answers of steps where they arise, and lets quick steps run in the loop that the request came from."""
+
+    __slots__ = ("defer", "inner", "post", "watcher")
+
+    def __init__(self, scheduler: EnsembleScheduler, inner: Mailbox | None) -> None:
+        self.inner = inner
+        self.post = scheduler.take_in
+        self.defer: Callable[[Callable[[], None]], bool] = _never if inner is None else inner.defer
+        self.watcher = None if inner is None else inner.watcher
+
+
+def _never(work: Callable[[], None]) -> bool:
+    return False
+
+
+def _step_form(request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) -> InferForm:
+    """A step is asked with everything that the ensemble was asked with (spec E02)."""
+    return InferForm(
+        inputs,
+        step.requests,
+        request.id,
+        request.parameters,
+        request.priority,
+        request.timeout_us,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+    )

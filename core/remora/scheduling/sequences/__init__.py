@@ -1,0 +1,1 @@
+"""Sequences: which slot serves which correlation id, and when."""

@@ -1,0 +1,96 @@
+"""Which slots of one instance run together (spec S07); the law: a sequence's request is always at its slot's place.
+
+This file knows no threads, no locks and no clock, as `batching` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remora.config import SequencePolicy
+from remora.errors import RemoraError
+from remora.messages import Ticket
+from remora.scheduling.batching import DELAY, FULL, IDLE, SHAPE, Plan, cancelled_in_queue
+from remora.scheduling.sequences.controls import Controls
+
+HELD_LOOK_NS = 10_000_000
+"""How often a batcher that is held back looks whether it still is; it is asked for by tests alone."""
+
+
+class DirectQueue:
+    """The requests that the sequences of one instance have ready, at most one for each slot. Not thread-safe.
+
+    Args:
+        policy: of the model.
+        slot_of: where a ticket's sequence has its place.
+        controls: makes what fills the slots below the highest ready one.
+        held: whether nothing should run yet (spec D16, S15).
+    """
+
+    def __init__(
+        self,
+        policy: SequencePolicy,
+        slot_of: Callable[[Ticket], int],
+        controls: Controls,
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._policy = policy
+        self._slot_of = slot_of
+        self._controls = controls
+        self._held = held
+        self._ready: dict[int, Ticket] = {}
+        self._delay_ns = policy.max_delay_ns
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows the next batch would have at the most."""
+        return max(self._ready, default=-1) + 1
+
+    def push(self, ticket: Ticket) -> None:
+        """Take a request that its sequence has ready. Never full: there is one place for each slot."""
+        self._ready[self._slot_of(ticket)] = ticket
+
+    def poll(self, now_ns: int) -> Plan:
+        """The batch to run now on the idle instance, if any. What is returned has left the queue."""
+        dropped = self.drop_cancelled()
+        if not self._ready:
+            return Plan([], dropped=dropped)
+        if self._held():
+            return Plan([], dropped=dropped, wake_ns=now_ns + HELD_LOOK_NS)
+        oldest = min(self._ready.values(), key=lambda ticket: ticket.arrival_ns)
+        key = oldest.request.shape_key
+        chosen = {slot: ticket for slot, ticket in self._ready.items() if ticket.request.shape_key == key}
+        reason = FULL if len(chosen) == self._policy.slots else IDLE
+        if len(chosen) < len(self._ready):
+            reason = SHAPE
+        elif len(chosen) < self._policy.minimum_utilization * self._policy.slots:
+            wake_ns = oldest.arrival_ns + self._delay_ns
+            if now_ns < wake_ns:
+                return Plan([], dropped=dropped, wake_ns=wake_ns)
+            reason = DELAY
+        for slot in chosen:
+            del self._ready[slot]
+        tickets = [
+            chosen[slot] if slot in chosen else self._controls.null(oldest.request) for slot in range(max(chosen) + 1)
+        ]
+        return Plan(tickets, len(tickets), reason, dropped)
+
+    def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
+        """Take out the cancelled tickets, each with its answer."""
+        gone = [slot for slot, ticket in self._ready.items() if ticket.request.cancelled]
+        tickets = [self._ready.pop(slot) for slot in gone]
+        return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]
+
+    def hasten(self) -> None:
+        """From now on nothing waits for company: for a stop."""
+        self._delay_ns = 0
+        self._held = lambda: False
+
+    def drain(self) -> list[Ticket]:
+        """Everything that waits, taken out."""
+        tickets = list(self._ready.values())
+        self._ready.clear()
+        return tickets

@@ -1,0 +1,364 @@
+"""Runs the sequences of one model: each instance has a scheduler of its own, and a table says whose request may go.
+
+Which sequence has which slot is decided in `sequences`, which is pure. This file owns what moves: the table's lock and
+the thread that looks at the time. Laws:
+
+1. A request is handed to its instance when the one before it in its sequence has run, and not earlier.
+2. Nothing is handed on, and no answer delivered, while the lock is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remora.backends import Execution, Instance
+from remora.config import SequencePolicy
+from remora.errors import InvalidArgumentError, RemoraError
+from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
+from remora.scheduling.batching import BatchQueue, Plan, Queue
+from remora.scheduling.costs import CostModel
+from remora.scheduling.delivery import deliver, stopping
+from remora.scheduling.recorder import Recorder
+from remora.scheduling.scheduler import Scheduler
+from remora.scheduling.sequences.controls import NULL, Controls
+from remora.scheduling.sequences.direct import DirectQueue
+from remora.scheduling.sequences.history import SequenceHistory
+from remora.scheduling.sequences.states import StatefulInstance, States
+from remora.scheduling.sequences.table import Orders, SequenceInfo, SequenceTable
+from remora.sequence_report import LiveSequence, SequenceReport
+from remora.signature import Signature
+from remora.system.clock import Clock
+
+if TYPE_CHECKING:
+    from remora.scheduling.rate_limiter import Turn
+
+_log = logging.getLogger("remora.models")
+
+_NOTHING: Mapping[str, Array] = {}
+
+SHOWN_LIMIT = 1000
+"""How many live sequences a report lists; it counts them all."""
+
+
+class SequenceScheduler:
+    """The requests and instances of one model version with sequence batching (spec S01-S14).
+
+    Args:
+        policy: of the model.
+        instances: at least one.
+        signature: gives outputs their wire shape.
+        recorder: is told of every execution and failure; not of what fills empty slots.
+        clock: read here and in the instances' schedulers.
+        initial_states: what the states of a sequence are when it begins, by the names of the model's inputs.
+        decoupled: whether the model answers through streams.
+        hold: nothing runs before that many requests have a slot; with the oldest strategy, before that many of one
+            instance may run (spec D16).
+        backlog_hold: with ``hold`` and the direct strategy, nothing runs before that many wait for a slot (spec S15).
+        threads: False in tests, which turn the crank with `step` and `sweep`.
+        turns: as for `Scheduler`.
+    """
+
+    def __init__(
+        self,
+        policy: SequencePolicy,
+        instances: Sequence[Instance],
+        signature: Signature,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        initial_states: Mapping[str, Array] = _NOTHING,
+        decoupled: bool = False,
+        hold: int = 0,
+        backlog_hold: int = 0,
+        threads: bool = True,
+        turns: Sequence[Turn] = (),
+    ) -> None:
+        self._policy = policy
+        self._table = SequenceTable(
+            policy, len(instances), signature.name, hold=0 if policy.oldest else hold, backlog_hold=backlog_hold
+        )
+        self._controls = Controls(policy.controls, signature.max_batch_size > 0, signature.name)
+        self._signature = signature
+        self._names = [instance.name for instance in instances]
+        self._history = SequenceHistory(self._names, policy.idle_ns)
+        self._states: States | None = None
+        if policy.states:
+            outputs = [tensor.name for tensor in signature.outputs]
+            self._states = States(policy.states, initial_states, outputs, batches=signature.max_batch_size > 0)
+            instances = [StatefulInstance(instance, self._states) for instance in instances]
+        self._recorder = recorder
+        self._now = clock.monotonic_ns
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._asked = False
+        self._sleeps_until_ns = 0
+        self.costs = CostModel()
+        may_wait = policy.max_delay_ns > 0 or hold > 0
+        told = _Told(self, recorder)
+        self._lanes = [
+            Scheduler(
+                self._queue(hold),
+                [instance],
+                signature,
+                told,
+                clock,
+                threads=threads,
+                may_wait=may_wait,
+                decoupled=decoupled,
+                ordered=policy.batching.preserve_ordering and not decoupled and not policy.iterative,
+                turns=turns[index : index + 1],
+                costs=self.costs,
+            )
+            for index, instance in enumerate(instances)
+        ]
+
+    def _queue(self, hold: int) -> Queue:
+        if self._policy.oldest:
+            return BatchQueue(self._policy.batching, hold=hold)
+        table = self._table
+        return DirectQueue(self._policy, table.slot_of, self._controls, lambda: table.held)
+
+    # -- taking requests --------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a request of a sequence; its answer comes through its reply. Any thread may call.
+
+        Raises InvalidArgumentError when it breaks a rule of sequences (spec S01-S03, S10), UnavailableError when the
+        scheduler is stopping (spec D17); the ticket is then not answered.
+        """
+        request = ticket.request
+        now_ns = self._now()
+        ticket.arrival_ns = ticket.arrival_ns or now_ns
+        refusal: InvalidArgumentError | None = None
+        with self._changed:
+            if self._stopping:
+                raise stopping()
+            if self._policy.iterative and not request.form.sequence_id:
+                request.form = replace(request.form, sequence_id=self._table.unused_id())
+            try:
+                orders = self._admit(ticket, now_ns)
+            except InvalidArgumentError as error:
+                refusal, orders = error, self._noted(self._table.reap(now_ns), now_ns)
+                self._remember(request.form, error, now_ns)
+            self._watch_time()
+        if refusal is None:
+            request.when_cancelled(self._look_again)
+        self._obey(orders)
+        if self._table.held:
+            with self._changed:
+                self._table.lift()
+        if refusal is not None:
+            raise refusal
+
+    def _admit(self, ticket: Ticket, now_ns: int) -> Orders:
+        """Let a request into its sequence. Raises InvalidArgumentError. The lock is held."""
+        form = ticket.request.form
+        self._controls.check(ticket.request)
+        begun = form.sequence_start and not self._policy.iterative and self._table.goes_on(form.sequence_id, now_ns)
+        orders = self._noted(self._table.admit(ticket, now_ns), now_ns)
+        if begun:
+            _log.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                form.sequence_id,
+                self._signature.name,
+            )
+        return orders
+
+    def _remember(self, form: InferForm, error: InvalidArgumentError, now_ns: int) -> None:
+        """Keep why a request was refused, for those who ask for the report. The lock is held."""
+        explanation = self._history.refuse(form, error, self._table.lives(form.sequence_id), now_ns)
+        _log.debug("model '%s' refused a request: %s; %s", self._signature.name, error, explanation)
+
+    def _noted(self, orders: Orders, now_ns: int) -> Orders:
+        """The same orders, once it is remembered which sequences they end. The lock is held."""
+        self._history.note(orders.ended, now_ns)
+        return orders
+
+    def _look_again(self) -> None:
+        """A request was cancelled: it may be one that waits, and takes its sequence along."""
+        if self._threads:
+            with self._changed:
+                self._asked = True
+                self._changed.notify_all()
+
+    def _obey(self, orders: Orders) -> None:
+        """Do what the table says. The lock is not held."""
+        gone: list[tuple[Ticket, Outcome]] = []
+        for ticket, error in orders.dropped:
+            self._recorder.dropped(ticket, error, self._now())
+            gone.append((ticket, error))
+        deliver(gone)
+        for ticket, place, start, end, states in orders.steps:
+            self._controls.add(ticket.request, start=start, end=end)
+            if self._states is not None:
+                self._states.give(ticket.request, states)
+            try:
+                self._lanes[place.instance].submit(ticket)
+            except RemoraError as error:  # it stops, which it is not asked to while anything waits here
+                self._recorder.dropped(ticket, error, self._now())
+                deliver([(ticket, error)])
+                self.release([ticket])
+
+    def release(self, tickets: Sequence[Ticket], again: frozenset[Ticket] = frozenset()) -> None:
+        """Requests have run, or will not: those that come after them may go. No lock is held."""
+        now_ns = self._now()
+        found: list[Orders] = []
+        with self._changed:
+            found = [
+                self._noted(self._table.released(ticket, now_ns, again=ticket in again), now_ns) for ticket in tickets
+            ]
+            self._watch_time()
+            if self._stopping and not self._table.busy:
+                self._changed.notify_all()
+        for orders in found:
+            self._obey(orders)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def _watch_time(self) -> None:
+        """See to it that the thread looks when the next sequence has been silent for too long. The lock is held."""
+        wake_ns = self._table.wake_ns
+        if not self._threads or self._stopping:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_time, name="remora sequences", daemon=True)
+            self._thread.start()
+        elif wake_ns and not 0 < self._sleeps_until_ns <= wake_ns:
+            self._changed.notify_all()
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._changed:
+                if self._stopping:
+                    return
+                wake_ns, now_ns = self._table.wake_ns, self._now()
+                if not self._asked and (not wake_ns or wake_ns > now_ns):
+                    self._sleeps_until_ns = wake_ns
+                    self._changed.wait((wake_ns - now_ns) / 1e9 if wake_ns else None)
+                    continue
+                self._asked = False
+                orders = self._noted(self._table.sweep(now_ns), now_ns)
+            self._obey(orders)
+
+    def sweep(self) -> None:
+        """Look at the time and at what was cancelled, as the thread does."""
+        now_ns = self._now()
+        with self._changed:
+            orders = self._noted(self._table.sweep(now_ns), now_ns)
+        self._obey(orders)
+
+    def step(self, index: int = 0) -> Plan:
+        """Let one instance look for work once and run what it finds: the crank that tests turn."""
+        return self._lanes[index].step()
+
+    # -- what is known ----------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait (spec P04)."""
+        return self._table.waiting + sum(lane.pending for lane in self._lanes)
+
+    @property
+    def running(self) -> int:
+        """Requests inside an execution now."""
+        return sum(lane.running for lane in self._lanes)
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that live."""
+        return self._table.count
+
+    def keeps(self, sequence_id: int | str) -> bool:
+        """Whether there is a sequence of this id."""
+        return self._table.lives(sequence_id)
+
+    def report(self) -> SequenceReport:
+        """The sequences as operators see them."""
+        with self._changed:
+            now_ns = self._now()
+            rows = self._table.sequences(SHOWN_LIMIT)
+            backlog = self._table.backlog
+            ended, refused = self._history.ended(now_ns), self._history.refused(now_ns)
+            live = self._table.count
+        return SequenceReport(
+            "oldest" if self._policy.oldest else "direct",
+            self._policy.slots * len(self._lanes),
+            live - backlog,
+            backlog,
+            self._policy.idle_ns,
+            tuple(self._shown(row, now_ns) for row in rows),
+            tuple(ended),
+            tuple(refused),
+        )
+
+    def _shown(self, row: SequenceInfo, now_ns: int) -> LiveSequence:
+        state, instance, slot = "backlog", "", -1
+        if row.place is not None:
+            state, instance, slot = "active", self._names[row.place.instance], row.place.slot
+        idle_ns = now_ns - row.quiet_ns if row.quiet_ns else 0
+        return LiveSequence(row.id, state, instance, slot, row.running, row.pending, idle_ns)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Take nothing new, run what waits, end the threads. False when that did not end in time (None: wait)."""
+        begin_ns = self._now()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            orders = self._noted(self._table.close(begin_ns), begin_ns)
+        self._obey(orders)
+        for lane in self._lanes:
+            lane.hasten()
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._table.busy, timeout_s):
+                return False
+        for lane in self._lanes:
+            left_s = None if timeout_s is None else max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
+            if not lane.stop(left_s):
+                return False
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return True
+
+    def abandon(self, error: RemoraError) -> None:
+        """Answer everything that still waits with ``error``: for a stop whose time is over."""
+        with self._changed:
+            tickets = self._table.drain()
+        deliver([(ticket, error) for ticket in tickets])
+        for lane in self._lanes:
+            lane.abandon(error)
+
+
+class _Told:
+    """Hears from the instances' schedulers what has run, and passes it on without what only fills slots."""
+
+    def __init__(self, scheduler: SequenceScheduler, recorder: Recorder) -> None:
+        self._scheduler = scheduler
+        self._recorder = recorder
+
+    def executed(
+        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
+    ) -> None:
+        again = frozenset(plan.tickets[index] for index in execution.again)
+        real = [at for at, ticket in enumerate(plan.tickets) if ticket.context is not NULL]
+        if len(real) < len(plan.tickets):
+            plan = plan._replace(tickets=[plan.tickets[at] for at in real])
+            outcomes = [outcomes[at] for at in real]
+        self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
+        self._scheduler.release(plan.tickets, again)
+
+    def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
+        if ticket.context is not NULL:
+            self._recorder.streamed(ticket, index, streamed, begin_ns, now_ns)
+
+    def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
+        self._recorder.dropped(ticket, error, now_ns)
+        self._scheduler.release([ticket])

@@ -1,0 +1,1 @@
+"""gRPC over HTTP/2: the listener, its calls and streams."""

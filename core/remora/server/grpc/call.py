@@ -1,0 +1,338 @@
+"""One gRPC call on our own HTTP/2; the law: it ends once, with a status, and all who wait for it hear so.
+
+What comes and goes is handled in the loop, and so are ends. Who answers may ask from any thread, see `rpcs.Context`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from remora.errors import UnavailableError
+from remora.messages import Ticket
+from remora.protocols.grpc.framing import (
+    CANCELLED,
+    GOOD,
+    HEADS,
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    Messages,
+    Opening,
+    Packed,
+    StatusError,
+    framed,
+    trailers,
+)
+from remora.scheduling.backpressure import Allowance
+from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, Context, status_of_error
+from remora.server.http.http2 import Link
+
+_UNSENT_ITEMS, _UNSENT_BYTES = 64, 1 << 20
+"""How far the answers of a stream may be ahead of what the client's windows let through."""
+_UNTAKEN_ITEMS = 65_536
+"""How many messages of a stream may wait for its thread. Flow control counts their bytes, and empty ones have few."""
+_LATE = "Deadline Exceeded"
+
+StreamBehaviour = Callable[[Iterator[bytes], Context], Iterator[bytes]]
+
+
+class Threads(Protocol):
+    """What calls ask of the front end that opens them."""
+
+    max_message_bytes: int
+
+    def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
+        """Do something in the loop's thread, soon."""
+
+    def begin(self, call: Streaming, connection: object, work: Callable[[], None], /) -> None:
+        """Run a stream in a thread. Raises UnavailableError if its connection has too many, or the server is ending."""
+
+    def stream_ended(self, call: Streaming, /) -> None:
+        """Count a stream no longer."""
+
+    def convert(self, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
+        """Inflate or compress a message in another thread, and go on with it in the loop."""
+
+
+def status_of_failure(error: Exception) -> tuple[int, str]:
+    """The status that a call ends with."""
+    return (error.status, error.message) if isinstance(error, StatusError) else status_of_error(error)
+
+
+class Call:
+    """What calls of both kinds have: a deadline, an end, and those who want to hear of it. See `rpcs.Context`."""
+
+    def __init__(self, front: Threads, link: Link, opening: Opening) -> None:
+        self._front = front
+        self._link = link
+        self.opening = opening
+        self._messages = Messages(front.max_message_bytes, opening.encoding)
+        self._ended = False
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = 0.0
+        if opening.timeout_s is not None and opening.timeout_s < FOREVER_S:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.time() + opening.timeout_s
+            self._timer = loop.call_at(self._deadline, self._late)
+        self._now: Callable[[], float] = asyncio.get_running_loop().time
+
+    # -- for those who answer, in any thread ------------------------------------------------------------------------
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self.opening.metadata
+
+    @property
+    def ended(self) -> bool:
+        """True if the call has been answered, or its client has gone."""
+        return self._ended
+
+    def time_remaining(self) -> float | None:
+        return self._deadline - self._now() if self._deadline else None
+
+    def left_ns(self) -> int:
+        """Until the deadline, at least 1; 0 without one."""
+        return max(int((self._deadline - self._now()) * 1e9), 1) if self._deadline else 0
+
+    def add_callback(self, callback: Callable[[], None], /) -> bool:
+        with _ENDING:
+            if self._ended:
+                return False
+            self._callbacks = [*(self._callbacks or ()), callback]
+            return True
+
+    def cancel(self) -> None:
+        self._front.post(self.fail, CANCELLED, "the call was ended by the server")
+
+    # -- in the loop ------------------------------------------------------------------------------------------------
+
+    def fail(self, status: int, text: str) -> None:
+        """End the call with a status."""
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        self._end()
+
+    def _late(self) -> None:
+        self.fail(DEADLINE_EXCEEDED, _LATE)
+
+    def _end(self) -> bool:
+        """Tell all who wait for it that the call has ended; False when it had before."""
+        with _ENDING:
+            if self._ended:
+                return False
+            self._ended = True
+            callbacks, self._callbacks = self._callbacks, None
+        if self._timer is not None:
+            self._timer.cancel()
+        for callback in callbacks or ():
+            callback()
+        return True
+
+
+_ENDING = threading.Lock()
+"""Of all calls together: it is held for some instructions, and a lock for each would cost every call."""
+
+
+class Unary(Call):
+    """A call of one message."""
+
+    def __init__(
+        self,
+        front: Threads,
+        link: Link,
+        opening: Opening,
+        begin: Callable[[Unary, bytes], None],
+        coding: bytes = b"",
+    ) -> None:
+        super().__init__(front, link, opening)
+        self._begin = begin
+        self._coding = coding
+        self._message: bytes | None = None
+        self._begun = False
+        self._came = False  # since somebody asked whether it stalls
+        self.ticket: Ticket | None = None
+
+    def received(self, data: bytes, ended: bool) -> None:
+        if self._ended or self._begun:
+            return
+        self._came = True
+        try:
+            if data:
+                for message in self._messages.feed(data):
+                    if self._message is not None:
+                        raise StatusError(INTERNAL, "Too many requests sent for a unary RPC")
+                    self._message = message
+                if not ended:
+                    self._link.took(len(data))
+            if not ended:
+                return
+            if self._message is None:
+                raise StatusError(INTERNAL, "No request sent for a unary RPC")
+        except StatusError as error:
+            self.fail(error.status, error.message)
+            return
+        self._begun = True
+        message, self._message = self._message, None
+        if isinstance(message, Packed):
+            self._front.convert(self, lambda: self._messages.plain(message), self._go_on)
+        else:
+            self._begin(self, message)
+
+    def _go_on(self, message: bytes) -> None:
+        if not self._ended:
+            self._begin(self, message)
+
+    def sent(self, _size: int) -> None:
+        """The answer waits in the connection: nothing here depends on it."""
+
+    def stalls(self) -> bool:
+        """Whether it stands still: a long message may take its time, as over grpcio."""
+        came, self._came = self._came, False
+        return not (came or self._begun or self._ended)
+
+    def answer(self, message: bytes) -> None:
+        """End the call with its answer."""
+        if self._coding:
+            self._front.convert(self, lambda: framed(message, self._coding), self._send)
+            return
+        try:
+            self._send(framed(message))
+        except StatusError as error:
+            self.fail(error.status, error.message)
+
+    def _send(self, body: bytes) -> None:
+        if self._end():
+            self._link.respond(HEADS[self._coding], body, GOOD)
+
+    def fail(self, status: int, text: str) -> None:
+        if self._end():
+            if self.ticket is not None:
+                self.ticket.cancel()
+            self._link.headers(trailers(status, text, alone=True), end=True)
+
+    def lost(self) -> None:
+        if self._end() and self.ticket is not None:
+            self.ticket.cancel()
+
+
+class Streaming(Call):
+    """A call of any number of messages and answers. Its behaviour runs in a thread from the first message on, so that
+    clients that open calls and send nothing hold no threads."""
+
+    def __init__(
+        self, front: Threads, link: Link, opening: Opening, behaviour: StreamBehaviour, coding: bytes = b""
+    ) -> None:
+        super().__init__(front, link, opening)
+        self._behaviour = behaviour
+        self._coding = coding
+        self._incoming: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
+        self._unsent = Allowance(_UNSENT_ITEMS, _UNSENT_BYTES)
+        self._headed = False
+        self._waiting: deque[list[int]] = deque()  # answers that have not left: their size, and what is left of it
+        self._begun = False
+
+    def begin(self) -> None:
+        """Hand the call to its thread, if it has none and has not ended."""
+        if self._begun or self._ended:
+            return
+        self._begun = True
+        try:
+            self._front.begin(self, self._link.connection, self._run)
+        except UnavailableError as error:
+            self.fail(*status_of_error(error))
+
+    def received(self, data: bytes, ended: bool) -> None:
+        if self._ended:
+            return
+        try:
+            messages = self._messages.feed(data) if data else []
+        except StatusError as error:
+            self.fail(error.status, error.message)
+            return
+        # What came counts as used when the last message that it completes is taken, or at once when it completes none.
+        for at, message in enumerate(messages, 1):
+            self._incoming.put((message, len(data) if at == len(messages) else 0))
+        if ended:
+            self._incoming.put(None)
+        elif not messages:
+            self._link.took(len(data))
+        if messages and self._incoming.qsize() > _UNTAKEN_ITEMS:
+            self.fail(RESOURCE_EXHAUSTED, f"more than {_UNTAKEN_ITEMS} messages wait to be read: send larger ones")
+        elif messages or ended:
+            self.begin()
+
+    def stalls(self) -> bool:
+        return False
+
+    def sent(self, size: int) -> None:
+        while size and self._waiting:
+            first = self._waiting[0]
+            part = min(size, first[1])
+            first[1] -= part
+            size -= part
+            if not first[1]:
+                self._unsent.give(first[0])
+                self._waiting.popleft()
+
+    def lost(self) -> None:
+        self._end()
+
+    def _end(self) -> bool:
+        ended = super()._end()
+        self._incoming.put(None)
+        self._unsent.close()
+        self._front.stream_ended(self)
+        return ended
+
+    # -- in threads -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        answers = self._behaviour(self._taken(), self)
+        try:
+            for answer in answers:
+                body = framed(answer, self._coding)
+                if not self._unsent.take(len(body)):
+                    return
+                self._front.post(self._send, body)
+        except Exception as error:
+            self._front.post(self.fail, *status_of_failure(error))
+        else:
+            self._front.post(self.fail, 0, "")
+        finally:
+            if isinstance(answers, Generator):
+                answers.close()
+
+    def _taken(self) -> Iterator[bytes]:
+        while (came := self._incoming.get()) is not None and not self._ended:
+            message, size = came
+            try:
+                plain = self._messages.plain(message)
+            except StatusError as error:
+                self._front.post(self.fail, error.status, error.message)
+                return
+            yield plain
+            if size:
+                self._front.post(self._link.took, size)
+
+    # -- in the loop ------------------------------------------------------------------------------------------------
+
+    def _send(self, body: bytes) -> None:
+        if self._ended:
+            return
+        if not self._headed:
+            self._headed = True
+            self._link.headers(HEADS[self._coding])
+        waits = self._link.data(body)
+        if waits:
+            self._waiting.append([len(body), waits])
+        else:
+            self._unsent.give(len(body))
+
+    def fail(self, status: int, text: str) -> None:
+        if self._end():
+            self._link.headers(trailers(status, text, alone=not self._headed), end=True)

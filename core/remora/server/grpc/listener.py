@@ -1,0 +1,169 @@
+"""gRPC on our own HTTP/2: its ports and its end; the law: what is under way is answered before a connection closes."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from remora.errors import UnavailableError
+from remora.options import ServerOptions
+from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
+from remora.protocols.http2.keepalive import Terms
+from remora.protocols.restriction import Restrictions
+from remora.server.grpc.call import StreamBehaviour
+from remora.server.grpc.front import GrpcFront
+from remora.server.grpc.rpcs import HEALTH_SERVICE, Context, Rpcs
+from remora.server.grpc.tls import TlsFiles, context_of
+from remora.server.host import Inside
+from remora.server.http.http1 import Handover, Service
+from remora.server.http.http2 import ALPN, Http2Listener
+from remora.server.http.http2_requests import Requests
+from remora.server.listening import BACKLOG, Port, bind
+from remora.tensors.regions import Regions
+
+_STREAMS = 256
+
+
+class OwnGrpc:
+    """Answers gRPC on a port of its own and on HTTP's. All of it in the loop's thread.
+
+    Raises ConfigError when the forward pattern is no regular expression.
+    """
+
+    def __init__(
+        self, inside: Inside, restricted: Restrictions, regions: Regions, make_room: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._inside = inside
+        self._make_room = make_room
+        options = inside.options
+        self._calls = Rpcs(inside.engine, restricted, _STREAMS, options.grpc_header_forward_pattern, regions)
+        self._fronts: list[GrpcFront] = []
+        self.ports: list[Port] = []
+        self.listeners: list[Http2Listener] = []
+        """Of all ports, whose connections are the server's to close."""
+
+    async def listen(self) -> int:
+        """Open gRPC's own port; returns it.
+
+        Raises UnavailableError when the address cannot be bound, ConfigError when TLS files cannot be used.
+        """
+        options = self._inside.options
+        address, port = options.grpc_address or options.http_address, options.grpc_port
+        context = None
+        if options.grpc_use_ssl or options.grpc_use_ssl_mutual:
+            root = options.grpc_root_cert if options.grpc_use_ssl_mutual else None
+            context = context_of(TlsFiles(options.grpc_server_key, options.grpc_server_cert, root), ALPN)
+        listener = self._listener(None, options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES)
+        reuse = options.reuse_grpc_port
+        try:
+            bound = _everywhere(port, reuse) if address in _EVERYWHERE else None
+            sockets = [bound] if bound is not None else await bind(address, port, reuse_port=reuse)
+        except OSError as error:
+            target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            raise UnavailableError(
+                f"gRPC cannot listen on {target}: {error.strerror or error}; is another server there? "
+                "Choose another --grpc-port"
+            ) from error
+        self.ports.append(Port(sockets, listener.connection, self._make_room, context))
+        return self.ports[0].number
+
+    def beside(self, service: Service) -> Handover:
+        """What takes the connections of HTTP/2 on HTTP's port: ``service`` answers what is not gRPC there."""
+        return self._listener(service, self._inside.options.http_max_input_size).take
+
+    def _listener(self, service: Service | None, most_bytes: int) -> Http2Listener:
+        inside = self._inside
+        front = GrpcFront(
+            inside.engine,
+            self._calls,
+            inside.mailbox,
+            most_bytes,
+            workers=inside.options.grpc_infer_thread_count,
+            streams=_STREAMS,
+            reflection=reflection((SERVICE, HEALTH_SERVICE)),
+            compression=inside.options.grpc_infer_response_compression_level,
+        )
+        self._fronts.append(front)
+        requests = Requests(service, inside.options.http_max_input_size).open if service is not None else None
+        listener = Http2Listener(front.open, requests, terms_of(inside.options))
+        self.listeners.append(listener)
+        return listener
+
+    def end(self) -> None:
+        """Take no more connections, and no more inference on those there are."""
+        self._calls.drain()
+        for front in self._fronts:
+            front.drain()
+        for port in self.ports:
+            port.close()
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        for front in self._fronts:
+            front.close()
+
+
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def _everywhere(port: int, reuse: bool) -> socket.socket | None:
+    """A socket on all interfaces for both families, as grpcio has it; None where a machine has but one."""
+    if not socket.has_dualstack_ipv6():
+        return None
+    try:
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=BACKLOG, reuse_port=reuse, dualstack_ipv6=True
+        )
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return None
+        raise
+
+
+def terms_of(options: ServerOptions) -> Terms:
+    """What connections keep to, from milliseconds."""
+    return Terms(
+        silence_s=options.grpc_keepalive_time / 1e3,
+        answer_s=options.grpc_keepalive_timeout / 1e3,
+        without_calls=options.grpc_keepalive_permit_without_calls,
+        pings=options.grpc_http2_max_pings_without_data,
+        ping_interval_s=options.grpc_http2_min_recv_ping_interval_without_data / 1e3,
+        strikes=options.grpc_http2_max_ping_strikes,
+        age_s=options.grpc_max_connection_age / 1e3 or inf,
+        grace_s=options.grpc_max_connection_age_grace / 1e3 or inf,
+    )
+
+
+def reflection(services: Sequence[str]) -> Callable[[str], StreamBehaviour | None]:
+    """gRPC's reflection, which a package of grpcio's answers; nothing without it."""
+    known: list[Any] = []
+
+    def find(path: str) -> StreamBehaviour | None:
+        if not path.startswith("/grpc.reflection."):
+            return None
+        if not known:
+            try:
+                from remora.server.grpc.reflection import Reflection
+            except ImportError:
+                return None
+            known.append(Reflection(services))
+        handler = known[0].service(_Asked(path))
+        if handler is None:
+            return None
+
+        def answer(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+            asked = map(handler.request_deserializer, messages)
+            return map(handler.response_serializer, handler.stream_stream(asked, context))
+
+        return answer
+
+    return find
+
+
+class _Asked(NamedTuple):
+    """What grpcio's handlers are asked with."""
+
+    method: str

@@ -1,0 +1,283 @@
+"""One ModelStreamInfer call: a thread that reads its requests and one that writes its answers; the law: neither the
+client nor a model makes the other's backlog grow without limit.
+
+The writing thread owns the order of the answers; all others hand it what happened through a queue. When too many
+requests wait for answers, no more are read. When too many answers wait for the client, models that stream are held up
+in their ``send``, and a client that reads nothing for a while is let go.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from enum import Enum
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from remora.errors import (
+    InternalError,
+    InvalidArgumentError,
+    MalformedError,
+    RemoraError,
+    RetiredError,
+    UnavailableError,
+    error_of,
+)
+from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
+from remora.protocols.grpc.infer import SHUTDOWN_TEXT, InferCall, InferMessage, read_infer
+from remora.protocols.grpc.stream import Answer, AnswerOrder, Entry, encode_answer, encode_refusal, final_of, id_of
+from remora.scheduling.backpressure import Allowance
+from remora.tensors.regions import DISABLED, Regions
+from remora.tracing.tracer import Arrival, Traces
+
+_log = logging.getLogger(__name__)
+
+STALL_S = 30.0
+"""How long a model may be held up by a client that reads nothing."""
+
+
+class Engine(Protocol):
+    """What a stream asks of the engine; see ``rpcs.Engine``."""
+
+    @property
+    def traces(self) -> Traces: ...
+
+    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any: ...
+
+    def submit(
+        self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
+    ) -> Ticket: ...
+
+
+class StreamLimits(NamedTuple):
+    """What one stream may keep in memory, requests and answers each; ``stall_s`` is explained at STALL_S."""
+
+    items: int = 1_024
+    size: int = 64 << 20
+    stall_s: float = STALL_S
+
+
+class _Signal(Enum):
+    READ_ALL = "the client has sent its last request"
+    LEFT = "the call has ended"
+    DRAIN = "the server is stopping"
+
+
+class _Opened(NamedTuple):
+    entry: Entry
+
+
+class _Answered(NamedTuple):
+    entry: Entry
+    answer: Answer
+
+
+_Event = _Opened | _Answered | _Signal | RemoraError
+
+
+class InferStream:
+    """One stream. `read` and `answers` each have a thread; `leave` and `drain` may be called from any.
+
+    Args:
+        engine: takes the requests.
+        parameters: join the parameters of every request (spec R16).
+        strict: a model's error ends the stream with its status (spec R10).
+        hang_up: ends the call, from any thread, also while an answer is being written.
+        arrival: what came with the call, for traces of its requests.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        parameters: dict[str, str] | None,
+        *,
+        strict: bool,
+        hang_up: Callable[[], object],
+        limits: StreamLimits | None = None,
+        regions: Regions = DISABLED,
+        arrival: Arrival | None = None,
+    ) -> None:
+        self._engine = engine
+        self._arrival = arrival
+        self._parameters = parameters
+        self._regions = regions
+        self._strict = strict
+        self._hang_up = hang_up
+        self._limits = limits or StreamLimits()
+        self._requests = Allowance(self._limits.items, self._limits.size)
+        self._answers = Allowance(self._limits.items, self._limits.size)
+        self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._tickets: dict[Entry, Ticket] = {}
+        self._left = False
+        self._draining = False
+
+    def leave(self) -> None:
+        """The call has ended, however it did: cancel what is under way (spec R14)."""
+        if self._left:
+            return
+        self._left = True
+        for ticket in list(self._tickets.values()):
+            ticket.cancel()
+        self._requests.close()
+        self._answers.close()
+        self._events.put(_Signal.LEFT)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on (spec R21); when all others are answered the stream ends."""
+        self._draining = True
+        self._events.put(_Signal.DRAIN)
+
+    # -- The reading thread -----------------------------------------------------------------------------------------
+
+    def read(self, messages: Iterator[bytes]) -> None:
+        """Take requests until the client sends no more, or the call ends."""
+        try:
+            for message in messages:
+                if not self._requests.take(len(message)) or not self._accept(message):
+                    return
+        except Exception:  # grpcio says by one that the client has gone; `leave` was called then
+            if not self._left:
+                _log.debug("gRPC: reading a stream ended early", exc_info=True)
+        finally:
+            self._events.put(_Signal.READ_ALL)
+
+    def _accept(self, message: bytes) -> bool:
+        """Hand one request in; False when the stream cannot go on."""
+        try:
+            found = self._resolve(message)
+        except MalformedError as error:
+            self._events.put(error)
+            return False
+        if isinstance(found, bytes):  # Triton keeps the refusal of an unknown model in line, too.
+            entry = Entry(in_line=True)
+            self._events.put(_Opened(entry))
+            self._refuse(entry, found, len(message))
+            return True
+        request, served = found
+        entry = Entry(in_line=not served.decoupled)
+        self._events.put(_Opened(entry))
+        try:
+            self._submit(entry, served, request, len(message))
+        except Exception as error:
+            self._refuse(entry, encode_refusal(known(error), request.id), len(message))
+        return True
+
+    def _refuse(self, entry: Entry, refusal: bytes, request_bytes: int) -> None:
+        self._answers.add(len(refusal))
+        self._events.put(_Answered(entry, Answer(refusal, True, request_bytes=request_bytes)))
+
+    def _resolve(self, message: bytes) -> tuple[InferMessage, Any] | bytes:
+        """The request and the model that serves it, or the refusal. Raises MalformedError for bytes that are none."""
+        try:
+            request = read_infer(message)
+        except InvalidArgumentError as error:
+            return encode_refusal(error, id_of(message))
+        try:
+            if self._draining:
+                raise UnavailableError(SHUTDOWN_TEXT)
+            return request, self._engine.wait_for(request.model, request.version)
+        except Exception as error:
+            return encode_refusal(known(error), request.id)
+
+    def _submit(self, entry: Entry, served: Any, request: InferMessage, size: int, retired: object = None) -> None:
+        """Hand a request in, to whatever serves by now. Raises RemoraError."""
+        if self._engine.traces.on:
+            served = self._engine.traces.over(served, self._arrival, retired)
+        call = request.decode(self._parameters, self._regions)
+        try:
+            ticket = self._engine.submit(served, call.form, call.data, self._reply(entry, served, call, size))
+        except RetiredError:
+            newer = self._engine.wait_for(request.model, request.version)
+            self._submit(entry, newer, request, size, served)
+            return
+        self._tickets[entry] = ticket
+        if entry.ended:  # answered meanwhile: the writing thread has found nothing to remove
+            self._tickets.pop(entry, None)
+        if self._left:
+            ticket.cancel()
+
+    # -- Whatever thread has an answer ------------------------------------------------------------------------------
+
+    def _reply(self, entry: Entry, served: Any, call: InferCall, size: int) -> Callable[[Ticket, Outcome], None]:
+        name, version = served.name, str(served.version)
+
+        def encode(streamed: Streamed) -> bytes | None:
+            return encode_answer(name, version, call.form, streamed, empty_final=call.empty_final, places=call.places)
+
+        def reply(_ticket: Ticket, outcome: Outcome) -> None:
+            if self._left:
+                return
+            streamed = final_of(outcome)
+            try:
+                message = encode(streamed)
+            except Exception as error:  # whatever it is: the client waits for an answer
+                streamed = Streamed(known(error), streamed.final)
+                message = encode(streamed)
+            if message is not None and not self._make_room(len(message), wait=not streamed.final):
+                return
+            failure = streamed.outcome if isinstance(streamed.outcome, RemoraError) else None
+            request_bytes = size if streamed.final else 0
+            self._events.put(_Answered(entry, Answer(message, streamed.final, failure, request_bytes)))
+
+        return reply
+
+    def _make_room(self, size: int, *, wait: bool) -> bool:
+        """Room for one more answer; False when the call has ended meanwhile."""
+        if not wait:
+            self._answers.add(size)
+            return True
+        if self._answers.take(size, self._limits.stall_s):
+            return True
+        if not self._left:
+            _log.warning("gRPC: a client has read no answers for %g s; its stream is ended", self._limits.stall_s)
+            self.leave()
+            self._hang_up()
+        return False
+
+    # -- The writing thread -----------------------------------------------------------------------------------------
+
+    def answers(self) -> Iterator[bytes]:
+        """The messages for the client. Ends after the last answer when the client sends no more (spec R13).
+
+        Raises the RemoraError that the stream is to end with.
+        """
+        order = AnswerOrder()
+        reading, draining = True, False
+        while order.open or reading:
+            if draining and not order.open:
+                raise UnavailableError(SHUTDOWN_TEXT)
+            event = self._events.get()
+            if isinstance(event, _Opened):
+                order.add(event.entry)
+            elif isinstance(event, _Answered):
+                leaving = order.answer(event.entry, event.answer)
+                if event.entry.ended:
+                    self._tickets.pop(event.entry, None)
+                yield from self._write(leaving)
+            elif isinstance(event, RemoraError):
+                raise event
+            elif event is _Signal.LEFT:
+                return
+            elif event is _Signal.READ_ALL:
+                reading = False
+            else:
+                draining = True
+
+    def _write(self, leaving: list[Answer]) -> Iterator[bytes]:
+        for answer in leaving:
+            if answer.error is not None and self._strict:
+                # The requests of a batch may have failed with one and the same object.
+                raise error_of(answer.error.code, answer.error.message)
+            if answer.message is not None:
+                yield answer.message
+                self._answers.give(len(answer.message))
+            if answer.final:
+                self._requests.give(answer.request_bytes)
+
+
+def known(error: Exception) -> RemoraError:
+    """The error that a client is told: one of ours as it is, any other goes to the log."""
+    if isinstance(error, RemoraError):
+        return error
+    _log.error("gRPC: a request failed in a way nobody foresaw", exc_info=error)
+    return InternalError("internal error: the server's log has the details")

@@ -1,0 +1,397 @@
+"""Between our Head, body and Exchange and ASGI, both ways; the law: no web framework is imported here.
+
+`V2App` is V2 for any ASGI host: a scope becomes a Head, and `RestService` answers it as it answers our own connections.
+`AsgiPages` is the other way: what our own connections do not answer themselves, the pages, an ASGI app answers, which
+is made, and its framework imported, when the first page is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote, unquote
+
+from remora.engine import Engine
+from remora.messages import Buffer
+from remora.options import ServerOptions
+from remora.protocols.cross_site import host_names
+from remora.protocols.http1 import Head, too_large
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
+from remora.protocols.rest.request import Limits
+from remora.protocols.rest.v2_rest import InferCodec
+from remora.protocols.restriction import Restrictions
+from remora.server.http.exchange import STREAM_BACKLOG, Exchange
+from remora.server.http.rest import Later, RestService
+from remora.server.loop import LoopMailbox
+
+_log = logging.getLogger("remora.http")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PAGES = frozenset(("/v2/docs", "/v2/openapi.json", "/v2/status"))
+"""The paths that `AsgiPages` answers. Triton has none of them."""
+
+_PATH_SAFE = "/:@!$&'()*+,;=~-._%"
+_CLOSE: Headers = ((b"Connection", b"close"),)
+_NO_LENGTH = "the Content-Length is not a number of at most 19 digits"
+
+
+_LASTING = 32
+"""Loads, and other work that runs the code of a model, that may run at once."""
+
+
+def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
+    """Run work that would block ``loop`` in a thread; the exchange is answered in the loop.
+
+    Work that lasts has a pool to itself, because loads that never return must not hold up calls that take a moment.
+    """
+    lasting = ThreadPoolExecutor(_LASTING, thread_name_prefix="remora lasting call")
+
+    def later(work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
+        def respond(done: asyncio.Future[HttpAnswer]) -> None:
+            error = done.exception()
+            if error is not None:  # unanswered, the client would wait for ever
+                _log.error("a request failed", exc_info=error)
+                exchange.respond(failure(500, INTERNAL, plain=True))
+            else:
+                exchange.respond(done.result())
+
+        loop.run_in_executor(lasting if lasts else None, work).add_done_callback(respond)
+
+    return later
+
+
+# -- an ASGI host asks us -------------------------------------------------------------------------------------------
+
+
+class V2App:
+    """The V2 protocol as an ASGI app: the same service and codecs, hence the same answers, as on our own connections.
+
+    ASGI hands over header names in lower case, so forwarded headers (spec H25) become parameters of lower-case names.
+
+    Args:
+        engine: started and stopped by whoever made it.
+        options: the limit of bodies, the pattern of forwarded headers, whether metrics are served, what is restricted.
+
+    Raises ValueError when the pattern is no regular expression, and for restrictions that cannot be read. To be called
+    by one event loop at a time; the next call may come from another one (a host may run each request in a loop of its
+    own).
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self._engine = engine
+        self._options = options
+        pattern = options.http_header_forward_pattern
+        try:
+            self._forward = re.compile(pattern, re.IGNORECASE) if pattern else None
+        except re.error as error:
+            raise ValueError(f"http_header_forward_pattern={pattern!r} is not a regular expression: {error}") from error
+        self._restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
+        self._allowed_hosts = host_names(options.allowed_host)
+        self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. A client that leaves before its answer, or amid its stream, cancels its request."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000, "reason": ""})
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"V2 is spoken over HTTP: a connection of type {scope['type']!r} cannot be answered")
+        answer = await self._answer(scope, receive, send)
+        if answer is not None:
+            await _send(answer, send, with_body=scope["method"] != "HEAD")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> HttpAnswer | None:
+        """The answer; None when the client left, or when it came in pieces that have been sent."""
+        limit = self._options.http_max_input_size
+        length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
+        if not length.isdigit() or len(length) > 19:
+            return failure(400, _NO_LENGTH, plain=True, headers=_CLOSE)
+        head = Head(scope["method"], _target(scope), tuple(scope["headers"]))
+        if int(length) > limit:
+            return refusal_of(too_large(int(length), limit, head), headers=_CLOSE)
+        body = await _receive_body(receive, limit, head)
+        if body is None or isinstance(body, HttpAnswer):
+            return body
+        loop = asyncio.get_running_loop()
+        exchange = _FutureExchange(loop)
+        try:
+            ticket = self._service(loop).handle(head, body, exchange)
+        except Exception:
+            _log.exception("%s %s", head.method, head.path)
+            return failure(500, INTERNAL, plain=True, headers=_CLOSE)
+        try:
+            answer = await exchange.outcome(receive)
+            if answer is None or not exchange.streaming:
+                return answer
+            await _send_pieces(answer, exchange, receive, send)
+            return None
+        finally:
+            if ticket is not None and not exchange.ended:
+                ticket.cancel()
+
+    def _service(self, loop: asyncio.AbstractEventLoop) -> RestService:
+        known = self._open
+        if known is None or known[0] is not loop:
+            options = self._options
+            limit = options.http_max_input_size
+            service = RestService(
+                self._engine,
+                InferCodec(Limits(limit, options.http_max_json_depth), forward_pattern=self._forward),
+                LoopMailbox(loop),
+                answer_in_thread(loop),
+                max_input_bytes=limit,
+                serves_metrics=options.allow_metrics,
+                malformed=int(options.client_errors),
+                restrictions=self._restrictions,
+                allowed_hosts=self._allowed_hosts,
+            )
+            known = self._open = (loop, service)
+        return known[1]
+
+
+class _FutureExchange:
+    """An exchange that a coroutine waits for. Of a stream, ``answer`` is the head and `pieces` gives the rest."""
+
+    __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "streaming")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
+        self.streaming = False
+        self.ended = False  # all of the answer is here
+        self.gone = False  # nobody takes it any more
+        self._waiting: asyncio.Queue[Buffer] = asyncio.Queue()
+        self._held = 0
+        self._resume: Callable[[], None] | None = None  # waits for the client to take what was sent
+
+    def respond(self, answer: HttpAnswer) -> None:
+        if not self.answer.done():
+            self.ended = True
+            self.answer.set_result(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        if not self.answer.done():
+            self.streaming = True
+            self.answer.set_result(HttpAnswer(status, headers, []))
+
+    def send(self, piece: Buffer) -> None:
+        if self._held > STREAM_BACKLOG and not self.gone:
+            self.give_up(f"left {STREAM_BACKLOG} bytes of its stream unread")
+        if not self.gone and len(piece):
+            self._held += len(piece)
+            self._waiting.put_nowait(piece)
+
+    def finish(self) -> None:
+        self.ended = True
+        self._waiting.put_nowait(b"")
+
+    def leave(self) -> None:
+        """The client takes no more."""
+        self.gone = True
+        self._waiting.put_nowait(b"")
+        self._notify()
+
+    @property
+    def flow(self) -> _FutureExchange:
+        """See `exchange.Flow`."""
+        return self
+
+    @property
+    def unsent(self) -> int:
+        """See `exchange.Flow`."""
+        return 0 if self.gone else self._held
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """See `exchange.Flow`."""
+        self._resume = resume
+
+    def give_up(self, reason: str) -> None:
+        """See `exchange.Flow`."""
+        _log.warning("a client %s: its request is cancelled", reason)
+        self.leave()
+
+    def _notify(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    async def pieces(self) -> AsyncIterator[Buffer]:
+        """The pieces of a stream as they come, to its end or until the client is gone."""
+        while not self.gone:
+            piece = await self._waiting.get()
+            if not len(piece):
+                return
+            yield piece
+            self._held -= len(piece)
+            if not self._held:
+                self._notify()
+
+    async def outcome(self, receive: Receive) -> HttpAnswer | None:
+        """The answer, or None when the client left before it."""
+        if self.answer.done():
+            return self.answer.result()
+        watch = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait((self.answer, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+        if not self.answer.done() and watch.result()["type"] == "http.disconnect":
+            return None
+        return await self.answer
+
+
+async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: Receive, send: Send) -> None:
+    """Send a stream as it comes; stop when the client leaves."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        exchange.leave()
+
+    await send({"type": "http.response.start", "status": answer.status, "headers": _names_lowered(answer.headers)})
+    watching = asyncio.ensure_future(watch())
+    try:
+        async for piece in exchange.pieces():
+            await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
+        if not exchange.gone:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    finally:
+        watching.cancel()
+
+
+async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | HttpAnswer | None:
+    """The whole body; a refusal as soon as it passes ``limit`` bytes; None when the client left."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            return refusal_of(too_large(size, limit, head), headers=_CLOSE)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _target(scope: Scope) -> str:
+    """The request target as the client sent it, as far as the host tells, below the path the app is mounted at."""
+    raw = scope.get("raw_path")
+    # Not every host keeps the undecoded path; then what a path may not hold is encoded again.
+    path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"], _PATH_SAFE)
+    root = quote(scope.get("root_path", ""), _PATH_SAFE).rstrip("/")
+    if root and path.startswith(f"{root}/"):
+        path = path[len(root) :]
+    query = scope.get("query_string", b"")
+    return f"{path}?{query.decode('latin-1')}" if query else path
+
+
+async def _send(answer: HttpAnswer, send: Send, *, with_body: bool) -> None:
+    body = b"".join(answer.body)
+    headers = _names_lowered(answer.headers)
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body if with_body else b""})
+
+
+def _names_lowered(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers]
+
+
+# -- we ask an ASGI app ---------------------------------------------------------------------------------------------
+
+
+class AsgiPages:
+    """Lets an ASGI app answer requests of our own connections.
+
+    Args:
+        open_app: makes the app; called in a thread when the first page is asked for, since importing a web framework
+            takes longer than inference may have to wait. Called again by a later request when it failed.
+    """
+
+    paths = PAGES
+
+    def __init__(self, open_app: Callable[[], AsgiApp]) -> None:
+        self._open_app = open_app
+        self._app: asyncio.Future[AsgiApp] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        """Answer through the app, later. Called in the thread of a running loop."""
+        task = asyncio.get_running_loop().create_task(self._answer(head, bytes(body), exchange))
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, head: Head, body: bytes, exchange: Exchange) -> None:
+        try:
+            answer = await ask(await self._opened(), head, body)
+        except Exception:
+            _log.exception("%s %s", head.method, head.path)
+            answer = failure(500, INTERNAL, plain=True)
+        exchange.respond(answer)
+
+    async def _opened(self) -> AsgiApp:
+        if self._app is None:
+            self._app = asyncio.get_running_loop().run_in_executor(None, self._open_app)
+        opening = self._app
+        try:
+            return await opening
+        except Exception:
+            if self._app is opening:
+                self._app = None
+            raise
+
+
+async def ask(app: AsgiApp, head: Head, body: bytes) -> HttpAnswer:
+    """An ASGI app's whole answer to one request. Raises what the app raises, RuntimeError when it does not answer."""
+    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    answered = asyncio.Event()
+    start: Message = {}
+    pieces: list[Buffer] = []
+
+    async def receive() -> Message:
+        if requests:
+            return requests.pop()
+        await answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+        elif message["type"] == "http.response.body":
+            pieces.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                answered.set()
+
+    await app(_scope(head), receive, send)
+    if not start or not answered.is_set():
+        raise RuntimeError(f"the app gave no whole answer to {head.method} {head.path}")
+    headers = tuple((name, value) for name, value in start.get("headers", ()) if name.lower() != b"content-length")
+    return HttpAnswer(start["status"], headers, pieces)
+
+
+def _scope(head: Head) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": head.method,
+        "scheme": "http",
+        "path": unquote(head.path),
+        "raw_path": head.path.encode("ascii"),
+        "query_string": head.query.encode("ascii"),
+        "root_path": "",
+        "headers": [(name.lower(), value) for name, value in head.headers],
+        "client": None,
+        "server": None,
+    }

@@ -1,0 +1,112 @@
+"""Deadlines of requests over HTTP; the law: such a request is answered once, by its deadline, whatever the model does.
+
+A client says in ``X-Request-Timeout-Ms`` how long it will wait. What still waits then is never run, what runs can see
+that it was cancelled, and an answer that comes later is dropped. Requests without a deadline cost nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from remora.messages import Buffer, Ticket
+from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_error
+from remora.protocols.rest.generate import error_object, event
+from remora.scheduling.batching import expired_error
+from remora.server.http.exchange import Exchange, Flow, flow_of
+
+CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+HEADER = b"x-request-timeout-ms"
+_MAX_DIGITS = 10
+
+
+def timeout_ns(value: bytes | None, *, plain: bool) -> int:
+    """What the header says, in nanoseconds; 0 without one. Raises Refusal (400) for what is no such time."""
+    if value is None:
+        return 0
+    if not value.isdigit() or len(value) > _MAX_DIGITS or not int(value):
+        shown = value[:40].decode("latin-1")
+        raise Refusal(
+            400, f"X-Request-Timeout-Ms must be a whole number of milliseconds from 1, got '{shown}'", plain=plain
+        )
+    return int(value) * 1_000_000
+
+
+class TimedExchange:
+    """An exchange that is answered by its deadline: by whoever has answered first, else here with 503 (spec H10).
+
+    A stream that has begun ends with an event that says so.
+
+    Args:
+        exchange: gets the answer.
+        plain: whether the refusal is text/plain, as inference has it, or JSON.
+    """
+
+    __slots__ = ("_begun", "_exchange", "_open", "_plain", "_ticket", "_timer")
+
+    def __init__(self, exchange: Exchange, *, plain: bool) -> None:
+        self._exchange = exchange
+        self._plain = plain
+        self._open = True
+        self._begun = False
+        self._ticket: Ticket | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def receiving_since(self) -> float:
+        """As a connection has it."""
+        return float(getattr(self._exchange, "receiving_since", 0.0))
+
+    @property
+    def flow(self) -> Flow | None:
+        """As the exchange has it."""
+        return flow_of(self._exchange)
+
+    def watch(self, ticket: Ticket, timeout_ns: int, call_later: CallLater | None = None) -> None:
+        """Set the request's deadline, counted from its arrival, and see to it.
+
+        ``call_later`` is that of the loop which runs in this thread, unless another is given.
+        """
+        ticket.deadline_ns = ticket.arrival_ns + timeout_ns
+        if self._open:
+            self._ticket = ticket
+            start = call_later or asyncio.get_running_loop().call_later
+            self._timer = start(timeout_ns / 1e9, self._expire)
+
+    def respond(self, answer: HttpAnswer) -> None:
+        if self._close():
+            self._exchange.respond(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        if self._open:
+            self._begun = True
+            self._exchange.begin(status, headers)
+
+    def send(self, piece: Buffer) -> None:
+        if self._open:
+            self._exchange.send(piece)
+
+    def finish(self) -> None:
+        if self._close():
+            self._exchange.finish()
+
+    def _close(self) -> bool:
+        """Whether this call is the one that ends the exchange."""
+        was_open, self._open = self._open, False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return was_open
+
+    def _expire(self) -> None:
+        ticket = self._ticket
+        if ticket is None or not self._close():
+            return
+        ticket.cancel()
+        error = expired_error(ticket)
+        if self._begun:
+            self._exchange.send(event(error_object(error.message)))
+            self._exchange.finish()
+        else:
+            self._exchange.respond(encode_error(error, plain=self._plain))

@@ -1,0 +1,198 @@
+"""The generate extension between its codec and the engine (spec X09-X12); the law: each exchange ends once.
+
+A model of any kind may be asked. `generate` wants exactly one response; `generate_stream` makes an event of each. The
+HTTP status is decided by the first response, in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remora.engine import Engine
+from remora.errors import MalformedError, RemoraError, RetiredError
+from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streamed, Ticket
+from remora.models.served_model import ServedModel
+from remora.models.table import LoadingError
+from remora.protocols.http1 import Head
+from remora.protocols.rest.answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, encode_json_error
+from remora.protocols.rest.generate import (
+    EVENTS,
+    MODEL_FAILED,
+    NOT_ONE_RESPONSE,
+    check_encoding,
+    decode_generate,
+    encode_generate,
+    error_object,
+    event,
+)
+from remora.protocols.rest.load_report import REQUEST_HEADER, RESPONSE_HEADER, load_report
+from remora.protocols.rest.request import Limits
+from remora.protocols.rest.routes import Route
+from remora.scheduling.batching import ExpiredError
+from remora.server.held_mailbox import HeldMailbox
+from remora.server.http.exchange import Exchange, arrival_of, flow_of
+
+
+class GenerateRoutes:
+    """Answers requests of the routes ``generate`` and ``generate_stream``.
+
+    Args:
+        engine: does the work.
+        mailbox: where responses are delivered.
+        limits: what a request may take.
+        malformed: the HTTP status of a body that cannot be read; 0 for Triton's.
+    """
+
+    def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: Limits, malformed: int = 0) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._limits = limits
+        self._malformed = malformed
+
+    def handle(
+        self,
+        where: Route,
+        encoding: bytes,
+        head: Head,
+        body: Buffer,
+        exchange: Exchange,
+        timeout_ns: int = 0,
+        retired: object = None,
+    ) -> Ticket | None:
+        """Answer one request through ``exchange``; its client waits for ``timeout_ns``, 0 for any time.
+
+        The ticket, if any, can be cancelled. Raises LoadingError when the request may wait for its model. ``retired``
+        is the version that it was handed to in vain.
+        """
+        try:
+            model = self._engine.resolve(where.model, where.version)
+            if self._engine.traces.on:
+                model = self._engine.traces.over(model, arrival_of(head, exchange), retired)
+            check_encoding(encoding)
+            form, data = decode_generate(body, model.signature.inputs, self._limits)
+            headers = self._load_report(head)
+            if where.action == "generate":
+                single = _Single(exchange, model, headers)
+                return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
+            flow = flow_of(exchange)
+            held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
+            events = _Events(exchange, model, headers, held)
+            ticket = model.submit(form, data, events.take, mailbox=held or self._mailbox, timeout_ns=timeout_ns)
+            if held is not None:
+                held.release_with(ticket.request)
+            return ticket
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+        except RetiredError:
+            return self.handle(where, encoding, head, body, exchange, timeout_ns, model)
+        except LoadingError:
+            raise
+        except RemoraError as error:
+            own = self._malformed if isinstance(error, MalformedError) else 0
+            exchange.respond(encode_json_error(error, own))
+        return None
+
+    def _load_report(self, head: Head) -> Callable[[], Headers]:
+        """Makes the headers that say how busy the model is, once there is an answer, if the client asks (spec H33)."""
+        notation = head.get(REQUEST_HEADER)
+        if notation is None:
+            return _no_headers
+
+        def headers() -> Headers:
+            report = load_report(notation, self._engine.perform(Metrics()))
+            return () if report is None else ((RESPONSE_HEADER, report),)
+
+        return headers
+
+
+def _no_headers() -> Headers:
+    return ()
+
+
+class _Reply:
+    """What becomes of the responses of one request. Extended by what `generate` and `generate_stream` do with each."""
+
+    __slots__ = ("_exchange", "_headers", "_model")
+
+    def __init__(self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers]) -> None:
+        self._exchange = exchange
+        self._model = model
+        self._headers = headers
+
+    def _printed(self, ticket: Ticket, outcome: Response | RemoraError) -> tuple[int, bytes]:
+        """A response as JSON, and the HTTP status it asks for."""
+        error = outcome
+        if isinstance(outcome, Response):
+            try:
+                model = self._model
+                return 200, encode_generate(model.name, model.version_text, ticket.request.form, outcome)
+            except RemoraError as found:
+                error = found
+        status = STATUS_OF["UNAVAILABLE"] if isinstance(error, ExpiredError) else MODEL_FAILED
+        return status, error_object(str(error))
+
+
+class _Single(_Reply):
+    """The one answer of ``generate``. A second response settles it: no more of them are waited for."""
+
+    __slots__ = ("_answered", "_first")
+
+    def __init__(self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers]) -> None:
+        super().__init__(exchange, model, headers)
+        self._first: tuple[int, bytes] | None = None
+        self._answered = False
+
+    def take(self, ticket: Ticket, outcome: Outcome) -> None:
+        """The next response of the model."""
+        if self._answered:
+            return
+        found, final = _parted(outcome)
+        if found is not None and self._first is None:
+            self._first = self._printed(ticket, found)
+            found = None
+        if found is None and not final:
+            return
+        status, body = self._first or (200, error_object(NOT_ONE_RESPONSE))
+        if found is not None:
+            body = error_object(NOT_ONE_RESPONSE)
+            if not final:
+                ticket.cancel()
+        self._answered = True
+        self._exchange.respond(HttpAnswer(status, (JSON, *self._headers()), [body]))
+
+
+class _Events(_Reply):
+    """The events of ``generate_stream``, each sent when its response comes."""
+
+    __slots__ = ("_begun", "_held")
+
+    def __init__(
+        self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers], held: HeldMailbox | None
+    ) -> None:
+        super().__init__(exchange, model, headers)
+        self._begun = False
+        self._held = held
+
+    def take(self, ticket: Ticket, outcome: Outcome) -> None:
+        """The next response of the model."""
+        found, final = _parted(outcome)
+        status, body = (200, b"") if found is None else self._printed(ticket, found)
+        if not self._begun and (final or found is not None):
+            self._begun = True
+            self._exchange.begin(status, ((b"Content-Type", EVENTS), *self._headers()))
+        if found is not None:
+            self._exchange.send(event(body))
+        if self._held is not None:
+            if final:
+                self._held.end()
+            else:
+                self._held.sent()
+        if final:
+            self._exchange.finish()
+
+
+def _parted(outcome: Outcome) -> tuple[Response | RemoraError | None, bool]:
+    """An outcome's response, if it carries one, and whether it is the last."""
+    if isinstance(outcome, Streamed):
+        return outcome.outcome, outcome.final
+    return outcome, True

@@ -1,0 +1,189 @@
+"""HTTP's requests as streams of an HTTP/2 connection; the law: the service that answers HTTP/1.1 sees no difference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from remora.messages import Buffer
+from remora.protocols.http1 import BadRequest, Head, too_large
+from remora.protocols.http2.frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Fields, pack
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
+from remora.server.http.exchange import STREAM_BACKLOG, Cancellable
+from remora.server.http.http1 import Service
+from remora.server.http.http2 import Link, Stream
+
+_log = logging.getLogger("remora.http")
+
+_ENDS_IN_HTTP_2 = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"))
+
+
+class Requests:
+    """Opens them for ``service``, with bodies of at most ``max_body_bytes``."""
+
+    def __init__(self, service: Service, max_body_bytes: int) -> None:
+        self._service = service
+        self._limit = max_body_bytes
+
+    def open(self, link: Link, fields: Fields) -> Stream:
+        """Take a request."""
+        return _Request(link, fields, self._service, self._limit)
+
+
+class _Request:
+    """A stream as an exchange of HTTP."""
+
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_head",
+        "_limit",
+        "_link",
+        "_open",
+        "_resume",
+        "_service",
+        "_size",
+        "_ticket",
+        "_unsent",
+        "_whole",
+    )
+
+    def __init__(self, link: Link, fields: Fields, service: Service, limit: int) -> None:
+        self._link = link
+        self._service = service
+        self._limit = limit
+        self._body: list[bytes] = []
+        self._size = 0
+        self._ticket: Cancellable | None = None
+        self._open = True
+        self._begun = False
+        self._unsent = 0
+        self._resume: Callable[[], None] | None = None  # waits for the client to take what was sent
+        self._whole = False  # it has come, and somebody answers it
+        self._head = _head_of(fields)
+
+    def received(self, data: bytes, ended: bool) -> None:
+        if not self._open:
+            return
+        self._size += len(data)
+        if self._head is None:
+            self._open = False
+            self._link.reset(PROTOCOL_ERROR)
+            return
+        if data:
+            self._link.took(len(data))
+        if self._size > self._limit:  # many clients hear of it only once they have sent all
+            self._body = []
+            if ended or self._size > 2 * self._limit:
+                self._refuse(too_large(self._size, self._limit, self._head))
+            return
+        if data:
+            self._body.append(data)
+        if not ended:
+            return
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body, self._whole = [], True
+        try:
+            ticket = self._service.handle(self._head, body, self)
+        except Exception:
+            _log.exception("%s %s", self._head.method, self._head.path)
+            if self._begun:
+                self._link.reset(INTERNAL_ERROR)
+            else:
+                self.respond(failure(500, INTERNAL, plain=True))
+            return
+        if self._open:
+            self._ticket = ticket
+
+    def _refuse(self, error: BadRequest) -> None:
+        self.respond(refusal_of(error))
+
+    def lost(self) -> None:
+        self._open = False
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancel()
+        self._notify()
+
+    def sent(self, size: int) -> None:
+        self._unsent -= size
+        if not self.unsent:
+            self._notify()
+
+    @property
+    def flow(self) -> _Request:
+        """See `exchange.Flow`."""
+        return self
+
+    @property
+    def unsent(self) -> int:
+        """See `exchange.Flow`."""
+        return self._unsent + self._link.backlog
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """See `exchange.Flow`."""
+        self._resume = resume
+
+    def give_up(self, reason: str) -> None:
+        """See `exchange.Flow`."""
+        _log.warning("a client %s: its request is cancelled", reason)
+        self._link.reset(CANCEL)
+        self.lost()
+
+    def _notify(self) -> None:
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            resume()
+
+    def stalls(self) -> bool:
+        return self._open and not self._whole
+
+    def respond(self, answer: HttpAnswer) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._ticket = None
+        data = b"".join(answer.body)
+        block = _block(answer.status, answer.headers, (b"content-length", b"%d" % len(data)))
+        if not data or (self._head is not None and self._head.method == "HEAD"):
+            self._link.headers(block, end=True)
+        else:
+            self._link.respond(block, data)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        if self._open:
+            self._begun = True
+            self._link.headers(_block(status, headers))
+
+    def send(self, piece: Buffer) -> None:
+        if not self._open or not self._begun or not len(piece):
+            return
+        data = bytes(piece)
+        if self._unsent > STREAM_BACKLOG:
+            self.give_up(f"left {STREAM_BACKLOG} bytes of its stream unread")
+            return
+        self._unsent += self._link.data(data)
+
+    def finish(self) -> None:
+        if self._open and self._begun:
+            self._open = False
+            self._ticket = None
+            self._link.data(b"", end=True)
+
+
+def _head_of(fields: Fields) -> Head | None:
+    """A request's head as HTTP/1.1 has it; None for fields that are no request."""
+    pseudo = {name: value for name, value in fields if name[:1] == b":"}
+    try:
+        method, target = pseudo[b":method"].decode("ascii"), pseudo[b":path"].decode("ascii")
+    except (KeyError, UnicodeDecodeError):
+        return None
+    if not target.startswith("/") or any(name in _ENDS_IN_HTTP_2 for name, _ in fields):
+        return None
+    kept = tuple(pair for pair in fields if pair[0][:1] != b":" and pair[0] != b"content-length")
+    return Head(method, target, ((b"host", pseudo.get(b":authority", b"")), *kept))
+
+
+def _block(status: int, headers: Headers, *more: tuple[bytes, bytes]) -> bytes:
+    named = tuple((name.lower(), value) for name, value in headers if name.lower() not in _ENDS_IN_HTTP_2)
+    return pack(((b":status", b"%d" % status), *named, *more))

@@ -1,0 +1,411 @@
+"""The FastAPI app: V2 for any ASGI host, and pages for people; the law: V2 is answered by `RestService`, never here.
+
+Importing this module imports FastAPI, so the server does it when the first page is asked for. The pages are made from
+the live engine each time, by functions that take it and return data or text; they load nothing from elsewhere, for
+servers without a way out, and whatever a model says about itself is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI, Request, Response
+
+from remora._version import __version__
+from remora.engine import Engine
+from remora.management.explain import Explanation
+from remora.messages import DTYPES, IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
+from remora.models.served_model import ServedModel
+from remora.options import ServerOptions
+from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
+from remora.server.http.asgi import V2App
+from remora.server.http.rest import METRICS_PATH, want_of
+from remora.server.http.schemas import schema_of
+
+_DEFAULTS = ServerOptions()
+
+Json = dict[str, Any]
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+_HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
+_PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
+"""Names that fit into a path. Paths are not percent-decoded (spec H02): HTTP cannot ask for other models."""
+_INLINE_ELEMENTS = 1024
+"""Example requests with more elements carry zero bytes in place of numbers that nobody would read."""
+_NOT_IN_JSON = ("FP16", "BF16")
+_JSON_KIND = {
+    "b": ("boolean", False),
+    "i": ("integer", 0),
+    "u": ("integer", 0),
+    "f": ("number", 0.5),
+    "O": ("string", ""),
+}
+
+
+def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
+    """An ASGI app that serves ``engine``: all V2 routes and the pages. Routes of your own may be added to it.
+
+    The engine is the caller's to start, before the first request, and to stop. Bodies beyond
+    ``options.http_max_input_size`` bytes are refused while they arrive. Raises ValueError for a
+    ``http_header_forward_pattern`` that is no regular expression, and for restrictions that cannot be read.
+    """
+    app = FastAPI(
+        title="remora", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+
+    # Plain functions: FastAPI runs them in threads, where a repository of a thousand models holds up no inference.
+    def docs(request: Request) -> Response:
+        return _respond(docs_page(engine, _origin(request)), "text/html")
+
+    def schema(request: Request) -> Response:
+        found = openapi(engine, request.scope.get("root_path", ""), metrics=options.allow_metrics)
+        return _respond(json.dumps(found), "application/json")
+
+    def state(request: Request) -> Response:
+        found = status(engine)
+        if prefers_html(request.headers.get("accept", "")):
+            return _respond(status_page(found), "text/html", Vary="Accept")
+        return _respond(json.dumps(found), "application/json", Vary="Accept")
+
+    restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
+    for path, page in (("/v2/docs", docs), ("/v2/openapi.json", schema), ("/v2/status", state)):
+        app.add_api_route(path, _guarded(page, restrictions), methods=["GET", "HEAD"], include_in_schema=False)
+    # In the place of "not found", so that routes added to the app later are still reached.
+    app.router.default = V2App(engine, options)
+    return app
+
+
+def _guarded(page: Callable[[Request], Response], restrictions: Restrictions) -> Callable[[Request], Response]:
+    """A page for those who bring its group's secret; any ASGI host may carry the app, so nothing else has asked."""
+
+    def answer(request: Request) -> Response:
+        def value_of(name: str) -> bytes | None:
+            value = request.headers.get(name)
+            return None if value is None else value.encode("latin-1")
+
+        key = restrictions.missing(GROUP_OF_ACTION["pages"], value_of)
+        if key is None:
+            return page(request)
+        refusal = want_of(key)
+        return Response(b"".join(refusal.body), refusal.status, _HEADERS, "text/plain")
+
+    return answer
+
+
+def _respond(text: str, media_type: str, **headers: str) -> Response:
+    return Response(text.encode("utf-8", "replace"), media_type=media_type, headers={**_HEADERS, **headers})
+
+
+def _origin(request: Request) -> str:
+    """Where the client reached this app, as it says itself; only in forms that a URL may have."""
+    host = request.headers.get("host", "")
+    root = request.scope.get("root_path", "").rstrip("/")
+    return f"{request.scope['scheme']}://{host if _HOST.fullmatch(host) else 'localhost:8000'}{root}"
+
+
+def prefers_html(accept: str) -> bool:
+    """Whether an Accept header asks for HTML rather than JSON; ``*/*`` and none get JSON, as programs send them."""
+    weights = {"text/html": 0.0, "application/json": 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (piece.strip() for piece in part.split(";"))
+        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        if kind in weights:
+            try:
+                weights[kind] = float(weight)
+            except ValueError:
+                continue
+    return weights["text/html"] > weights["application/json"]
+
+
+# -- example requests -----------------------------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """A request a model accepts: the JSON, and how many zero bytes follow it (0: none, all values are in the JSON)."""
+
+    header: Json
+    zero_bytes: int
+    binary_answer: bool
+
+
+def example_of(model: ServedModel) -> Example:
+    """A request that fits the model: every dimension that varies is 1, optional inputs are left out."""
+    needed = {row.name for row in model.config.input if not row.optional}
+    rows = [row for row in model.signature.inputs if row.name in needed] or list(model.signature.inputs)
+    shapes = [[max(dim, 1) if dim < 0 else dim for dim in row.shape] for row in rows]
+    counts = [math.prod(shape) for shape in shapes]
+    binary = any(row.datatype in _NOT_IN_JSON for row in rows) or sum(counts) > _INLINE_ELEMENTS
+    inputs: list[Json] = []
+    zero_bytes = 0
+    for row, shape, count in zip(rows, shapes, counts, strict=True):
+        tensor: Json = {"name": row.name, "datatype": row.datatype, "shape": shape}
+        if binary:
+            size = count * (4 if row.datatype == "BYTES" else DTYPES[row.datatype].itemsize)  # 4 zeros: an empty text
+            tensor["parameters"] = {"binary_data_size": size}
+            zero_bytes += size
+        else:
+            tensor["data"] = [_JSON_KIND[DTYPES[row.datatype].kind][1]] * count
+        inputs.append(tensor)
+    header: Json = {"inputs": inputs}
+    parameters: Json = {}
+    if model.config.HasField("sequence_batching"):
+        parameters |= {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    binary_answer = any(row.datatype in _NOT_IN_JSON for row in model.signature.outputs)
+    if binary_answer:
+        parameters["binary_data_output"] = True
+    if parameters:
+        header["parameters"] = parameters
+    return Example(header, zero_bytes, binary_answer)
+
+
+def curl_line(example: Example, url: str) -> str:
+    """A shell command that sends the example. Every word that comes from a model is quoted for the shell."""
+    text = json.dumps(example.header, separators=(",", ":"))
+    answer = " --output answer.bin" if example.binary_answer else ""
+    if not example.zero_bytes:
+        return f"curl {shlex.quote(url)} -H 'Content-Type: application/json' -d {shlex.quote(text)}{answer}"
+    return (
+        f"{{ printf %s {shlex.quote(text)}; head -c {example.zero_bytes} /dev/zero; }} | "
+        f"curl {shlex.quote(url)} -H 'Content-Type: application/octet-stream' "
+        f"-H 'Inference-Header-Content-Length: {len(text)}' --data-binary @-{answer}"
+    )
+
+
+def paths_of(engine: Engine) -> list[tuple[ServedModel, str]]:
+    """Each model version that HTTP can reach, by the path it is asked for: the newest without a version."""
+    served = [model for model in engine.models() if _PATH_NAME.fullmatch(model.name)]
+    newest = {model.name: model for model in served}  # ascending versions: the last one stays
+    found = []
+    for model in served:
+        if newest[model.name] is model:
+            found.append((model, f"/v2/models/{model.name}"))
+        else:
+            found.append((model, f"/v2/models/{model.name}/versions/{model.version_text}"))
+    return found
+
+
+# -- openapi.json ---------------------------------------------------------------------------------------------------
+
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_ERROR_BODY = {"schema": {"$ref": "#/components/schemas/Error"}}
+_FAILURES: Json = {
+    "default": {
+        "description": "What went wrong, as JSON whatever the content type says.",
+        "content": {"application/json": _ERROR_BODY, "text/plain": _ERROR_BODY},
+    }
+}
+_EXPLANATION: Json = {"application/json": {"schema": {"$ref": "#/components/schemas/Explanation"}}}
+_SERVER_READS = (
+    ("/v2", "The server's name, version and extensions"),
+    ("/v2/health/live", "Whether the server answers"),
+    ("/v2/health/ready", "Whether the server and its models are ready"),
+    ("/v2/models/stats", "Statistics of all models"),
+    ("/v2/status", "What every model is doing, as JSON or as a page"),
+)
+_MODEL_READS = (
+    ("", "Names, datatypes and shapes of inputs and outputs"),
+    ("/ready", "Whether the model is ready"),
+    ("/config", "The whole configuration"),
+    ("/stats", "Statistics"),
+    ("/explain", "Why batches had the size they had, and what would change it"),
+)
+
+
+def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Json:
+    """An OpenAPI 3.1 document of what ``engine`` serves now; ``root_path`` is where the app is mounted."""
+    info = engine.perform(ServerMetadata())
+    paths: Json = {path: {"get": _read(summary, "server")} for path, summary in _SERVER_READS}
+    if metrics:
+        paths[METRICS_PATH] = {"get": _read("Metrics for Prometheus", "server", "text/plain")}
+    paths["/v2/repository/index"] = {"post": _read("All models of the repositories, loaded or not", "repository")}
+    if engine.options.model_control_mode in ("explicit", "ondemand"):
+        name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        for verb, summary in (("load", "Load or reload a model"), ("unload", "Take a model out of service")):
+            operation = _read(summary, "repository") | {"parameters": [name]}
+            paths[f"/v2/repository/models/{{model}}/{verb}"] = {"post": operation}
+    for model, path in paths_of(engine):
+        for rest, summary in _MODEL_READS:
+            paths[path + rest] = {"get": _read(summary, model.name)}
+        if model.config.HasField("sequence_batching"):
+            paths[f"{path}/sequences"] = {
+                "get": _read("The sequences that live, and what became of others", model.name)
+            }
+        paths[f"{path}/explain"]["get"]["responses"]["200"]["content"] = _EXPLANATION
+        if not model.decoupled:  # such a model answers as often as it likes, which this route cannot (spec H09)
+            paths[f"{path}/infer"] = {"post": _infer(model)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": info.name, "version": info.version, "summary": f"Models served by remora {__version__}"},
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR, "Explanation": schema_of(Explanation)}},
+    }
+
+
+def _read(summary: str, tag: str, media_type: str = "application/json") -> Json:
+    content: Json = {} if summary.startswith("Whether") else {"content": {media_type: {}}}
+    return {"summary": summary, "tags": [tag], "responses": {"200": {"description": "OK"} | content, **_FAILURES}}
+
+
+def _infer(model: ServedModel) -> Json:
+    """The infer operation, with the example where it is all JSON: binary data has no place in a document."""
+    example = example_of(model)
+    body: Json = {"schema": _message(model, sent=True)}
+    if not example.zero_bytes:
+        body["example"] = example.header
+    answers: Json = {"schema": _message(model, sent=False)}
+    binary = "JSON, then the tensors' bytes: Inference-Header-Content-Length says how long the JSON is."
+    octets: Json = {"application/octet-stream": {"schema": {"description": binary}}}
+    ok = {"description": "The outputs.", "content": {"application/json": answers, **octets}}
+    return {
+        "summary": f"Run {model.name}, version {model.version_text}",
+        "tags": [model.name],
+        "requestBody": {"required": True, "content": {"application/json": body, **octets}},
+        "responses": {"200": ok, **_FAILURES},
+    }
+
+
+def _message(model: ServedModel, *, sent: bool) -> Json:
+    """The schema of a request (``sent``) or an answer."""
+    signature = model.signature
+    tensors = _tensors(signature.inputs if sent else signature.outputs)
+    properties: Json = {"id": {"type": "string"}, "parameters": {"type": "object"}}
+    if not sent:
+        properties |= {"model_name": {"const": model.name}, "model_version": {"const": model.version_text}}
+        properties["outputs"] = tensors
+        return {"type": "object", "required": ["model_name", "model_version", "outputs"], "properties": properties}
+    tensors["minItems"] = sum(not row.optional for row in model.config.input)
+    names = {"enum": [row.name for row in signature.outputs]}
+    wanted = {"type": "object", "required": ["name"], "properties": {"name": names, "parameters": {"type": "object"}}}
+    properties |= {"inputs": tensors, "outputs": {"type": "array", "items": wanted}}
+    return {"type": "object", "required": ["inputs"], "properties": properties}
+
+
+def _tensors(rows: Iterable[TensorInfo]) -> Json:
+    schemas = [_tensor(row) for row in rows]
+    return {"type": "array", "maxItems": len(schemas), "items": {"oneOf": schemas} if schemas else {}}
+
+
+def _tensor(row: TensorInfo) -> Json:
+    dims: list[Json] = [{"const": dim} if dim >= 0 else {"type": "integer", "minimum": 0} for dim in row.shape]
+    shape: Json = {"type": "array", "minItems": len(dims), "maxItems": len(dims)}
+    if dims:
+        shape["prefixItems"] = dims
+    properties: Json = {"name": {"const": row.name}, "datatype": {"const": row.datatype}, "shape": shape}
+    properties["parameters"] = {"type": "object"}
+    if row.datatype not in _NOT_IN_JSON:
+        kind = _JSON_KIND[DTYPES[row.datatype].kind][0]
+        values = {"anyOf": [{"type": kind}, {"type": "array"}]}
+        properties["data"] = {"type": "array", "description": "row by row, flat or nested", "items": values}
+    return {"title": row.name, "type": "object", "required": ["name", "datatype", "shape"], "properties": properties}
+
+
+# -- status ---------------------------------------------------------------------------------------------------------
+
+
+def status(engine: Engine) -> Json:
+    """What every model of the repositories is doing. Times are in the unit that the key ends with."""
+    served = {(model.name, model.version_text): model for model in engine.models()}
+    info = engine.perform(ServerMetadata())
+    entries = engine.perform(RepositoryIndex())
+    return {
+        "server": {"name": info.name, "version": info.version, "ready": engine.perform(ServerReady())},
+        "models": [_model_status(entry, served.get((entry.name, entry.version))) for entry in entries],
+    }
+
+
+def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
+    if model is None:
+        return entry._asdict()
+    numbers = model.statistics.snapshot(model.name, model.version_text)
+    successes = max(numbers.success.count, 1)
+    return entry._asdict() | {
+        "backend": model.config.backend or model.platform,
+        "load_ms": round(model.load_ns / 1e6, 3),
+        "requests": {"success": numbers.success.count, **dict(model.statistics.failures)},
+        "inferences": numbers.inference_count,
+        "executions": numbers.execution_count,
+        "mean_us": {
+            "request": round(numbers.success.ns / successes / 1e3, 1),
+            "queue": round(numbers.queue.ns / successes / 1e3, 1),
+            "compute": round(numbers.compute_infer.ns / successes / 1e3, 1),
+        },
+        "queue": {"waiting": model.scheduler.pending, "running": model.scheduler.running},
+        "dispatches": dict(model.statistics.dispatches),
+        "batches": {str(batch.batch_size): batch.compute_infer.count for batch in numbers.batches},
+        "batch_cost_us": {str(rows): round(ns / 1e3, 1) for rows, ns in model.scheduler.costs.curve().items()},
+    }
+
+
+# -- HTML -----------------------------------------------------------------------------------------------------------
+
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto}"
+    "table{border-collapse:collapse;margin:.5rem 0}td,th{border:1px solid #8886;padding:.2rem .6rem;text-align:left;"
+    "vertical-align:top}pre{background:#8882;padding:.6rem;overflow-x:auto}"
+)
+_LINKS = '<p><a href="docs">models</a> · <a href="status">status</a> · <a href="openapi.json">openapi.json</a></p>'
+_COLUMNS = {
+    "name": "model", "version": "version", "state": "state", "backend": "backend", "load_ms": "load ms",
+    "requests": "requests", "inferences": "inferences", "executions": "executions", "mean_us": "mean µs",
+    "queue": "queue", "dispatches": "why batches ran", "batches": "batches by size",
+    "batch_cost_us": "µs by batch size", "reason": "reason",
+}  # fmt: skip
+
+
+def docs_page(engine: Engine, origin: str) -> str:
+    """The models, what they take and give, and a command that asks each; ``origin`` is this server's URL."""
+    parts = []
+    for model, path in paths_of(engine):
+        rows = [("input", *row) for row in model.signature.inputs]
+        rows += [("output", *row) for row in model.signature.outputs]
+        parts.append(f"<h2>{_escaped(model.name)} <small>version {_escaped(model.version_text)}</small></h2>")
+        parts.append(_table(("", "name", "datatype", "shape"), rows))
+        if model.decoupled:
+            parts.append("<p>Answers any number of times: ask it over gRPC, with ModelStreamInfer.</p>")
+        else:
+            parts.append(f"<pre>{_escaped(curl_line(example_of(model), f'{origin}{path}/infer'))}</pre>")
+    return _page("Models", "".join(parts) or "<p>No model is ready.</p>")
+
+
+def status_page(found: Json) -> str:
+    """What `status` found, as a table."""
+    server = found["server"]
+    ready = "ready" if server["ready"] else "not ready"
+    rows = [[model.get(key, "") for key in _COLUMNS] for model in found["models"]]
+    first = f"<p>{_escaped(server['name'])} {_escaped(server['version'])}: {ready}</p>"
+    return _page("Status", first + _table(_COLUMNS.values(), rows))
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title} - remora</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1>{_LINKS}{body}</html>"
+    )
+
+
+def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table; each cell is text, never markup."""
+    lines = ["".join(f"<th>{_escaped(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{_escaped(_cell(cell))}</td>" for cell in row) for row in rows]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {number}" for key, number in value.items() if number)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _escaped(value: object) -> str:
+    return html.escape(str(value), quote=True)

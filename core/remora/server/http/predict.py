@@ -1,0 +1,125 @@
+"""Predict requests between their codec and the engine; the law: one answer, and all of a body's instances or none.
+
+What a model cannot take in one request goes in several, side by side. The answer is made when all of theirs are there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
+from remora.models.served_model import ServedModel
+from remora.models.table import LoadingError
+from remora.protocols.http1 import Head
+from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error
+from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
+from remora.server.host import Inside
+from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+
+
+class Predictor:
+    """Answers predict requests of a host's own routes; errors are JSON."""
+
+    def __init__(self, inside: Inside) -> None:
+        self._resolve = inside.engine.resolve
+        self._traces = inside.engine.traces
+        self._when_loaded = inside.rest.when_loaded
+        self._mailbox = inside.mailbox
+        self._limit = inside.options.http_max_input_size
+
+    def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
+        return self._when_loaded(partial(self._handle, name), head, body, exchange)
+
+    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange, retired: object = None) -> Ticket | None:
+        """Raises LoadingError when the request may wait for its model."""
+        try:
+            model = self._resolve(name)
+            if model.decoupled:
+                raise UnsupportedError(f"model '{name}' gives any number of answers: ask for it by generate or gRPC")
+            rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
+            optional = frozenset(row.name for row in model.config.input if row.optional)
+            parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
+            if self._traces.on:
+                model = self._traces.over(model, arrival_of(head, exchange), retired)
+            return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
+        except RetiredError:
+            return self._handle(name, head, body, exchange, model)
+        except LoadingError:
+            raise
+        except RemoraError as error:
+            exchange.respond(encode_json_error(error))
+        return None
+
+
+class _Gathering:
+    """The answers to the parts of one body, as they come in."""
+
+    __slots__ = ("_exchange", "_left", "_open", "_parts", "_responses", "_rows", "_tickets")
+
+    def __init__(self, exchange: Exchange, parts: list[Part], rows: Rows) -> None:
+        self._exchange = exchange
+        self._parts = parts
+        self._rows = rows
+        self._responses: list[Response | None] = [None] * len(parts)
+        self._tickets: list[Ticket] = []
+        self._left = len(parts)
+        self._open = True
+
+    def start(self, model: ServedModel, parts: list[Part], mailbox: Mailbox | None) -> Ticket | None:
+        """Hand in all parts; a refusal of one is the answer. Raises RetiredError, and then nothing was answered."""
+        for index, part in enumerate(parts):
+            if not self._open:  # an error was there at once, and was the answer
+                break
+            try:
+                ticket = model.submit(part.form, part.data, self._take, mailbox=mailbox, context=index)
+            except RetiredError:  # replaced amid the parts: all of them go to the version that serves now
+                self._open = False
+                self._cancel(self._tickets)
+                raise
+            except RemoraError as error:
+                self.give_up(error)
+                break
+            self._tickets.append(ticket)
+        if not self._tickets:
+            return None
+        if len(self._tickets) > 1:
+            self._tickets[0].request.when_cancelled(lambda: self._cancel(self._tickets[1:]))
+        return self._tickets[0]
+
+    def give_up(self, error: RemoraError) -> None:
+        """The answer is this error; what still waits is not run."""
+        if self._open:
+            self._open = False
+            self._exchange.respond(encode_json_error(error))
+            self._cancel(self._tickets)
+
+    @staticmethod
+    def _cancel(tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.cancel()
+
+    def _take(self, ticket: Ticket, outcome: Outcome) -> None:
+        if not self._open:
+            return
+        if isinstance(outcome, RemoraError):
+            self.give_up(outcome)
+            return
+        index = ticket.context
+        if not isinstance(outcome, Response) or not isinstance(index, int):
+            return  # decoupled models are refused above
+        self._responses[index] = outcome
+        self._left -= 1
+        if not self._left:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            responses = [response for response in self._responses if response is not None]
+            body = encode_predict(responses, [part.instances for part in self._parts], self._rows)
+        except RemoraError as error:
+            self.give_up(error)
+            return
+        self._open = False
+        self._exchange.respond(HttpAnswer(200, (JSON,), [body]))

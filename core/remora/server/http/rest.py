@@ -1,0 +1,480 @@
+"""V2 over HTTP between a codec and the engine: which call a request is, and what its answer is.
+
+Knows neither sockets nor ASGI: whoever has a request hands in its head, its body and an `Exchange` to answer to, be it
+our own protocol or an ASGI app. Everything wire-specific is in the codecs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from remora.engine import Engine
+from remora.errors import MalformedError, RemoraError, RetiredError, UnsupportedError
+from remora.messages import (
+    Buffer,
+    Mailbox,
+    Metrics,
+    ModelExplain,
+    ModelLoad,
+    ModelUnload,
+    Outcome,
+    RepositoryIndex,
+    Response,
+    Ticket,
+)
+from remora.models.served_model import ServedModel
+from remora.models.table import LoadingError
+from remora.protocols.cross_site import is_loopback, is_own_host, refuse_host, refuse_page
+from remora.protocols.http1 import Head
+from remora.protocols.rest.answer import failure
+from remora.protocols.rest.v2_rest import (
+    BinaryHeaders,
+    HttpAnswer,
+    InferCodec,
+    Refusal,
+    ReplyFormat,
+    Route,
+    answer_region,
+    choose_encoding,
+    compress,
+    decode_call,
+    encode_error,
+    encode_result,
+    inflate,
+    route,
+    v2_binary_headers,
+)
+from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
+from remora.server.http import deadlines
+from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+from remora.server.http.generate import GenerateRoutes
+from remora.server.http.probes import PATHS as PROBES
+from remora.server.http.probes import probe
+from remora.server.http.waiting import WaitingRoom
+
+if TYPE_CHECKING:
+    from remora.server.http.http1 import Service
+
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+_PLAIN = ((b"Content-Type", b"text/plain"),)
+METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
+METRICS_PATH = "/v2/metrics"
+"""Where the metrics are on the port that carries requests: a host may let only that one through."""
+
+
+class Pages(Protocol):
+    """What answers paths that V2 does not have, such as the documentation's."""
+
+    @property
+    def paths(self) -> Container[str]:
+        """The paths it answers."""
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        """Answer through ``exchange``, now or later. Must not block."""
+
+
+_LASTING = (ModelLoad, ModelUnload)
+"""Calls that run the code of a model, which may never return."""
+_SLOW = (*_LASTING, RepositoryIndex, ModelExplain)
+"""Calls that load models, look at repositories or simulate: too long for the event loop."""
+
+HostsWork = Callable[[Head, Buffer, Exchange], Cancellable | None]
+"""Answers an inference in a host's own way, and may raise LoadingError."""
+
+
+class Later(Protocol):
+    """Runs slow work elsewhere and responds with its answer."""
+
+    def __call__(self, work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
+        """``lasts``: the work runs the code of a model, and must not hold up work that does not."""
+
+
+Refuse = Callable[[str, Head], HttpAnswer | None]
+"""Refuses a request that does an action, such as "infer"; None where it may pass."""
+
+
+class _Plan:
+    """What a head asks for: worked out once, kept in the head's memo entry."""
+
+    __slots__ = (
+        "accept",
+        "encoding",
+        "generates",
+        "header_length",
+        "infers",
+        "json_length",
+        "locked",
+        "model",
+        "refusal",
+        "route",
+        "timeout_ns",
+        "version",
+    )
+
+    def __init__(self, head: Head, refuse: Refuse, pages: Container[str]) -> None:
+        self.route: Route | None = None
+        self.refusal: HttpAnswer | None = None
+        self.locked = False  # the refusal is for want of a secret or a page's: nothing else is looked at
+        action = ""
+        self.infers = False  # without a deadline: the usual case
+        self.generates: Route | None = None
+        self.timeout_ns = 0
+        try:
+            where = route(head.method, head.path)
+            action = where.action
+            infers = where.action == "infer"
+            generates = where.action in ("generate", "generate_stream")
+            if infers or generates:
+                self.timeout_ns = deadlines.timeout_ns(head.get(deadlines.HEADER), plain=infers)
+            self.route = where
+            self.infers = infers and not self.timeout_ns
+            self.generates = where if generates else None
+        except Refusal as refusal:
+            self.refusal = refusal.answer
+            action = action or refusal.action
+        refused = refuse(action or _page_action(head.path, pages), head)
+        if refused is not None:
+            self.route = self.generates = None
+            self.infers, self.timeout_ns, self.locked = False, 0, True
+            self.refusal = refused
+        self.model = self.route.model if self.route else ""
+        self.version = self.route.version if self.route else -1
+        length = self.header_length = head.get(b"inference-header-content-length")
+        self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
+        encoding = head.get(b"content-encoding") or b""
+        self.encoding = b"" if encoding == b"identity" else encoding
+        accept = head.get(b"accept-encoding")
+        self.accept = choose_encoding(accept) if accept else ""
+
+
+class _Forward(NamedTuple):
+    """A head that was rewritten for V2, kept with the head it was made of."""
+
+    model: str
+    head: Head
+
+
+_OPEN = Restrictions()
+
+
+def _page_action(path: str, pages: Container[str]) -> str:
+    """What asking for a path that V2 does not have does; "" where there is nothing, which needs no secret."""
+    if path == METRICS_PATH:
+        return "metrics"
+    return "pages" if path in PROBES or path in pages else ""
+
+
+def want_of(key: str) -> HttpAnswer:
+    """The refusal of a request without the secret header ``key``."""
+    return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
+
+
+class RestService:
+    """Answers V2 requests.
+
+    Args:
+        engine: does the work.
+        codec: reads and writes inference bodies.
+        mailbox: where inference answers are delivered.
+        later: runs what would block the loop.
+        max_input_bytes: bodies may not inflate beyond this.
+        pages: is asked for the paths that V2 does not have.
+        serves_metrics: whether METRICS_PATH is one that this service has.
+        malformed: the status of requests that cannot be read; 0 for Triton's, which is 500 (spec H13).
+        restrictions: groups of calls that need a secret header.
+        allowed_hosts: hosts whose web pages may change the server.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: InferCodec,
+        mailbox: Mailbox | None,
+        later: Later,
+        *,
+        max_input_bytes: int = 64 << 20,
+        pages: Pages | None = None,
+        serves_metrics: bool = True,
+        malformed: int = 0,
+        restrictions: Restrictions = _OPEN,
+        allowed_hosts: Container[str] = (),
+    ) -> None:
+        self._engine = engine
+        self._restrictions = restrictions
+        self._allowed_hosts = allowed_hosts
+        self._resolve = engine.resolve
+        self._traces = engine.traces
+        self._codec = codec
+        self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed)
+        self._mailbox = mailbox
+        self._later = later
+        self._limit = max_input_bytes
+        self._pages = pages
+        self._waiting = WaitingRoom(engine.options.max_waiting_requests, engine.options.waiting_secs)
+        self._serves_metrics = serves_metrics
+        self._known_as = ""
+        self._malformed = malformed
+
+    def over(
+        self,
+        engine: Engine,
+        known_as: str = "",
+        *,
+        malformed: int = 0,
+        binary_headers: BinaryHeaders = v2_binary_headers,
+    ) -> RestService:
+        """The same service over an engine of its own choice, for a host's port.
+
+        ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status of bodies that
+        cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server; 0 for this service's.
+        ``binary_headers`` says in the platform's way how long the JSON of an answer with raw tensors is.
+        """
+        other = copy(self)
+        other._engine = engine
+        other._resolve = engine.resolve
+        other._traces = engine.traces
+        other._codec = self._codec.twin(binary_headers)
+        other._malformed = malformed or self._malformed
+        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed)
+        other._known_as = known_as
+        return other
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request through ``exchange``, now or later; what this returns, if anything, can be cancelled."""
+        plan = head.note
+        if not isinstance(plan, _Plan):
+            plan = head.note = _Plan(head, self.locked, self._pages.paths if self._pages is not None else ())
+        try:
+            return self._handle(plan, head, body, exchange, plan.timeout_ns)
+        except LoadingError as loading:
+            return self._wait(loading, plan, head, body, exchange)
+
+    def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer an inference of ``model`` that came by a path of its host's own."""
+        known = head.note
+        if not isinstance(known, _Forward) or known.model != model:
+            known = head.note = _Forward(model, head.to(f"/v2/models/{model}/infer", method="POST"))
+        return self.handle(known.head, body, exchange)
+
+    def when_loaded(self, work: HostsWork, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Do a host's own work of inference, and again once the model is there that LoadingError speaks of."""
+        try:
+            return work(head, body, exchange)
+        except LoadingError as loading:
+            locked = self.locked("infer", head)
+            if locked is not None:
+                exchange.respond(locked)  # who may not ask does not wait either
+                return None
+            again = lambda _waited_ns: self.when_loaded(work, head, body, exchange)  # noqa: E731
+            return self._waiting.take(loading, exchange, 0, again)
+
+    def _wait(
+        self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange
+    ) -> Cancellable | None:
+        """Handle a request again when what it needs is loaded; its deadline stays where it was."""
+        timeout_ns = plan.timeout_ns
+
+        def go_on(waited_ns: int) -> Cancellable | None:
+            return self._handle(plan, head, body, exchange, max(timeout_ns - waited_ns, 1) if timeout_ns else 0)
+
+        return self._waiting.take(loading, exchange, timeout_ns, go_on)
+
+    def _handle(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
+        """Raises LoadingError when the request may wait for its model."""
+        if plan.infers:
+            return self._infer(plan, head, body, exchange)
+        if timeout_ns:
+            return self._in_time(plan, head, body, exchange, timeout_ns)
+        if plan.generates is not None:
+            return self._generate.handle(plan.generates, plan.encoding, head, body, exchange)
+        if plan.route is not None:
+            self._call(plan.route, body, exchange)
+        elif plan.locked and plan.refusal is not None:
+            exchange.respond(plan.refusal)
+        elif plan.refusal is not None:
+            self._beyond_v2(plan.refusal, head, body, exchange)
+        return None
+
+    def locked(self, action: str, head: Head) -> HttpAnswer | None:
+        """Return the refusal of a request that does what ``action`` does, such as "infer"; None when it may pass.
+
+        Every route that reaches a model calls this first: a restriction that holds for V2 alone protects nothing.
+        """
+        if not action:
+            return None
+        group = GROUP_OF_ACTION[action]
+        if self._restrictions:
+            key = self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
+            if key is not None:
+                return want_of(key)
+        # An inference by another site's page is let through: the page cannot read its answer without CORS headers,
+        # which a proxy may add on purpose.
+        reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
+        return failure(403, reason, plain=True) if reason else None
+
+    def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
+        """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
+        if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):
+            exchange.respond(self.metrics())
+        elif head.path in PROBES and head.method in ("GET", "HEAD"):
+            exchange.respond(probe(head, self._engine))
+        elif self._pages is not None and refusal.status == 404 and head.path in self._pages.paths:
+            self._pages.handle(head, body, exchange)
+        else:
+            exchange.respond(refusal)
+
+    # -- inference --------------------------------------------------------------------------------------------------
+
+    def _in_time(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
+        """An inference whose client has said how long it will wait."""
+        timed = deadlines.TimedExchange(exchange, plain=plan.generates is None)
+        if plan.generates is None:
+            ticket = self._infer(plan, head, body, timed, timeout_ns)
+        else:
+            ticket = self._generate.handle(plan.generates, plan.encoding, head, body, timed, timeout_ns)
+        if ticket is not None:
+            timed.watch(ticket, timeout_ns)
+        return ticket
+
+    def _infer(
+        self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0, retired: object = None
+    ) -> Ticket | None:
+        try:
+            model = self._resolve(plan.model, plan.version)
+            if model.decoupled:
+                raise UnsupportedError(_DECOUPLED)
+            if self._traces.on:
+                model = self._traces.over(model, arrival_of(head, exchange), retired)
+        except LoadingError:
+            raise
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=True))
+            return None
+        try:
+            plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
+            codec, recalled = self._codec, None
+            if plan.json_length and type(plain) is bytes and not codec.forwards:
+                recalled = codec.recall(plain, plan.json_length)
+            form, data, reply_format = recalled or codec.decode(
+                plain, plan.header_length, codec.forwarded(head.headers), model.name
+            )
+            context = (exchange, model, reply_format, plan.accept)
+            return model.submit(
+                form, data, self._inferred, mailbox=self._mailbox, context=context, timeout_ns=timeout_ns
+            )
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+        except RetiredError:
+            return self._infer(plan, head, body, exchange, timeout_ns, model)
+        except RemoraError as error:
+            exchange.respond(self._refusal(error, plain=error.from_model))
+        return None
+
+    def _refusal(self, error: RemoraError, *, plain: bool) -> HttpAnswer:
+        """The answer to a request that cannot be decoded."""
+        answer = encode_error(error, plain=plain)
+        if self._malformed and isinstance(error, MalformedError):
+            return answer._replace(status=self._malformed)
+        return answer
+
+    def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
+        context: tuple[Exchange, ServedModel, ReplyFormat, str] = ticket.context  # type: ignore[assignment]
+        exchange, model, reply_format, accept = context
+        if isinstance(outcome, RemoraError):
+            exchange.respond(encode_error(outcome, plain=True))
+            return
+        if not isinstance(outcome, Response):
+            return  # decoupled models are refused above
+        try:
+            name = self._known_as or model.name
+            answer = self._codec.encode(name, model.version_text, ticket.request.form, outcome, reply_format)
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=True))
+            return
+        exchange.respond(compress(answer, accept) if accept else answer)
+
+    # -- everything else --------------------------------------------------------------------------------------------
+
+    def _call(self, where: Route, body: Buffer, exchange: Exchange) -> None:
+        if where.action == "metrics":
+            exchange.respond(self.metrics())
+            return
+        if where.action == "ready" and self._engine.readiness().draining:
+            exchange.respond(failure(503, "Server exiting", plain=True))
+            return
+        if where.action in ("system_shm", "cuda_shm"):
+            exchange.respond(answer_region(where, bytes(body), self._codec.regions))
+            return
+        try:
+            call = decode_call(where, bytes(body))
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+            return
+        except RemoraError as error:
+            exchange.respond(self._refusal(error, plain=where.plain_errors))
+            return
+
+        slow = isinstance(call, _SLOW)
+
+        def answer() -> HttpAnswer:
+            try:
+                return encode_result(where, self._engine.perform(call))
+            except RemoraError as error:
+                if isinstance(error, LoadingError) and not slow:
+                    raise  # the request waits; in another thread nobody would hear of it
+                return encode_error(error, plain=where.plain_errors)
+
+        if slow:
+            self._later(answer, exchange, lasts=isinstance(call, _LASTING))
+        else:
+            exchange.respond(answer())
+
+    def metrics(self) -> HttpAnswer:
+        """The Prometheus page."""
+        return HttpAnswer(200, METRICS_HEADERS, [self._engine.perform(Metrics()).encode()])
+
+
+class MetricsService:
+    """The metrics port: ``/metrics`` and nothing else (spec P01)."""
+
+    def __init__(self, rest: RestService) -> None:
+        self._rest = rest
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        if head.method != "GET":
+            refused = b'{"error":"Method Not Allowed"}'
+            exchange.respond(HttpAnswer(405, _PLAIN, [refused]))
+        elif head.path in ("/metrics", "/metrics/"):
+            exchange.respond(self._rest.metrics())
+        else:
+            exchange.respond(HttpAnswer(200, METRICS_HEADERS, []))
+
+
+_KNOWN_HOSTS = 64
+
+
+class _LoopbackService:
+    """A port that only this machine reaches, where requests for other hosts are refused."""
+
+    def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
+        self._service = service
+        self._allowed = allowed_hosts
+        self._known: set[bytes] = set()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        host = head.get(b"host") or b""
+        if host not in self._known:
+            reason = refuse_host(head.get, self._allowed)
+            if reason:
+                exchange.respond(failure(403, reason, plain=True))
+                return None
+            if len(self._known) < _KNOWN_HOSTS and is_own_host(host, self._allowed):
+                self._known.add(host)
+        return self._service.handle(head, body, exchange)
+
+
+def at(address: str, service: Service, allowed_hosts: Container[str]) -> Service:
+    """Return what answers on a port of ``address``: ``service``, behind a look at the Host header on loopback."""
+    return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service

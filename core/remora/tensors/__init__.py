@@ -1,0 +1,1 @@
+"""Tensors outside plain arrays: on devices, in shared memory, as text."""

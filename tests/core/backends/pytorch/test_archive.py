@@ -1,0 +1,212 @@
+"""What an archive is, and which exported programs are refused before PyTorch reads them. Needs no PyTorch."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.backends.pytorch import archive
+from remora.backends.pytorch.archive import archive_kind, check_exported
+from remora.errors import InternalError
+
+GRAPH: dict[str, Any] = {
+    "graph_module": {
+        "graph": {
+            "nodes": [{"target": "torch.ops.aten.add.Tensor", "name": "add", "inputs": [{"name": "self", "arg": {}}]}]
+        },
+        "signature": {"in_spec": json.dumps([1, {"type": "builtins.dict", "context": '["x"]', "children_spec": []}])},
+    }
+}
+
+
+def written(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as made:
+        for name, data in members.items():
+            made.writestr(f"m/{name}", data)
+    return path
+
+
+def program(tmp_path: Path, graph: dict[str, Any], **members: bytes) -> Path:
+    return written(
+        tmp_path / "p.pt2", archive_format=b"pt2", **{"models/model.json": json.dumps(graph).encode()}, **members
+    )
+
+
+def changed(where: str, value: object) -> dict[str, Any]:
+    graph = json.loads(json.dumps(GRAPH))
+    node = graph["graph_module"]["graph"]["nodes"][0]
+    node[where] = value
+    return graph
+
+
+def refuse(_: io.BytesIO) -> object:
+    raise ValueError("not plain tensors")
+
+
+def test_each_archive_is_told_by_its_members(tmp_path: Path) -> None:
+    script = {"constants.pkl": b"", "code/m.py": b"", "data.pkl": b""}
+    assert archive_kind(written(tmp_path / "a", **script)) == archive.SCRIPT
+    assert archive_kind(written(tmp_path / "b", archive_format=b"pt2")) == archive.EXPORTED
+    compiled = {"archive_format": b"pt2", "data/aotinductor/model/x.so": b""}
+    assert archive_kind(written(tmp_path / "c", **compiled)) == archive.COMPILED
+
+
+def test_a_pickle_is_named_as_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match=r"written by torch\.save .* never done"):
+        archive_kind(written(tmp_path / "a", **{"data.pkl": b"", "data/0": b""}))
+    with pytest.raises(InternalError, match="neither TorchScript nor"):
+        archive_kind(written(tmp_path / "b", readme=b""))
+    (tmp_path / "c").write_bytes(b"\x80\x04N.")
+    with pytest.raises(InternalError, match="no archive that PyTorch writes"):
+        archive_kind(tmp_path / "c")
+
+
+def test_an_ordinary_program_is_let_through(tmp_path: Path) -> None:
+    check_exported(program(tmp_path, GRAPH), refuse)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.os.system",
+        "torch.utils.cpp_extension.load",
+        "_operator.methodcaller",
+        "_operator.attrgetter",
+        "torch.ops.aten.__class__",
+        "torch.ops.higher_order.triton_kernel_wrapper_mutation",
+        "#custom",
+        "builtins.eval",
+    ],
+)
+def test_only_operators_can_be_called(tmp_path: Path, target: str) -> None:
+    with pytest.raises(InternalError, match="no operator of PyTorch"):
+        check_exported(program(tmp_path, changed("target", target)), refuse)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "exec(chr(105))",
+        "open('/tmp/x')",
+        "s0.__class__",
+        "Symbol('s0').func",
+        "Symbol('__import__(1)')",
+        "(lambda: 0)()",
+        "s0 if s0 else s0",
+    ],
+)
+def test_sizes_are_arithmetic(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InternalError, match="more than arithmetic"):
+        check_exported(program(tmp_path, changed("size", {"as_expr": {"expr_str": text}})), refuse)
+
+
+@pytest.mark.parametrize("text", ["s0", "2*s77 + 1", "Max(Integer(1), Add(Symbol('s0', positive=True), Integer(-2)))"])
+def test_arithmetic_is_let_through(tmp_path: Path, text: str) -> None:
+    check_exported(program(tmp_path, changed("size", {"as_expr": {"expr_str": text}})), refuse)
+
+
+@given(st.text(max_size=40))
+def test_no_expression_with_a_foreign_word_attribute_or_text_is_let_through(text: str) -> None:
+    if archive._is_harmless_expression(text):
+        words = archive._WORD.findall(archive._QUOTED.sub("", text))
+        assert all(archive._SYMBOL.fullmatch(word) or archive._FUNCTIONS.fullmatch(word) for word in words)
+        assert "'" not in archive._QUOTED.sub("", text)
+        assert '"' not in text
+
+
+@pytest.mark.parametrize("name", ["x): pass\nimport os", "a b", "__builtins__", "x.__class__"])
+def test_names_are_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InternalError, match="is no name"):
+        check_exported(program(tmp_path, changed("name", name)), refuse)
+    graph = json.loads(json.dumps(GRAPH))
+    spec = [1, {"type": "builtins.dict", "context": json.dumps([name]), "children_spec": []}]
+    graph["graph_module"]["signature"]["in_spec"] = json.dumps(spec)
+    with pytest.raises(InternalError, match="is no name"):
+        check_exported(program(tmp_path, graph), refuse)
+
+
+def test_arguments_are_tuples_lists_and_dictionaries(tmp_path: Path) -> None:
+    graph = json.loads(json.dumps(GRAPH))
+    spec = json.dumps([1, {"type": "my.package.Type", "context": "", "children_spec": []}])
+    graph["graph_module"]["signature"]["in_spec"] = spec
+    with pytest.raises(InternalError, match=r"takes or gives a 'my\.package\.Type'"):
+        check_exported(program(tmp_path, graph), refuse)
+
+
+def test_every_pickle_in_it_must_be_of_plain_tensors(tmp_path: Path) -> None:
+    config = json.dumps({"config": {"w": {"path_name": "weight_0", "use_pickle": True}}}).encode()
+    for members in (
+        {"data/sample_inputs/model.pt": b"x"},
+        {"data/weights/weight_0": b"x", "data/weights/config.json": config},
+    ):
+        with pytest.raises(InternalError, match="pickle of more than tensors"):
+            check_exported(program(tmp_path, GRAPH, **members), refuse)
+        check_exported(program(tmp_path, GRAPH, **members), lambda file: None)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_what_is_checked_is_what_is_read(tmp_path: Path) -> None:
+    path = program(tmp_path, GRAPH)
+    with zipfile.ZipFile(path, "a") as made:
+        made.writestr("m/models/model.json", "{}")
+    with pytest.raises(InternalError, match="two members of one name"):
+        check_exported(path, refuse)
+
+
+def test_names_are_the_same_to_pytorch_whatever_their_case(tmp_path: Path) -> None:
+    harmful = json.dumps(changed("target", "torch.os.system")).encode()
+    with pytest.raises(InternalError, match="two members of one name"):
+        check_exported(program(tmp_path, GRAPH, **{"models/Model.json": harmful}), refuse)
+    with pytest.raises(InternalError, match="no operator of PyTorch"):
+        check_exported(written(tmp_path / "q", **{"models/model.JSON": harmful}), refuse)
+    config = json.dumps({"config": {"w": {"path_name": "weight_0", "use_pickle": True}}}).encode()
+    for members in ({"data/sample_inputs/model.PT": b"x"}, {"data/Weight_0": b"x", "data/config.json": config}):
+        with pytest.raises(InternalError, match="pickle of more than tensors"):
+            check_exported(program(tmp_path, GRAPH, **members), refuse)
+
+
+def long_form(data: bytes) -> bytes:
+    """An archive as PyTorch ends it: with the records of long ones, however short it is."""
+    *_, count, length, begin, _ = archive._END.unpack(data[-22:])
+    ends = archive._LONG_END.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, begin)
+    return data[:-22] + ends + archive._LOCATOR.pack(b"PK\6\7", 0, len(data) - 22, 1) + data[-22:]
+
+
+def test_the_table_of_members_is_one_for_every_reader(tmp_path: Path) -> None:
+    path = program(tmp_path, GRAPH)
+    short = path.read_bytes()
+    long = long_form(short)
+    path.write_bytes(long)
+    check_exported(path, refuse)
+    elsewhere = bytearray(long)
+    elsewhere[-22 - 20 + 8] ^= 1  # the way to the long record
+    for data in (b"more" + short, b"more" + long, bytes(elsewhere), short[:-2] + b"\x01\0x", short[:-6] + bytes(6)):
+        path.write_bytes(data)
+        with pytest.raises(InternalError, match="table of members is not where it says"):
+            check_exported(path, refuse)
+
+
+def test_what_unpacks_to_more_than_the_archive_is_not_read(tmp_path: Path) -> None:
+    path = program(tmp_path, GRAPH)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("m/data/sample_inputs/model.pt", bytes(1 << 20))
+    with pytest.raises(InternalError, match="is compressed, which PyTorch never does"):
+        check_exported(path, lambda file: None)
+
+
+def test_the_old_format_and_what_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    path = program(tmp_path, GRAPH)
+    with zipfile.ZipFile(path, "a") as made:
+        made.writestr("version", "8.1")
+    with pytest.raises(InternalError, match=r"torch 2\.7 or older"):
+        check_exported(path, refuse)
+    with pytest.raises(InternalError, match="is not JSON"):
+        check_exported(written(tmp_path / "q", **{"models/model.json": b"{"}), refuse)

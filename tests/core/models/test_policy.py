@@ -1,0 +1,126 @@
+"""The policy: a table of wishes and states with the one action that follows, and laws that hold for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import DOUBLER, config_of
+from remora.models.policy import Action, Revision, Standing, next_action, revision_of
+from remora.repository import ModelFolder
+
+
+def wish(versions: str = "1:a", *, shared: str = "s", config: str = "c", instances: str = "i") -> Revision:
+    """``"1:a 2:b"``: versions 1 and 2 with the stamps a and b."""
+    stamps = {int(pair[0]): pair[2:] for pair in versions.split()}
+    return Revision(stamps, shared, config.encode(), instances.encode())
+
+
+def has(revision: Revision, *ready: int, adjustable: bool = True) -> Standing:
+    return Standing(revision, frozenset(ready), adjustable)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "standing", "action"),
+    [
+        (None, None, None),
+        (None, has(wish()), None),
+        (None, has(wish("1:a 2:b"), 1, 2), Action(retire=(1, 2))),
+        (wish(), None, Action(open=(1,))),
+        (wish(), has(wish()), Action(open=(1,))),
+        (wish(), has(wish(), 1), None),
+        (wish(""), None, Action()),
+        (wish(""), has(wish(), 1), Action(retire=(1,))),
+        (wish("1:new"), has(wish("1:a"), 1), Action(open=(1,), retire=(1,))),
+        (wish(shared="new"), has(wish(), 1), Action(open=(1,), retire=(1,))),
+        (wish(config="new"), has(wish(), 1), Action(open=(1,), retire=(1,))),
+        (wish("2:b"), has(wish("1:a"), 1), Action(open=(2,), retire=(1,))),
+        (wish("1:a 2:b"), has(wish("1:a"), 1), Action(open=(2,), keep=(1,))),
+        (wish("1:a"), has(wish("1:a 2:b"), 1, 2), Action(keep=(1,), retire=(2,))),
+        (wish(instances="new"), has(wish(), 1), Action(adjust=(1,))),
+        (wish(instances="new"), has(wish(), 1, adjustable=False), Action(open=(1,), retire=(1,))),
+        (wish("1:a 2:b", instances="new"), has(wish("1:a"), 1), Action(open=(2,), adjust=(1,))),
+        (wish("1:new", instances="new"), has(wish(), 1), Action(open=(1,), retire=(1,))),
+        (wish()._replace(bound="x"), has(wish(), 1), Action(open=(1,), retire=(1,))),
+    ],
+)
+def test_one_action_follows_from_wish_and_state(
+    wanted: Revision | None, standing: Standing | None, action: Action | None
+) -> None:
+    assert next_action(wanted, standing) == action
+
+
+REVISIONS = st.builds(
+    wish,
+    st.dictionaries(st.integers(1, 4), st.sampled_from("ab")).map(
+        lambda stamps: " ".join(f"{number}:{stamp}" for number, stamp in stamps.items())
+    ),
+    config=st.sampled_from("cd"),
+    instances=st.sampled_from("ij"),
+)
+STANDINGS = st.builds(
+    lambda revision, left_out, adjustable: Standing(revision, frozenset(revision.versions) - left_out, adjustable),
+    REVISIONS,
+    st.frozensets(st.integers(1, 4), max_size=2),
+    st.booleans(),
+)
+
+
+@given(REVISIONS, st.none() | STANDINGS)
+def test_once_done_every_version_of_the_wish_serves_and_no_other(wanted: Revision, standing: Standing | None) -> None:
+    action = next_action(wanted, standing)
+    before = set(standing.ready) if standing else set()
+    if action is None:
+        assert before == set(wanted.versions)
+        return
+    after = (before - set(action.retire)) | set(action.open)
+    assert after == set(wanted.versions)
+    assert sorted((*action.open, *action.adjust, *action.keep)) == sorted(wanted.versions), "each exactly once"
+    assert set(action.adjust) | set(action.keep) <= before
+
+
+@given(REVISIONS.filter(lambda revision: bool(revision.versions)), st.none() | STANDINGS)
+def test_what_was_done_once_need_not_be_done_again(wanted: Revision, standing: Standing | None) -> None:
+    assert next_action(wanted, Standing(wanted, frozenset(wanted.versions), True)) is None
+
+
+# -- revisions ------------------------------------------------------------------------------------------------------
+
+FOLDER = ModelFolder("m", Path("/r/m"), Path("/r"), {1: Path("/r/m/1"), 2: Path("/r/m/2abc")})
+FILES = {"config.pbtxt": 1, "configs/x.pbtxt": 1, "1/model.onnx": 1, "2abc/model.onnx": 1, "labels.txt": 1}
+
+
+def revision(**changed: int) -> Revision:
+    names = {"config": "config.pbtxt", "custom": "configs/x.pbtxt", "one": "1/model.onnx", "two": "2abc/model.onnx"}
+    files = {**FILES, **{names.get(key, key): stamp for key, stamp in changed.items()}}
+    return revision_of(FOLDER, config_of(DOUBLER), [1, 2], files)
+
+
+def test_a_version_is_stamped_by_its_own_files_alone() -> None:
+    assert revision(two=2).versions[1] == revision().versions[1]
+    assert revision(two=2).versions[2] != revision().versions[2]
+    assert revision(two=2).shared == revision().shared
+
+
+def test_files_beside_the_versions_belong_to_all_of_them() -> None:
+    assert revision(labels=2).shared != revision().shared
+
+
+def test_a_configuration_counts_by_what_it_says_and_not_by_when_it_was_written() -> None:
+    assert revision(config=2, custom=2) == revision()
+
+
+def test_instance_groups_and_the_version_policy_do_not_change_what_a_version_is() -> None:
+    text = DOUBLER + "version_policy { all { } } instance_group { count: 3 }"
+    other = revision_of(FOLDER, config_of(text), [1, 2], FILES)
+    assert other.config == revision().config
+    assert other.instances != revision().instances
+
+
+def test_a_bare_file_is_stamped_by_itself() -> None:
+    folder = ModelFolder("a", Path("/r"), Path("/r"), {1: Path("/r/a.onnx")})
+    before, after = (revision_of(folder, config_of(""), [1], {"a.onnx": stamp}) for stamp in (1, 2))
+    assert before.versions != after.versions

@@ -1,0 +1,28 @@
+"""Errors as HTTP answers: who may come again is told when."""
+
+from __future__ import annotations
+
+from remora.errors import QueueFullError, UnavailableError
+from remora.protocols.rest.answer import encode_error
+from remora.scheduling.batching import ExpiredError
+
+
+def test_who_found_the_queue_full_is_told_when_to_come_again() -> None:
+    answer = encode_error(QueueFullError("full"), plain=True)
+    assert answer.status == 503
+    assert (b"Retry-After", b"1") in answer.headers
+
+
+def test_who_was_not_answered_in_time_is_told_too() -> None:
+    answer = encode_error(ExpiredError("Request timeout expired"), plain=True)
+    assert answer.status == 503
+    assert (b"Retry-After", b"1") in answer.headers
+    assert b"".join(answer.body) == b'{"error":"Request timeout expired"}'
+
+
+def test_a_longer_queue_is_to_be_left_alone_for_longer() -> None:
+    assert (b"Retry-After", b"7") in encode_error(QueueFullError("full", retry_after_s=7), plain=True).headers
+
+
+def test_nobody_else_is() -> None:
+    assert b"Retry-After" not in dict(encode_error(UnavailableError("stopping"), plain=True).headers)

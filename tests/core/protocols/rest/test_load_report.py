@@ -1,0 +1,50 @@
+"""The load report: which gauges make it, in both notations, and when there is none (spec H33)."""
+
+from __future__ import annotations
+
+import pytest
+
+from remora.protocols.rest.load_report import load_report
+
+
+def gauges(**values: object) -> str:
+    family = "nv_trt_llm_kv_cache_block_metrics"
+    rows = [
+        f'{family}{{kv_cache_block_type="{kind}",model="llm",version="1"}} {value}' for kind, value in values.items()
+    ]
+    return "\n".join(["# HELP x y", f"# TYPE {family} gauge", *rows, 'nv_other{kv_cache_block_type="used"} 9', ""])
+
+
+FULL = gauges(used=25, max=100, tokens_per=64, fraction=0.25)
+
+
+@pytest.mark.parametrize(
+    ("notation", "report"),
+    [
+        (b"text", b"TEXT named_metrics.kv_cache_utilization=0.250000, named_metrics.max_token_capacity=6400"),
+        (b"json", b'JSON {"named_metrics":{"kv_cache_utilization":0.25,"max_token_capacity":6400}}'),
+        (b"TEXT", None),
+        (b"", None),
+    ],
+)
+def test_the_report_is_made_in_the_notation_that_is_asked_for(notation: bytes, report: bytes | None) -> None:
+    assert load_report(notation, FULL) == report
+
+
+def test_an_empty_cache_is_not_used_at_all() -> None:
+    report = load_report(b"json", gauges(used=0, max=0, tokens_per=64))
+    assert report == b'JSON {"named_metrics":{"kv_cache_utilization":0.0,"max_token_capacity":0}}'
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        "",
+        gauges(used=1, max=2),
+        gauges(used=-1, max=2, tokens_per=3),
+        gauges(used="NaN", max=2, tokens_per=3),
+        gauges(used=1, max="+Inf", tokens_per=3),
+    ],
+)
+def test_what_is_not_known_is_not_reported(metrics: str) -> None:
+    assert load_report(b"text", metrics) is None

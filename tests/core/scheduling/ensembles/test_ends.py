@@ -1,0 +1,76 @@
+"""What the models of an ensemble say of its own tensors, and what is said when they have gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fakes import config_of
+from remora.errors import NotFoundError, RemoraError
+from remora.scheduling.ensembles import ends as ensemble_ends
+from remora.signature import UnreadableError
+
+ENSEMBLE = """
+name: "e" platform: "ensemble"
+input { name: "TEXT" data_type: TYPE_STRING dims: 1 } output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
+ensemble_scheduling {
+  step { model_name: "reader" input_map { key: "I" value: "TEXT" } output_map { key: "O" value: "mid" } }
+  step { model_name: "giver" input_map { key: "J" value: "mid" } output_map { key: "P" value: "OUT" } }
+}
+"""
+TORN = UnreadableError("TEXT", 9, 2)
+TOLD = "in ensemble 'e', incomplete string data for inference input 'I', expecting string of length 9 but only 2 bytes "
+
+
+class Model:
+    """Answers, and counts how often it is lent."""
+
+    def __init__(self) -> None:
+        self.lent = 0
+        self.read: list[str] = []
+
+    def labels_of(self, output: str) -> Sequence[str]:
+        return (f"label of {output}",)
+
+    def unreadable(self, error: UnreadableError) -> RemoraError:
+        self.read.append(error.input)
+        return error
+
+    def give_back(self) -> None:
+        self.lent -= 1
+
+
+class Models:
+    def __init__(self, **models: Model) -> None:
+        self.models = models
+
+    def borrow(self, name: str, version: int = -1) -> Any:
+        if name not in self.models:
+            raise NotFoundError("it has gone")
+        self.models[name].lent += 1
+        return self.models[name]
+
+
+def test_the_model_that_gives_an_output_names_its_classes_and_is_given_back() -> None:
+    giver = Model()
+    assert ensemble_ends.labels_of(config_of(ENSEMBLE), Models(giver=giver), "OUT") == ("label of P",)
+    assert giver.lent == 0
+
+
+def test_the_model_that_reads_an_input_says_what_is_wrong_with_it_and_is_given_back() -> None:
+    reader = Model()
+    said = ensemble_ends.unreadable(config_of(ENSEMBLE), Models(reader=reader), TORN)
+    assert said.message.startswith(TOLD)
+    assert said.from_model
+    assert (reader.read, reader.lent) == (["I"], 0)
+
+
+def test_of_models_that_have_gone_no_more_is_said_than_is_known() -> None:
+    assert ensemble_ends.labels_of(config_of(ENSEMBLE), Models(), "OUT") == ()
+    assert ensemble_ends.unreadable(config_of(ENSEMBLE), Models(), TORN).message.startswith(TOLD)
+
+
+def test_of_tensors_that_no_step_gives_or_reads_nothing_is_said() -> None:
+    assert ensemble_ends.labels_of(config_of(ENSEMBLE), Models(), "mid and more") == ()
+    other = UnreadableError("OTHER", 9, 2)
+    assert ensemble_ends.unreadable(config_of(ENSEMBLE), Models(), other) is other

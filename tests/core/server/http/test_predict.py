@@ -1,0 +1,57 @@
+"""Predict requests in parts: one answer, whatever becomes of the parts. Adapters test the rest over their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fakes import FakeExchange
+from remora.errors import InternalError, RemoraError, RetiredError
+from remora.messages import InferForm, Outcome, Request, Ticket
+from remora.protocols.rest.predict import Part, Rows
+from remora.server.http.predict import _Gathering
+
+Reply = Callable[[Ticket, Outcome], None]
+PARTS = [Part(InferForm(()), [], 1) for _ in range(3)]
+
+
+class Model:
+    """Takes each part as it is told: with an answer at once, with a refusal, or to be answered later (None)."""
+
+    def __init__(self, *fates: RemoraError | None) -> None:
+        self.fates = list(fates)
+        self.tickets: list[Ticket] = []
+
+    def submit(self, form: InferForm, _data: list[Any], reply: Reply, *, mailbox: None, context: int) -> Ticket:
+        fate = self.fates.pop(0)
+        if isinstance(fate, RetiredError):
+            raise fate
+        self.tickets.append(Ticket(Request(form, {}, (), 1, None), reply, mailbox, context))
+        if fate is not None:
+            reply(self.tickets[-1], fate)
+        return self.tickets[-1]
+
+
+def start(model: Model) -> FakeExchange:
+    exchange = FakeExchange()
+    _Gathering(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
+    return exchange
+
+
+def test_a_part_that_fails_at_once_is_the_answer_and_no_more_are_handed_in() -> None:
+    model = Model(None, InternalError("no"), RetiredError("replaced"))
+    assert [answer.status for answer in start(model).answers] == [500]
+    assert len(model.tickets) == 2
+    assert model.tickets[0].request.cancelled, "what still waits is not run"
+
+
+def test_a_model_that_is_replaced_amid_the_parts_answers_none_of_them() -> None:
+    model, exchange = Model(None, RetiredError("replaced")), FakeExchange()
+    with pytest.raises(RetiredError):
+        _Gathering(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
+    (ticket,) = model.tickets
+    assert ticket.request.cancelled
+    ticket.reply(ticket, InternalError("too late"))
+    assert exchange.answers == []

@@ -1,0 +1,88 @@
+"""What the service of V2 refuses of web pages, on every way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes import write_model
+from hosting import PATIENCE_S, ask, running
+from remora.engine import Engine
+from remora.options import EngineOptions, ServerOptions
+from remora.server.host import Host, find_adapter
+from remora.server.main import Ports
+
+PAGE = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}
+CURL = {"Content-Type": "application/x-www-form-urlencoded"}  # what `curl -d` sends
+CHANGES = (
+    ("/v2/repository/models/m/load", b""),
+    ("/v2/repository/models/m/unload", b""),
+    ("/v2/repository/index", b""),
+    ("/v2/logging", b'{"log_verbose_level": 1}'),
+    ("/v2/trace/setting", b'{"trace_rate": "9"}'),
+    ("/v2/models/m/trace/setting", b'{"trace_rate": "9"}'),
+    ("/v2/systemsharedmemory/region/a/register", b'{"key": "/a", "offset": 0, "byte_size": 8}'),
+    ("/v2/systemsharedmemory/unregister", b""),
+    ("/v2/cudasharedmemory/unregister", b""),
+)
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "m", config=None)
+    options = ServerOptions(grpc_on_http_port=True, allow_client_shm=True, allowed_host=("models.example",))
+    engine = Engine(model_control_mode="explicit", model_repository=(repository,))
+    with running(Host(server=options), engine) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("path", "body"), CHANGES)
+def test_a_page_of_another_site_changes_nothing(ports: Ports, path: str, body: bytes) -> None:
+    got = ask(ports.http, "POST", path, body, PAGE)
+    assert (got.status, "another site" in got.json["error"]) == (403, True)
+    for headers in ({}, CURL, {"Origin": "https://models.example", "Content-Type": "text/plain"}):
+        assert ask(ports.http, "POST", path, body, headers).status != 403, headers
+
+
+def test_a_page_may_send_inferences_whose_answers_its_browser_keeps_from_it(ports: Ports) -> None:
+    got = ask(ports.http, "POST", "/v2/models/none/infer", b"{}", PAGE)
+    assert got.status == 404  # there is no such model
+    assert not [name for name in got.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("path", ["/v2", "/livez", "/v2/metrics", "/v2/status", "/nowhere"])
+def test_a_port_of_loopback_refuses_names_that_were_rebound_to_it(ports: Ports, path: str) -> None:
+    for host in (f"evil.example:{ports.http}", "evil.example"):
+        got = ask(ports.http, "GET", path, headers={"Host": host})
+        assert (got.status, "--allowed-host=evil.example" in got.json["error"]) == (403, True)
+    for host in (f"127.0.0.1:{ports.http}", "localhost", "models.example"):
+        assert ask(ports.http, "GET", path, headers={"Host": host}).status == (404 if path == "/nowhere" else 200)
+
+
+def test_the_metrics_port_of_loopback_refuses_them_too(ports: Ports) -> None:
+    assert ask(ports.metrics, "GET", "/metrics", headers={"Host": "evil.example"}).status == 403
+    assert ask(ports.metrics, "GET", "/metrics").status == 200
+
+
+def test_http_2_refuses_what_http_1_refuses(ports: Ports) -> None:
+    pytest.importorskip("h2", reason="h2 is not installed: pip install 'remora[dev]'")
+    httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install 'remora[dev]'")
+    url = f"http://127.0.0.1:{ports.http}/v2"
+    with httpx.Client(http1=False, http2=True, timeout=PATIENCE_S) as client:
+        assert client.post(f"{url}/logging", content=b"{}", headers=PAGE).status_code == 403
+        assert client.post(f"{url}/logging", content=b"{}", headers=CURL).status_code == 200
+        assert client.get(url, headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_a_platforms_own_routes_refuse_what_v2_refuses(tmp_path: Path) -> None:
+    host = find_adapter("sagemaker").host({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"})
+    options = EngineOptions(model_control_mode="explicit", model_repository=(tmp_path,))
+    place = {"model_name": "h1", "url": str(tmp_path / "none")}
+    with running(host, Engine(options=options)) as ports:
+        for method, path in (("POST", "/models"), ("DELETE", "/models/h1")):
+            assert "another site" in ask(ports.http, method, path, place, PAGE).body.decode()
+            assert ask(ports.http, method, path, place).status != 403
+        assert ask(ports.http, "GET", "/ping", headers={"Host": "evil.example"}).status == 403

@@ -1,0 +1,157 @@
+"""The event loop's mailbox: one wake-up for a batch, in the loop's thread, and nothing raised."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from fakes import ticket_of
+from remora.errors import CancelledError
+from remora.messages import Outcome, Ticket
+from remora.scheduling.delivery import run_replies
+from remora.server.loop import LoopMailbox
+
+OUTCOME = CancelledError("done")
+PATIENCE_S = 30.0
+
+
+class CountingLoop:
+    """Passes calls on to a loop and counts the wake-ups."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.wakes = 0
+
+    def call_soon_threadsafe(self, *call: Any) -> None:
+        self.wakes += 1
+        self.loop.call_soon_threadsafe(*call)
+
+    def call_soon(self, *call: Any) -> None:
+        self.loop.call_soon(*call)
+
+
+def test_a_batch_from_another_thread_is_answered_in_the_loop_in_one_wake_up() -> None:
+    async def main() -> None:
+        counting = CountingLoop(asyncio.get_running_loop())
+        mailbox = LoopMailbox(counting)  # type: ignore[arg-type]
+        done = asyncio.Event()
+        threads: list[int] = []
+
+        def reply(_ticket: Ticket, _outcome: Outcome) -> None:
+            threads.append(threading.get_ident())
+            if len(threads) == 3:
+                done.set()
+
+        deliveries: list[tuple[Ticket, Outcome]] = [(ticket_of(reply=reply), OUTCOME) for _ in range(3)]
+        thread = threading.Thread(target=mailbox.post, args=(deliveries,))
+        thread.start()
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+        thread.join()
+        assert set(threads) == {threading.get_ident()}
+        assert counting.wakes == 1
+
+    asyncio.run(main())
+
+
+def test_a_batch_from_the_loop_itself_is_answered_at_once() -> None:
+    async def main() -> list[Outcome]:
+        answered: list[Outcome] = []
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        mailbox.post([(ticket_of(reply=lambda _, outcome: answered.append(outcome)), OUTCOME)])
+        return answered
+
+    assert asyncio.run(main()) == [OUTCOME]
+
+
+def test_deferred_work_runs_after_what_has_arrived_in_this_turn() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+        loop = asyncio.get_running_loop()
+        mailbox = LoopMailbox(loop)
+        loop.call_soon(order.append, "arrived with it")
+        assert mailbox.defer(lambda: order.append("deferred"))
+        order.append("this turn")
+        await asyncio.sleep(0)
+        return order
+
+    assert asyncio.run(main()) == ["this turn", "arrived with it", "deferred"]
+
+
+def test_another_thread_may_not_defer() -> None:
+    async def main() -> None:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        assert await asyncio.to_thread(mailbox.defer, lambda: pytest.fail("it ran")) is False
+
+    asyncio.run(main())
+
+
+def test_answers_after_the_end_of_the_loop_are_dropped_without_a_word() -> None:
+    loop = asyncio.new_event_loop()
+    mailbox = LoopMailbox(loop)
+    loop.close()
+    deliveries: list[tuple[Ticket, Outcome]] = [(ticket_of(reply=lambda *_: pytest.fail("answered")), OUTCOME)]
+    thread = threading.Thread(target=mailbox.post, args=(deliveries,))
+    thread.start()
+    thread.join()
+
+
+def test_a_reply_that_raises_keeps_its_neighbours_waiting_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    answered: list[Outcome] = []
+
+    def fail(_ticket: Ticket, _outcome: Outcome) -> None:
+        raise OSError("closed")
+
+    run_replies(
+        [(ticket_of(reply=fail), OUTCOME), (ticket_of(reply=lambda _, outcome: answered.append(outcome)), OUTCOME)]
+    )
+    assert answered == [OUTCOME]
+    assert "could not be delivered" in caplog.text
+
+
+def test_the_loop_watches_what_it_is_asked_to_until_it_is_told_to_stop() -> None:
+    async def main() -> None:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        reading, writing = os.pipe()
+        heard: list[bytes] = []
+        woken = asyncio.Event()
+
+        def work(fd: int) -> None:
+            heard.append(os.read(fd, 1))
+            woken.set()
+
+        end = mailbox.watch(reading, work)
+        os.close(reading)  # the loop has a duplicate of its own
+        os.write(writing, b"a")
+        await asyncio.wait_for(woken.wait(), PATIENCE_S)
+        await asyncio.to_thread(end)
+        await asyncio.sleep(0)
+        assert heard == [b"a"]
+        with pytest.raises(BrokenPipeError):
+            os.write(writing, b"b")  # nobody can read it any more
+        os.close(writing)
+
+    asyncio.run(main())
+
+
+def test_ending_a_watch_after_its_loop_closes_the_duplicate() -> None:
+    reading, writing = os.pipe()
+    loop = asyncio.new_event_loop()
+    end = LoopMailbox(loop).watch(reading, lambda _fd: None)
+    loop.close()
+    end()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"x")
+    os.close(writing)
+
+
+def test_only_the_loops_own_thread_is_current() -> None:
+    async def main() -> tuple[bool, bool]:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        return mailbox.is_current(), await asyncio.to_thread(mailbox.is_current)
+
+    assert asyncio.run(main()) == (True, False)

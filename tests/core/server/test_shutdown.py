@@ -1,0 +1,101 @@
+"""The end of a process whose event loop hangs, and work that the end does not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from remora.server.shutdown import in_own_thread
+
+PATIENCE_S = 60.0
+
+HANGS = """
+import asyncio, signal, sys, threading
+from remora.server.shutdown import give_up_after, on_signals
+
+async def main():
+    on_signals((signal.SIGTERM,), lambda: give_up_after(SECONDS))
+    print("up", flush=True)
+    threading.Event().wait()  # the loop gets its thread back never again
+
+asyncio.run(main())
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_a_loop_that_hangs_does_not_hold_up_the_end() -> None:
+    with start(HANGS.replace("SECONDS", "0")) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+        assert process.stderr is not None
+        assert "Exit timeout expired. Exiting immediately." in process.stderr.read()
+
+
+def test_a_second_signal_ends_a_process_whose_loop_hangs_at_once() -> None:
+    with start(HANGS.replace("SECONDS", "3600").replace("lambda:", "lambda: print('first', flush=True) or")) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+
+
+def test_native_code_that_holds_the_interpreter_does_not_hold_up_the_end() -> None:
+    holds = """
+import asyncio, ctypes, signal
+from remora.server.shutdown import give_up_after, on_signals
+
+def stop():
+    give_up_after(0)
+    ctypes.PyDLL(None).pause()  # never gives the interpreter's lock back
+
+async def main():
+    on_signals((signal.SIGTERM,), stop)
+    print("up", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+    with start(holds) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+
+
+def test_work_in_a_thread_of_its_own_gives_its_result_and_its_error() -> None:
+    def fails() -> None:
+        raise KeyError("x")
+
+    async def run() -> None:
+        assert await in_own_thread(max, 1, 2) == 2
+        with pytest.raises(KeyError):
+            await in_own_thread(fails)
+
+    asyncio.run(run())
+
+
+def test_a_loop_ends_while_work_in_a_thread_of_its_own_goes_on() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        assert gate.wait(PATIENCE_S)
+        ended.set()
+
+    async def run() -> None:
+        in_own_thread(work)
+
+    asyncio.run(run())
+    gate.set()
+    assert ended.wait(PATIENCE_S)

@@ -1,0 +1,43 @@
+"""What programs hand in: the parameters that V2 reserves mean the same to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from remora.errors import InvalidArgumentError
+from remora.in_process import as_form
+from remora.messages import OutputSpec, Parameter
+
+
+def test_reserved_parameters_become_what_they_stand_for_and_the_others_go_to_the_model() -> None:
+    parameters: dict[str, Parameter] = {
+        "sequence_id": "a", "sequence_start": True, "sequence_end": False, "priority": 2, "timeout": 30, "k": 0.5,
+    }  # fmt: skip
+    form = as_form((), ["OUT"], "r", parameters)
+    assert (form.sequence_id, form.sequence_start, form.sequence_end) == ("a", True, False)
+    assert (form.priority, form.timeout_us) == (2, 30)
+    assert (form.id, form.outputs, form.parameters) == ("r", (OutputSpec("OUT"),), {"k": 0.5})
+    assert len(parameters) == 6, "the caller's own"
+
+
+def test_without_them_nothing_is_asked_for() -> None:
+    form = as_form((), (), "", {})
+    assert (form.sequence_id, form.sequence_start, form.priority, form.timeout_us, form.outputs) == (0, False, 0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sequence_id", True),
+        ("sequence_id", 1.0),
+        ("sequence_id", -1),
+        ("sequence_start", 1),
+        ("sequence_end", "true"),
+        ("priority", False),
+        ("timeout", -5),
+        ("timeout", "5"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(name: str, value: Parameter) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"parameter '{name}' is"):
+        as_form((), (), "", {name: value})
