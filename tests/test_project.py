@@ -42,7 +42,7 @@ STARTS_THREADS = (
     "core/remora/scheduling/sequences/scheduler.py",
     "core/remora/models/lifecycle.py",
     "core/remora/models/loads.py",
-    "core/remora/models/on_demand.py",
+    "core/remora/models/lifecycle.py",
     "core/remora/tracing/writer.py",
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.

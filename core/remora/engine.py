@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy.typing as npt
 
 from remora import messages
-from remora.answer_stream import AnswerStream
 from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.in_process import AnswerStream
 from remora.management import CallAnswers
 from remora.messages import (
     Array,

@@ -15,9 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.errors import RemoraError
-from remora.system.log_settings import LogSetting
-from remora.traced import RequestTrace
+from remora.system.logs import LogSetting
 from remora.tracing.settings import TraceSetting
+
+
+class RequestTrace(Protocol):
+    """A traced request (``remora.tracing``). ``context`` is what calls to other services carry, or ""."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def context(self) -> str: ...
+
+    def over(self, model: Any, /) -> Any:
+        """The model for one request that is made for this one."""
+
+    def taken(self, request: Any, /) -> None:
+        """The request was checked, and is about to be queued."""
+
 
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str

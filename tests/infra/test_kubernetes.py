@@ -19,7 +19,7 @@ from infra import manifests
 from infra.manifests import Manifest
 from infra.terraform import INFRA, ROOT
 from remora.management.metrics import MetricsExporter
-from remora.metrics_settings import MetricsSettings
+from remora.statistics import MetricsSettings
 from remora.system.clock import SystemClock
 
 KUBERNETES = INFRA / "kubernetes"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from remora.backends import API_VERSION, Backend, BackendModel
+from remora.backends import API_VERSION, Backend, BackendModel, Instance, Placement, Source
 from remora.config import ANY_KIND
-from remora.errors import ConfigError, InvalidArgumentError
+from remora.errors import ConfigError, InternalError, InvalidArgumentError
+from remora.proto.model_config_pb2 import ModelConfig
 
 BUILT_IN = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
@@ -18,7 +19,7 @@ BUILT_IN = {
     "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
     "tensorrt": "remora.backends.tensorrt:TensorRtBackend",
     "pytorch": "remora.backends.pytorch:PyTorchBackend",
-    "ensemble": "remora.backends.ensemble:EnsembleBackend",
+    "ensemble": "remora.backends.registry:EnsembleBackend",
 }
 _GROUP = "remora.backends"
 
@@ -124,3 +125,25 @@ def _check_version(backend: Backend, name: str) -> None:
             f"backend '{name}' is written for version {version} of the backend API, this engine has {API_VERSION}: "
             "install a version of the backend made for it"
         )
+
+
+class EnsembleBackend:
+    """The platform ``ensemble``."""
+
+    name = "ensemble"
+
+    def open(self, source: Source, config: ModelConfig) -> BackendModel:
+        return _Ensemble()
+
+
+class _Ensemble:
+    """What the engine holds in the place of an opened model."""
+
+    def complete(self, config: ModelConfig) -> None:
+        """Nothing: an ensemble's configuration is written whole."""
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        raise InternalError(f"'{config.name}' is an ensemble: it runs on the models of its steps, not on instances")
+
+    def close(self) -> None:
+        """Nothing to give back: the models of the steps are their own."""

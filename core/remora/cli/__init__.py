@@ -295,7 +295,7 @@ def _warn_of_ignored(options: argparse.Namespace) -> None:
 def set_up_logging(options: Any) -> None:
     """One line for each record on standard error."""
     from remora.system import logs
-    from remora.system.log_settings import LogSettings
+    from remora.system.logs import LogSettings
 
     chosen = {name: getattr(options, name) for name in ("log_info", "log_warning", "log_error", "log_format")}
     logs.OURS.set_up(LogSettings(log_verbose_level=max(options.log_verbose, 0), **chosen))

@@ -18,7 +18,7 @@ from remora.config import find_config, parse_config, read_config, validate
 from remora.config.schema_errors import MisfitError
 from remora.config.step_rules import check_batch_size
 from remora.errors import ConfigError, NotFoundError, RemoraError
-from remora.models.composing import circle, compose, no_version, not_there, step_models
+from remora.models.ensembles import circle, compose, no_version, not_there, step_models
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup

@@ -27,7 +27,7 @@ from remora.config import (
 from remora.config.inferring import ENSEMBLE
 from remora.errors import ConfigError, NotFoundError
 from remora.model_files import CONFIG_FILENAMES
-from remora.models.composing import step_models
+from remora.models.ensembles import step_models
 from remora.models.loader import LoadPlan, ModelLoader, PollError
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig

@@ -13,10 +13,10 @@ from remora._version import __version__
 from remora.errors import InvalidArgumentError
 from remora.management.settings import LiveSettings
 from remora.messages import ModelInfo, ModelStats, ServerInfo
-from remora.metrics_settings import MetricsSettings
 from remora.models.lifecycle import Lifecycle
 from remora.options import EngineOptions
 from remora.startup import Ledger, StartupReport
+from remora.statistics import MetricsSettings
 from remora.system.clock import Clock
 
 if TYPE_CHECKING:

@@ -13,10 +13,16 @@ from typing import NamedTuple
 from remora.cache import CacheStats, ResponseCache
 from remora.custom_metrics import snapshot as custom_families
 from remora.messages import Duration, ModelStats
-from remora.metrics_settings import MetricsSettings
 from remora.models.served_model import ServedModel
 from remora.startup import StartupReport
-from remora.statistics import FAILURE_REASONS, FIRST_RESPONSES, LATENCY_BOUNDS_NS, CacheSample, Histogram
+from remora.statistics import (
+    FAILURE_REASONS,
+    FIRST_RESPONSES,
+    LATENCY_BOUNDS_NS,
+    CacheSample,
+    Histogram,
+    MetricsSettings,
+)
 from remora.system.clock import Clock
 from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes

@@ -10,7 +10,7 @@ from remora.options import EngineOptions
 from remora.system import environment as surroundings
 from remora.system import logs
 from remora.system.clock import Clock
-from remora.system.log_settings import LogSetting, LogSettings
+from remora.system.logs import LogSetting, LogSettings
 from remora.tracing.settings import Changes, TraceSetting, TraceSettings, checked, invalid, merged
 from remora.tracing.tracer import Traces
 

@@ -7,14 +7,19 @@ A case is a V2 request and its answer as JSON: ``inputs`` and ``outputs`` with n
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.errors import ConfigError
-from remora.messages import DTYPES, Array, InferForm, InputSpec, OutputSpec
+from remora.errors import ConfigError, InvalidArgumentError, RemoraError
+from remora.messages import DTYPES, Array, InferForm, InputSpec, Outcome, OutputSpec, Response
+from remora.models.served_model import ServedModel
+from remora.repository import ModelFolder
+from remora.system.clock import Clock
 
 FILENAME = "tests.json"
 MAX_CASES = 1000
@@ -160,3 +165,92 @@ def too_slow(suite: GoldenSuite, taken_ns: Sequence[int], before_ns: Sequence[in
         f"{now / 1e6:.3f} ms for all cases where the version that serves takes {before / 1e6:.3f} ms: "
         f"{now / before:.2f} times as long, at most {suite.max_slowdown:g} are allowed"
     )
+
+
+_log = logging.getLogger("remora.models")
+
+FILE_LIMIT_BYTES = 64 << 20
+ANSWER_LIMIT_S = 600
+_RUNS = 3
+"""How often a case runs where times are compared; the best one counts."""
+_SHOWN_FAULTS = 5
+
+
+def check(model: ServedModel, folder: ModelFolder, before: ServedModel | None, clock: Clock) -> None:
+    """Run the cases of the model's folder, if it has any.
+
+    Args:
+        model: loaded and warmed up, not serving yet.
+        folder: where it lies.
+        before: what serves now and would be replaced.
+        clock: for how long answers take.
+
+    Raises:
+        InvalidArgumentError: the model answers otherwise, or is too slow; the text has the differences.
+        ConfigError: the file cannot be used.
+    """
+    path = folder.path / FILENAME
+    if folder.versions[model.version].is_file() or not path.is_file():
+        return
+    if path.stat().st_size > FILE_LIMIT_BYTES:
+        raise ConfigError(f"{FILENAME} has {path.stat().st_size} bytes; the limit is {FILE_LIMIT_BYTES}")
+    suite = read_suite(path.read_bytes())
+    if model.decoupled or model.config.HasField("sequence_batching"):
+        raise ConfigError(f"{FILENAME} is for models that give each request one answer, whatever came before it")
+    try:
+        _judge(model, suite, before, clock)
+    finally:
+        model.statistics.forget()
+    _log.info("model '%s' version %d passed %d golden tests", model.name, model.version, len(suite.cases))
+
+
+def _judge(model: ServedModel, suite: GoldenSuite, before: ServedModel | None, clock: Clock) -> None:
+    failures: list[str] = []
+    for case in suite.cases:
+        try:
+            found = differences(case, _answer(model, case))
+        except RemoraError as error:
+            found = [f"it failed: {error}"]
+        failures += [f"'{case.name}': {line}" for line in found]
+    if failures:
+        more = f" (and {len(failures) - _SHOWN_FAULTS} more)" if len(failures) > _SHOWN_FAULTS else ""
+        raise InvalidArgumentError(
+            f"{len(failures)} differences in the golden tests of {FILENAME}: {' | '.join(failures[:_SHOWN_FAULTS])}{more}"
+        )
+    if suite.max_slowdown and before is not None and before is not model:
+        slow = too_slow(suite, *(_times(each, suite, clock) for each in (model, before)))
+        if slow:
+            raise InvalidArgumentError(f"too slow in the golden tests of {FILENAME}: {slow}")
+
+
+def _times(model: ServedModel, suite: GoldenSuite, clock: Clock) -> list[int]:
+    """The best time of each case in ns; none when the model cannot answer them, for it cannot be compared then."""
+    times: list[int] = []
+    for case in suite.cases:
+        best = 0
+        for _ in range(_RUNS):
+            begin_ns = clock.monotonic_ns()
+            try:
+                _answer(model, case)
+            except RemoraError:
+                return []
+            taken_ns = clock.monotonic_ns() - begin_ns
+            best = min(best, taken_ns) if best else taken_ns
+        times.append(best)
+    return times
+
+
+def _answer(model: ServedModel, case: GoldenCase) -> dict[str, Array]:
+    """The outputs by name. Raises RemoraError."""
+    answers: SimpleQueue[Outcome] = SimpleQueue()
+    form, data = case.form()
+    ticket = model.try_out(form, data, lambda _ticket, outcome: answers.put(outcome))
+    try:
+        outcome = answers.get(timeout=ANSWER_LIMIT_S)
+    except Empty:
+        ticket.cancel()
+        raise InvalidArgumentError(f"no answer within {ANSWER_LIMIT_S} s") from None
+    if isinstance(outcome, RemoraError):
+        raise outcome
+    assert isinstance(outcome, Response)  # decoupled models are refused above
+    return {tensor.name: tensor.data for tensor in outcome.outputs}

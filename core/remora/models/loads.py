@@ -16,9 +16,8 @@ from remora.errors import InternalError, InvalidArgumentError, RemoraError, Unav
 from remora.models.golden_tests import FILENAME as GOLDEN_TESTS
 from remora.models.load_log import log_failure, log_load, log_unload
 from remora.models.loader import LoadPlan, ModelLoader
-from remora.models.memory import MemoryGate
+from remora.models.memory import LoadCost, MemoryGate
 from remora.models.policy import Action, Standing, next_action
-from remora.models.residency import LoadCost
 from remora.models.served_model import ServedModel, Steps
 from remora.models.table import UNAVAILABLE, ModelTable
 from remora.repository.catalog import namespace_of
@@ -156,7 +155,7 @@ class ModelLoads:
         """The model, once it has passed its golden tests. Raises RemoraError."""
         if not (plan.folder.path / GOLDEN_TESTS).is_file():
             return model
-        from remora.models.golden_gate import check
+        from remora.models.golden_tests import check
 
         try:
             check(model, plan.folder, self._table.newest(plan.folder.name), self._clock)

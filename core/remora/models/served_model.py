@@ -17,6 +17,7 @@ from remora.messages import (
     ModelInfo,
     ModelStats,
     Outcome,
+    RequestTrace,
     Response,
     Streamed,
     Ticket,
@@ -31,7 +32,6 @@ from remora.statistics import FailureLog, ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
 from remora.tensors.classification import classify
 from remora.tensors.device import DeviceId
-from remora.traced import RequestTrace
 
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
@@ -152,7 +152,7 @@ class ServedModel:
         caching = CachedScheduler(inner, cache, scope, recorder, clock, composed=self.steps is not None)
         if not cache.remote:
             return caching
-        from remora.scheduling.off_loop import OffLoopScheduler  # only where a cache may have to be waited for
+        from remora.scheduling.response_cache import OffLoopScheduler
 
         return OffLoopScheduler(caching, cache.run, recorder, clock)
 
@@ -287,7 +287,7 @@ class ServedModel:
         """The lines of an output's label file; an ensemble's outputs have those of where they come from (spec C09)."""
         if output in self._labels or self.steps is None:
             return self._labels.get(output, ())
-        from remora.scheduling.ensembles import ends as ensemble_ends
+        from remora.scheduling.ensembles import scheduler as ensemble_ends
 
         return ensemble_ends.labels_of(self.config, self.steps.models, output)
 
@@ -296,7 +296,7 @@ class ServedModel:
         self.statistics.record_unreadable()
         if self.steps is None:
             return error
-        from remora.scheduling.ensembles import ends as ensemble_ends
+        from remora.scheduling.ensembles import scheduler as ensemble_ends
 
         return ensemble_ends.unreadable(self.config, self.steps.models, error)
 

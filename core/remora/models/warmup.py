@@ -8,20 +8,178 @@ of each request, or only the reason where the sample is no request to the model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
 
 from remora.backends import Execution, Instance
-from remora.config import BatchPolicy, read_data
-from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
-from remora.messages import Outcome, Streamed, Ticket
+from remora.config import BatchPolicy, dtype_name, read_data
+from remora.errors import ConfigError, InvalidArgumentError, RemoraError, UnavailableError
+from remora.messages import DTYPES, Array, Data, InferForm, InputSpec, Outcome, Streamed, Ticket
 from remora.models.served_model import ServedModel
-from remora.models.warmup_samples import INPUT_LIMIT_BYTES, Sample, derived_sample, samples_of
+from remora.proto.model_config_pb2 import ModelConfig, ModelWarmup
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.scheduler import Scheduler
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
+
+INPUT_LIMIT_BYTES = 1 << 30
+"""The most that one input of a sample may take in memory."""
+
+DERIVED_LIMIT_BYTES = 16 << 20
+"""The most that all inputs of a derived sample may take: it must be cheap."""
+
+DERIVED_ROUNDS = 3
+"""The first run of a model is its slowest; the cost model needs two more to come near the usual time."""
+
+_ELEMENT_BYTES = 8  # a reference; what a BYTES element takes at least
+_SEED = 0
+_ASKED = "[request id: <id_unknown>]"  # a sample is a request without an id
+
+
+class Sample(NamedTuple):
+    """One request to run before the model serves, ``batch_size`` of it together, ``rounds`` times.
+
+    ``form`` and ``data`` are what a client would send. ``extra`` are arrays for inputs that no client can send, such as
+    the controls of a sequence batcher, in the model's shape.
+    """
+
+    name: str
+    batch_size: int
+    rounds: int
+    form: InferForm
+    data: tuple[Data, ...]
+    extra: dict[str, Array]
+
+
+def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[Sample]:
+    """The samples of a complete and valid configuration.
+
+    Args:
+        config: its ``model_warmup`` is read.
+        read: gives the bytes of a file by the name that ``input_data_file`` has.
+
+    Raises:
+        ConfigError: a batch the model cannot run, dims that are not fixed, an unknown datatype, an input too large, a
+            file too short; with Triton's text where it has one. Whatever ``read`` raises goes through.
+    """
+    return [_sample(config, warmup, read) for warmup in config.model_warmup if warmup.batch_size]
+
+
+def derived_sample(config: ModelConfig) -> Sample | None:
+    """One row of zeros for a model whose inputs all have fixed dims and numbers; None where that would be a guess.
+
+    Sequences would begin with it, a decoupled model may never end, text that is empty means something else to each
+    model, and more than DERIVED_LIMIT_BYTES is not cheap: none of them gets one.
+    """
+    if config.HasField("sequence_batching") or config.model_transaction_policy.decoupled:
+        return None
+    batch = (1,) if config.max_batch_size > 0 else ()
+    specs: list[InputSpec] = []
+    for row in config.input:
+        if row.optional:
+            continue
+        datatype = dtype_name(row.data_type)
+        if datatype == "BYTES" or any(dim < 0 for dim in row.dims):
+            return None
+        specs.append(InputSpec(row.name, datatype, (*batch, *row.dims)))
+    if not specs or sum(math.prod(spec.shape) * DTYPES[spec.datatype].itemsize for spec in specs) > DERIVED_LIMIT_BYTES:
+        return None
+    data = tuple(np.zeros(spec.shape, DTYPES[spec.datatype]) for spec in specs)
+    return Sample("derived from the configuration", 1, DERIVED_ROUNDS, InferForm(tuple(specs)), data, {})
+
+
+def _sample(config: ModelConfig, warmup: ModelWarmup, read: Callable[[str], bytes]) -> Sample:
+    most = max(config.max_batch_size, 1)
+    if warmup.batch_size > most:
+        raise ConfigError(
+            f"warmup sample '{warmup.name}' has batch_size {warmup.batch_size}, but max_batch_size is "
+            f"{config.max_batch_size}: give it at most {most}"
+        )
+    batch = (1,) if config.max_batch_size > 0 else ()
+    declared = {row.name for row in config.input}
+    specs: list[InputSpec] = []
+    data: list[Data] = []
+    extra: dict[str, Array] = {}
+    for name, tensor in sorted(warmup.inputs.items()):  # a map: its order is nobody's wish
+        where = f"input '{name}' of warmup sample '{warmup.name}'"
+        spec = _spec(name, tensor, batch, where)
+        piece = _data(spec, tensor, read)
+        if name in declared:
+            specs.append(spec)
+            data.append(piece)
+        else:
+            extra[name] = _array(spec, piece, where)
+    return Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), InferForm(tuple(specs)), tuple(data), extra)
+
+
+def _spec(name: str, tensor: ModelWarmup.Input, batch: tuple[int, ...], where: str) -> InputSpec:
+    if not tensor.data_type:
+        raise ConfigError(f"{where} has no data_type: name that of the model's input, such as TYPE_FP32")
+    datatype = dtype_name(tensor.data_type)
+    if any(dim < 0 for dim in tensor.dims):
+        raise ConfigError(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+    size = math.prod(tensor.dims) * max(DTYPES[datatype].itemsize, _ELEMENT_BYTES if datatype == "BYTES" else 1)
+    if size > INPUT_LIMIT_BYTES:
+        raise ConfigError(f"{where} takes {size} bytes; the limit is {INPUT_LIMIT_BYTES}")
+    return InputSpec(name, datatype, (*batch, *tensor.dims))
+
+
+def _data(spec: InputSpec, tensor: ModelWarmup.Input, read: Callable[[str], bytes]) -> Data:
+    kind = tensor.WhichOneof("input_data_type")
+    if kind == "zero_data":
+        return _zeros(spec)
+    if kind == "random_data":
+        return _random(spec)
+    if kind != "input_data_file":
+        raise ConfigError(f"{_ASKED} warmup setting expects input '{spec.name}' to have input_data_type set")
+    content = read(tensor.input_data_file)
+    if spec.datatype == "BYTES":
+        return content  # in the wire's form; how many elements it has is checked with the request
+    wanted = math.prod(spec.shape) * DTYPES[spec.datatype].itemsize
+    if len(content) < wanted:
+        raise ConfigError(  # the blank that is missing is Triton's
+            f"{_ASKED} warmup setting expects {wanted} bytes, but the data provided from {tensor.input_data_file}only "
+            f"has {len(content)} bytes"
+        )
+    return memoryview(content)[:wanted]
+
+
+def _zeros(spec: InputSpec) -> Array:
+    if spec.datatype == "BYTES":
+        return np.full(spec.shape, b"", object)
+    return np.zeros(spec.shape, DTYPES[spec.datatype])
+
+
+def _random(spec: InputSpec) -> Array:
+    """Values a model can take for real ones: fractions of 1, small whole numbers, short words. Always the same ones."""
+    random = np.random.default_rng(_SEED)
+    datatype, dtype = spec.datatype, DTYPES[spec.datatype]
+    if datatype == "BYTES":
+        words = np.empty(math.prod(spec.shape), object)
+        words[:] = [bytes(random.integers(97, 123, 8, np.uint8)) for _ in range(words.size)]
+        return words.reshape(spec.shape)
+    if datatype == "BOOL":
+        return random.integers(0, 2, spec.shape, np.uint8).astype(np.bool_)
+    if datatype == "BF16":  # the upper half of a float's bits
+        return np.asarray(random.random(spec.shape, np.float32).view(np.uint32) >> 16).astype(dtype)
+    if dtype.kind == "f":
+        return random.random(spec.shape, np.float32).astype(dtype)
+    return random.integers(0, 128, spec.shape, np.uint8).astype(dtype)
+
+
+def _array(spec: InputSpec, piece: Data, where: str) -> Array:
+    """The array of an input that the signature does not know."""
+    if isinstance(piece, np.ndarray):
+        return piece
+    if spec.datatype == "BYTES":
+        raise ConfigError(f"{where} is made by the server: BYTES from a file are for the model's own inputs")
+    return np.ndarray(spec.shape, DTYPES[spec.datatype], piece)  # type: ignore[arg-type]  # bytes, cut to size
+
 
 _log = logging.getLogger("remora.models")
 

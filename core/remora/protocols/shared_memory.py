@@ -13,7 +13,7 @@ from remora.protocols.json import access
 from remora.protocols.json.printer import quoted
 from remora.protocols.rest.answer import JSON, HttpAnswer, encode_error
 from remora.protocols.rest.routes import Route
-from remora.tensors.regions import SHARED_MEMORY_OFF, CudaRegion, Disabled, R, Region, Regions, refused
+from remora.tensors.shared_memory import SHARED_MEMORY_OFF, CudaRegion, Disabled, R, Region, Regions, refused
 
 _HANDLE_BYTES = 64
 _MOST_DEVICES = 1 << 16

@@ -24,8 +24,7 @@ from remora.messages import Mailbox, Ticket, Watcher
 from remora.scheduling.batching import RESOURCES, BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
-from remora.scheduling.recorder import Recorder
-from remora.scheduling.running import Afterwards, Answers, Ran, Runner, StreamRunner
+from remora.scheduling.running import Afterwards, Answers, Ran, Recorder, Runner, StreamRunner
 from remora.scheduling.slots import Slot, Slots
 from remora.signature import Signature
 from remora.system.clock import Clock

@@ -36,8 +36,7 @@ from remora.server.shutdown import MARGIN_S, give_up, give_up_after, in_own_thre
 from remora.system.install_advice import install_command
 from remora.system.machine import process_age_s
 from remora.system.tuning import Tuning, freeze, give_back
-from remora.tensors.regions import DISABLED, Regions
-from remora.tensors.shared_memory import SharedMemory
+from remora.tensors.shared_memory import DISABLED, Regions, SharedMemory
 
 if TYPE_CHECKING:
     from remora.server.grpc.grpcio_transport import GrpcServer

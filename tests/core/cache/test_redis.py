@@ -22,10 +22,10 @@ from remora.engine import Engine
 from remora.errors import ConfigError
 from remora.management.metrics import MetricsExporter
 from remora.messages import ModelStatistics, Response, Tensor
-from remora.metrics_settings import MetricsSettings
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.server.startup import with_secrets
+from remora.statistics import MetricsSettings
 
 redis = pytest.importorskip("redis", reason="needs redis: pip install '.[redis]'")
 SERVER = shutil.which("redis-server") or ""

@@ -46,7 +46,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 
 def test_the_document_fits_its_schema() -> None:
     from remora.management.explain import Explanation
-    from remora.server.http.schemas import schema_of
+    from remora.server.http.pages import schema_of
 
     schema = schema_of(Explanation)
     for document in (explained(), explained(0)):

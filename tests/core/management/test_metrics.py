@@ -17,9 +17,9 @@ from remora.backends.python.metrics import MetricFamily
 from remora.engine import Engine
 from remora.management.metrics import MetricsExporter
 from remora.messages import Metrics
-from remora.metrics_settings import MetricsSettings
 from remora.models import loader as loading
 from remora.options import EngineOptions
+from remora.statistics import MetricsSettings
 from remora.system.gpus import GpuReading
 
 SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')

@@ -11,7 +11,7 @@ import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
 from remora.backends import Backend
-from remora.backends.ensemble import EnsembleBackend
+from remora.backends.registry import EnsembleBackend
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.messages import InferForm, InputSpec, Outcome, OutputSpec, Response, Ticket
 from remora.models import loader as loading

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remora.errors import UnavailableError
-from remora.models.memory import MemoryGate
-from remora.models.residency import Resident, Space
+from remora.models.memory import MemoryGate, Resident, Space
 
 MIB = 1 << 20
 

@@ -14,8 +14,7 @@ from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.proto import inference_pb2 as pb
 from remora.protocols.rest.routes import Route
 from remora.protocols.shared_memory import REGION_RPCS, answer_region
-from remora.tensors.regions import DISABLED, SHARED_MEMORY_OFF
-from remora.tensors.shared_memory import SharedMemory
+from remora.tensors.shared_memory import DISABLED, SHARED_MEMORY_OFF, SharedMemory
 
 
 @pytest.mark.parametrize("action", ["system_shm", "cuda_shm"])

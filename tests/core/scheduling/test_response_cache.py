@@ -11,7 +11,7 @@ import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, FakeInstance, FakeMailbox, Replies, config_of, ticket_of, write_model
 from remora.backends import Backend
-from remora.backends.ensemble import EnsembleBackend
+from remora.backends.registry import EnsembleBackend
 from remora.cache import LocalCache
 from remora.config import batch_policy
 from remora.engine import Engine

@@ -9,8 +9,7 @@ import re
 import pytest
 
 from remora.errors import UnavailableError
-from remora.system.log_settings import LogSettings
-from remora.system.logs import Log
+from remora.system.logs import Log, LogSettings
 
 
 class Process:

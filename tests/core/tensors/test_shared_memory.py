@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from cuda_stand_in import DEVICE, OPENED, StandIn
 from remora.errors import AlreadyExistsError, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
 from remora.system.cuda import Cuda
-from remora.tensors.regions import CudaRegion, Place, Region, object_name, write
-from remora.tensors.shared_memory import SharedMemory
+from remora.tensors.shared_memory import CudaRegion, Place, Region, SharedMemory, object_name, write
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 

@@ -19,8 +19,7 @@ from remora.backends.model_files import default_max_batch, existing, load_failur
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.pytorch.archive import SCRIPT
 from remora.backends.pytorch.plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
-from remora.backends.pytorch.program import Program, load_program, load_torch, share_parameters
-from remora.backends.pytorch.values import to_array, to_value
+from remora.backends.pytorch.program import Program, load_program, load_torch, share_parameters, to_array, to_value
 from remora.backends.ragged import array_instance
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError

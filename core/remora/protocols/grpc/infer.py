@@ -33,7 +33,7 @@ from remora.protocols.grpc.status import (
 )
 from remora.protocols.rest.request import MAX_TENSORS, too_many
 from remora.protocols.rest.response import serialized
-from remora.tensors.regions import DISABLED, Regions, Target, write
+from remora.tensors.shared_memory import DISABLED, Regions, Target, write
 
 __all__ = [
     "DECOUPLED_TEXT",

@@ -13,7 +13,7 @@ from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.request import parsed, version_of
 from remora.protocols.grpc.status import utf8
-from remora.system.log_settings import FORMATS, LogSetting, LogSettings
+from remora.system.logs import FORMATS, LogSetting, LogSettings
 from remora.tracing.settings import TraceSetting, TraceSettings
 
 _M = TypeVar("_M", bound=Message)

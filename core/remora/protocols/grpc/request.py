@@ -17,7 +17,7 @@ from remora.messages import DTYPES, Buffer, Data, InferForm, InputSpec, OutputSp
 from remora.proto import inference_pb2 as pb
 from remora.protocols.rest.request import MAX_TENSORS, too_many
 from remora.protocols.sequence_ids import checked_id
-from remora.tensors.regions import Place
+from remora.tensors.shared_memory import Place
 
 _UINT64 = 2**64 - 1
 

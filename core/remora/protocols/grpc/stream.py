@@ -14,7 +14,7 @@ from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.infer import FINAL_KEY, encode_streamed
 from remora.protocols.grpc.request import parsed
 from remora.protocols.grpc.status import utf8
-from remora.tensors.regions import Target
+from remora.tensors.shared_memory import Target
 
 _NOWHERE: Mapping[str, Target] = {}
 STRICT_KEY = "triton_grpc_error"

@@ -7,6 +7,7 @@ beside the model's name and version, keys in alphabetical order. Everything here
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from remora.protocols.json.reader import Members, has_more_members, parse_member
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.request import Limits, as_parameter, check_values
 from remora.protocols.rest.response import elements
+from remora.tensors.float_text import number
 
 EVENTS = b"text/event-stream; charset=utf-8"
 """The content type of a stream of events."""
@@ -209,3 +211,32 @@ def error_object(message: str) -> bytes:
 def event(payload: bytes) -> bytes:
     """One server-sent event. ``payload`` is JSON in one line, which is how everything here prints it."""
     return b"data: %b\n\n" % payload
+
+
+REQUEST_HEADER = b"endpoint-load-metrics-format"
+RESPONSE_HEADER = b"endpoint-load-metrics"
+
+_GAUGE = re.compile(
+    r"^nv_trt_llm_kv_cache_block_metrics\{[^}\n]*?kv_cache_block_type=\"(used|max|tokens_per)\"[^}\n]*\} (\S+)",
+    re.MULTILINE,
+)
+
+
+def load_report(notation: bytes, metrics: str) -> bytes | None:
+    """The header's value out of Prometheus text; None for another notation, or when a gauge is missing or negative."""
+    gauges = {kind: float(value) for kind, value in _GAUGE.findall(metrics)}
+    used, most, tokens = (gauges.get(kind, -1.0) for kind in ("used", "max", "tokens_per"))
+    if not all(0.0 <= value < 2.0**63 for value in (used, most, tokens)):  # nor is NaN a load
+        return None
+    utilization = used / most if most > 0 else 0.0
+    capacity = min(int(most * tokens), 2**64 - 1)
+    if notation == b"text":
+        return (
+            f"TEXT named_metrics.kv_cache_utilization={utilization:.6f}, named_metrics.max_token_capacity={capacity}"
+        ).encode()
+    if notation == b"json":
+        return b'JSON {"named_metrics":{"kv_cache_utilization":%b,"max_token_capacity":%d}}' % (
+            number(utilization),
+            capacity,
+        )
+    return None

@@ -16,7 +16,7 @@ from remora.messages import Data, InferForm, Response
 from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora.protocols.rest.request import DEFAULT_LIMITS, Limits, read_request
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, ReplyPrinter, v2_binary_headers
-from remora.tensors.regions import DISABLED, Regions
+from remora.tensors.shared_memory import DISABLED, Regions
 
 _NOTHING_FORWARDED: Mapping[str, str] = {}
 _RAW_FORM = InferForm(inputs=(), raw=True)

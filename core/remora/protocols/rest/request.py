@@ -15,7 +15,7 @@ from remora.protocols.json import access
 from remora.protocols.json import tensors as json_tensors
 from remora.protocols.rest.response import ReplyFormat
 from remora.protocols.sequence_ids import checked_id
-from remora.tensors.regions import DISABLED, Place, Regions, Target
+from remora.tensors.shared_memory import DISABLED, Place, Regions, Target
 
 MAX_DIM = 2**63 - 1
 MAX_CLASSES = 1_000_000

@@ -16,7 +16,7 @@ from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import Array, Buffer, InferForm, Response, Tensor
 from remora.protocols.json import printer as json_print
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, Wire, encode_error
-from remora.tensors import regions
+from remora.tensors import shared_memory as regions
 
 _OCTETS = (b"Content-Type", b"application/octet-stream")
 _JSON_HEADERS: Headers = (JSON,)

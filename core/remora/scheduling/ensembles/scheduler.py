@@ -10,17 +10,18 @@ that is an event loop, quick steps run in the loop as if the client had asked fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Mailbox, Outcome, Streamed, Ticket
-from remora.proto.model_config_pb2 import ModelConfig
+from remora.proto.model_config_pb2 import ModelConfig, ModelEnsembling
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, run_replies, stopping
 from remora.scheduling.ensembles.plan import EnsemblePlan, Step
-from remora.scheduling.ensembles.request import EnsembleRequest, StepModels
-from remora.signature import Signature
+from remora.scheduling.ensembles.request import EnsembleRequest, StepModel, StepModels, in_ensemble
+from remora.signature import Signature, UnreadableError
 from remora.system.clock import Clock
 
 _FORMS_KEPT = 256
@@ -204,3 +205,39 @@ def _step_form(request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) ->
         request.sequence_start,
         request.sequence_end,
     )
+
+
+def labels_of(config: ModelConfig, models: StepModels, output: str) -> Sequence[str]:
+    """What the model that gives an output calls its classes (spec C09)."""
+    for step in config.ensemble_scheduling.step:
+        for inner, tensor in step.output_map.items():
+            if tensor == output:
+                with _borrowed(models, step) as model:
+                    return model.labels_of(inner) if model is not None else ()
+    return ()
+
+
+def unreadable(config: ModelConfig, models: StepModels, error: UnreadableError) -> RemoraError:
+    """How a request ends whose input cannot be read: as the first step says that takes it."""
+    for step in config.ensemble_scheduling.step:
+        for inner, tensor in step.input_map.items():
+            if tensor == error.input:
+                said: RemoraError = error.of(inner)
+                with _borrowed(models, step) as model:
+                    if model is not None:
+                        said = model.unreadable(error.of(inner))
+                return in_ensemble(config.name, said)
+    return error
+
+
+@contextmanager
+def _borrowed(models: StepModels, step: ModelEnsembling.Step) -> Iterator[StepModel | None]:
+    try:
+        model = models.borrow(step.model_name, step.model_version)
+    except RemoraError:
+        yield None
+        return
+    try:
+        yield model
+    finally:
+        model.give_back()

@@ -22,7 +22,7 @@ from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, stopping
-from remora.scheduling.recorder import Recorder
+from remora.scheduling.running import Recorder
 from remora.scheduling.scheduler import Scheduler
 from remora.scheduling.sequences.controls import NULL, Controls
 from remora.scheduling.sequences.direct import DirectQueue

@@ -22,7 +22,7 @@ from remora.server.http.http1 import Handover, Service
 from remora.server.http.http2 import ALPN, Http2Listener
 from remora.server.http.http2_requests import Requests
 from remora.server.listening import BACKLOG, Port, bind
-from remora.tensors.regions import Regions
+from remora.tensors.shared_memory import Regions
 
 _STREAMS = 256
 

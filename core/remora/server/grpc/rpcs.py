@@ -31,7 +31,7 @@ from remora.protocols.grpc.stream import is_strict
 from remora.protocols.restriction import GROUP_OF_RPC, Restrictions
 from remora.protocols.shared_memory import REGION_RPCS
 from remora.server.grpc.stream import InferStream, known
-from remora.tensors.regions import DISABLED, Regions
+from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival, Traces
 
 HEALTH_SERVICE = "grpc.health.v1.Health"

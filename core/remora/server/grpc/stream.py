@@ -27,7 +27,7 @@ from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
 from remora.protocols.grpc.infer import SHUTDOWN_TEXT, InferCall, InferMessage, read_infer
 from remora.protocols.grpc.stream import Answer, AnswerOrder, Entry, encode_answer, encode_refusal, final_of, id_of
 from remora.scheduling.backpressure import Allowance
-from remora.tensors.regions import DISABLED, Regions
+from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival, Traces
 
 _log = logging.getLogger(__name__)

@@ -19,13 +19,15 @@ from remora.protocols.rest.generate import (
     EVENTS,
     MODEL_FAILED,
     NOT_ONE_RESPONSE,
+    REQUEST_HEADER,
+    RESPONSE_HEADER,
     check_encoding,
     decode_generate,
     encode_generate,
     error_object,
     event,
+    load_report,
 )
-from remora.protocols.rest.load_report import REQUEST_HEADER, RESPONSE_HEADER, load_report
 from remora.protocols.rest.request import Limits
 from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError

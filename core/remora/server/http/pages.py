@@ -13,7 +13,9 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from fastapi import FastAPI, Request, Response
 
@@ -26,7 +28,6 @@ from remora.options import ServerOptions
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.http.asgi import V2App
 from remora.server.http.rest import METRICS_PATH, want_of
-from remora.server.http.schemas import schema_of
 
 _DEFAULTS = ServerOptions()
 
@@ -409,3 +410,26 @@ def _cell(value: object) -> object:
 
 def _escaped(value: object) -> str:
     return html.escape(str(value), quote=True)
+
+
+_KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The schema of a type: plain values, dataclasses, unions, ``tuple[T, ...]`` and ``dict[str, T]``.
+
+    Raises TypeError for any other type.
+    """
+    if kind in _KINDS:
+        return {"type": _KINDS[kind]}
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return {"anyOf": [schema_of(each) for each in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": schema_of(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of(arguments[1])}
+    if not is_dataclass(kind):
+        raise TypeError(f"there is no JSON schema for {kind}")
+    properties = {name: schema_of(each) for name, each in get_type_hints(kind).items()}
+    return {"type": "object", "required": list(properties), "properties": properties}

@@ -41,8 +41,7 @@ from remora.protocols.grpc.infer import (
     version_of,
 )
 from remora.protocols.shared_memory import REGION_RPCS
-from remora.tensors.regions import HostTarget
-from remora.tensors.shared_memory import SharedMemory
+from remora.tensors.shared_memory import HostTarget, SharedMemory
 
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor

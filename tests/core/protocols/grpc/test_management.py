@@ -10,7 +10,7 @@ from remora.errors import InvalidArgumentError
 from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.management import RPCS
-from remora.system.log_settings import LogSetting
+from remora.system.logs import LogSetting
 
 
 def log(**settings: dict[str, Any]) -> Call:

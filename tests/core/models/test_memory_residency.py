@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.models.residency import FIRST_FACTOR, LoadCost, Resident, Space, refusal, room_for
+from remora.models.memory import FIRST_FACTOR, LoadCost, Resident, Space, refusal, room_for
 
 MIB = 1 << 20
 OLD, MID, NEW = Resident("old", 10, 1), Resident("mid", 20, 2), Resident("new", 30, 3)

@@ -6,7 +6,7 @@ import pytest
 
 from fakes import DOUBLER, config_of
 from remora.errors import ConfigError
-from remora.models.composing import circle, compose, freed_by, step_models
+from remora.models.ensembles import circle, compose, freed_by, step_models
 from remora.proto.model_config_pb2 import ModelConfig
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remora.config import RatePolicy
 from remora.errors import ConfigError
-from remora.scheduling.rate_limiting import Resource, Seat, Turns, capacities
+from remora.scheduling.rate_limiter import Resource, Seat, Turns, capacities
 
 
 def needs(*resources: tuple[str, int | None, int], priority: int = 1) -> RatePolicy:

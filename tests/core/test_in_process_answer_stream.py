@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fakes import ticket_of
-from remora.answer_stream import AnswerStream
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
+from remora.in_process import AnswerStream
 from remora.messages import ModelStatistics, Outcome, Response, Streamed, Tensor
 
 PATIENCE_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.protocols.rest.load_report import load_report
+from remora.protocols.rest.generate import load_report
 
 
 def gauges(**values: object) -> str:

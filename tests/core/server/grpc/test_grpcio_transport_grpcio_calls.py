@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from remora.server.grpc.grpcio_calls import Calls, Context
+from remora.server.grpc.grpcio_transport import Calls, Context
 
 WAIT_S = 20.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from fakes import FakeClock
 from remora.errors import InternalError, UnavailableError
-from remora.models.on_demand import FAILURE_HOLDS_NS, OnDemand
+from remora.models.lifecycle import FAILURE_HOLDS_NS, OnDemand
 
 PATIENCE_S = 30.0
 

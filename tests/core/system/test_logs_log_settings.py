@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from remora.errors import RemoraError, UnavailableError, UnsupportedError
-from remora.system.log_settings import LogSettings
+from remora.system.logs import LogSettings
 
 SEVERITIES = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 

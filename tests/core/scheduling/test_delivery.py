@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fakes import ticket_of
 from remora.messages import Response
-from remora.scheduling import ordering
-from remora.scheduling.ordering import Ordering
+from remora.scheduling import delivery as ordering
+from remora.scheduling.delivery import Ordering
 
 
 def check(kind: type[Ordering], ranks: list[int], releases: list[bool]) -> None:

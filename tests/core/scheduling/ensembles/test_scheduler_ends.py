@@ -7,7 +7,7 @@ from typing import Any
 
 from fakes import config_of
 from remora.errors import NotFoundError, RemoraError
-from remora.scheduling.ensembles import ends as ensemble_ends
+from remora.scheduling.ensembles import scheduler as ensemble_ends
 from remora.signature import UnreadableError
 
 ENSEMBLE = """

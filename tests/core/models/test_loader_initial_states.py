@@ -11,7 +11,7 @@ import pytest
 from fakes import config_of
 from remora.errors import ConfigError, RemoraError
 from remora.messages import DTYPES
-from remora.models.initial_states import initial_states
+from remora.models.loader import initial_states
 
 MODEL = 'name: "m" max_batch_size: %d sequence_batching { state { input_name: "S" output_name: "T" %s } }'
 

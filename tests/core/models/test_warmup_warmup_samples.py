@@ -13,7 +13,7 @@ from fakes import config_of
 from remora.config import data_type_of
 from remora.errors import ConfigError
 from remora.messages import DTYPES
-from remora.models.warmup_samples import derived_sample, samples_of
+from remora.models.warmup import derived_sample, samples_of
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.signature import Signature
 

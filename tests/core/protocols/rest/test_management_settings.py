@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from remora.errors import MalformedError
-from remora.protocols.rest.settings import print_settings, read_log, read_trace
-from remora.system.log_settings import LogSetting, LogSettings
+from remora.protocols.rest.management import print_settings, read_log, read_trace
+from remora.system.logs import LogSetting, LogSettings
 from remora.tracing.settings import TraceSetting, TraceSettings
 
 

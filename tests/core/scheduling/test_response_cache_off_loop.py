@@ -12,7 +12,7 @@ from fakes import FakeClock, FakeMailbox, Replies, ticket_of
 from remora.errors import QueueFullError, RemoraError, UnavailableError
 from remora.messages import Ticket
 from remora.scheduling.costs import CostModel
-from remora.scheduling.off_loop import OffLoopScheduler
+from remora.scheduling.response_cache import OffLoopScheduler
 
 
 @dataclass
