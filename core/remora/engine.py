@@ -16,29 +16,17 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy.typing as npt
 
-from remora import messages
+from remora import calls
+from remora.calls import ModelInfo, ModelStats, SequenceReport, ServerInfo
 from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.management import CallAnswers
-from remora.messages import (
-    Array,
-    Data,
-    InferForm,
-    Mailbox,
-    ModelInfo,
-    ModelStats,
-    Outcome,
-    Parameter,
-    Response,
-    ServerInfo,
-    Ticket,
-)
+from remora.messages import Array, Data, InferForm, Mailbox, Outcome, Parameter, Response, Ticket
 from remora.models.lifecycle import Lifecycle, Readiness
 from remora.models.loader import ModelLoader
 from remora.models.served_model import Reply, ServedModel
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.sequence_report import SequenceReport
 from remora.startup import Ledger, StartupReport
 from remora.system.clock import Clock, SystemClock
 
@@ -338,11 +326,11 @@ class Engine:
 
     def load(self, model: str, config: str | None = None) -> None:
         """Load or reload a model (explicit mode); ``config`` is JSON text that stands in for its configuration file."""
-        self.perform(messages.ModelLoad(model, {"config": config} if config is not None else {}))
+        self.perform(calls.ModelLoad(model, {"config": config} if config is not None else {}))
 
     def unload(self, model: str) -> None:
         """Take a model out of service (explicit mode); what runs is finished in the background."""
-        self.perform(messages.ModelUnload(model))
+        self.perform(calls.ModelUnload(model))
 
     def models(self) -> list[ServedModel]:
         """All model versions that serve now, by name and version."""
@@ -366,31 +354,31 @@ class Engine:
     # -- calls ------------------------------------------------------------------------------------------------------
 
     @overload
-    def perform(self, call: messages.ServerLive | messages.ServerReady | messages.ModelReady) -> bool: ...
+    def perform(self, call: calls.ServerLive | calls.ServerReady | calls.ModelReady) -> bool: ...
     @overload
-    def perform(self, call: messages.ServerMetadata) -> ServerInfo: ...
+    def perform(self, call: calls.ServerMetadata) -> ServerInfo: ...
     @overload
-    def perform(self, call: messages.ModelMetadata) -> ModelInfo: ...
+    def perform(self, call: calls.ModelMetadata) -> ModelInfo: ...
     @overload
-    def perform(self, call: messages.ModelConfig) -> ModelConfig: ...
+    def perform(self, call: calls.ModelConfig) -> ModelConfig: ...
     @overload
-    def perform(self, call: messages.ModelStatistics) -> list[ModelStats]: ...
+    def perform(self, call: calls.ModelStatistics) -> list[ModelStats]: ...
     @overload
-    def perform(self, call: messages.ModelSequences) -> SequenceReport: ...
+    def perform(self, call: calls.ModelSequences) -> SequenceReport: ...
     @overload
-    def perform(self, call: messages.ModelExplain) -> Explanation: ...
+    def perform(self, call: calls.ModelExplain) -> Explanation: ...
     @overload
-    def perform(self, call: messages.Startup) -> StartupReport: ...
+    def perform(self, call: calls.Startup) -> StartupReport: ...
     @overload
-    def perform(self, call: messages.RepositoryIndex) -> list[messages.IndexEntry]: ...
+    def perform(self, call: calls.RepositoryIndex) -> list[calls.IndexEntry]: ...
     @overload
-    def perform(self, call: messages.ModelLoad | messages.ModelUnload) -> None: ...
+    def perform(self, call: calls.ModelLoad | calls.ModelUnload) -> None: ...
     @overload
-    def perform(self, call: messages.Metrics) -> str: ...
+    def perform(self, call: calls.Metrics) -> str: ...
     @overload
-    def perform(self, call: messages.Call) -> object: ...
+    def perform(self, call: calls.Call) -> object: ...
 
-    def perform(self, call: messages.Call) -> object:
+    def perform(self, call: calls.Call) -> object:
         """Answer a call that is no inference; the result is what the call's docstring says.
 
         ``ModelLoad`` may take as long as the model does: do not call it from an event loop. Raises RemoraError.

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.calls import TensorInfo
 from remora.config import dtype_name
 from remora.errors import InvalidArgumentError, about, given_twice
-from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
 from remora.tensors.device import DeviceArray
 

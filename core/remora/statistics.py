@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from remora.backends import Execution
+from remora.calls import BatchStats, Duration, ModelStats, ResponseStats
 from remora.errors import RemoraError, UnavailableError
-from remora.messages import BatchStats, Duration, ModelStats, Outcome, Response, ResponseStats, Streamed, Ticket
+from remora.messages import Outcome, Response, Streamed, Ticket
 from remora.options import BOOLEANS
 from remora.scheduling.batching import Plan
 from remora.system.clock import Clock

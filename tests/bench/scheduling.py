@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from models import EACH_S, FIXED_S, ROWS, sleeper
 
+from remora.calls import ModelExplain
 from remora.engine import Engine
-from remora.messages import InferForm, InputSpec, ModelExplain, Outcome, Ticket
+from remora.messages import InferForm, InputSpec, Outcome, Ticket
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),))
 DATA = [np.ones((1, 1), np.int32)]

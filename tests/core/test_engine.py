@@ -12,21 +12,9 @@ import numpy as np
 import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
-from remora.engine import Engine, InferResult
-from remora.errors import (
-    CancelledError,
-    InvalidArgumentError,
-    NotFoundError,
-    QueueFullError,
-    RemoraError,
-    UnavailableError,
-)
-from remora.management.explain import ENOUGH_REQUESTS
-from remora.messages import (
+from remora.calls import (
     Call,
     IndexEntry,
-    InferForm,
-    InputSpec,
     Metrics,
     ModelConfig,
     ModelExplain,
@@ -37,12 +25,22 @@ from remora.messages import (
     ModelStatistics,
     ModelUnload,
     RepositoryIndex,
-    Response,
     ServerLive,
     ServerMetadata,
     ServerReady,
     TensorInfo,
 )
+from remora.engine import Engine, InferResult
+from remora.errors import (
+    CancelledError,
+    InvalidArgumentError,
+    NotFoundError,
+    QueueFullError,
+    RemoraError,
+    UnavailableError,
+)
+from remora.management.explain import ENOUGH_REQUESTS
+from remora.messages import InferForm, InputSpec, Response
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.system.gpus import GpuReading, Gpus

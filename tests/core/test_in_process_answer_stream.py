@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from fakes import ticket_of
+from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
 from remora.in_process import AnswerStream
-from remora.messages import ModelStatistics, Outcome, Response, Streamed, Tensor
+from remora.messages import Outcome, Response, Streamed, Tensor
 
 PATIENCE_S = 30.0
 

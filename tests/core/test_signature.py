@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import config_of
+from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError
-from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Request, Tensor, TensorInfo
+from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Request, Tensor
 from remora.signature import Signature
 
 ADDSUB = """

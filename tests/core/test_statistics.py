@@ -8,8 +8,9 @@ import pytest
 
 from fakes import FakeClock, ticket_of
 from remora.backends import Execution
+from remora.calls import BatchStats, Duration, ResponseStats
 from remora.errors import CancelledError, InternalError, NotFoundError, RemoraError, UnavailableError
-from remora.messages import BatchStats, Duration, Outcome, Response, ResponseStats, Streamed, Ticket
+from remora.messages import Outcome, Response, Streamed, Ticket
 from remora.scheduling.batching import FULL, IDLE, Plan
 from remora.statistics import (
     BACKEND,

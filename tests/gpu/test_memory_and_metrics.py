@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from device_models import X, add_onnx
+from remora.calls import Metrics
 from remora.engine import Engine
 from remora.errors import RemoraError
-from remora.messages import Metrics
 from remora.system.gpus import Gpus
 
 ON_GPU = "instance_group { kind: KIND_GPU }"

@@ -14,8 +14,9 @@ from urllib.parse import unquote
 
 import orjson
 
+from remora.calls import ModelReady, ServerReady
 from remora.errors import NotFoundError, RemoraError
-from remora.messages import Buffer, ModelReady, ServerReady
+from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, encode_json_error, failure
 from remora.server.host import Inside

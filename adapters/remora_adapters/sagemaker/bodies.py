@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from remora.calls import TensorInfo
 from remora.errors import RemoraError
-from remora.messages import DTYPES, Array, Buffer, TensorInfo
+from remora.messages import DTYPES, Array, Buffer
 from remora.protocols.json.reader import MAX_DEPTH
 from remora.protocols.json.tensors import flatten
 from remora.protocols.rest.answer import Headers, HttpAnswer

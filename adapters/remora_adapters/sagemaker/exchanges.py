@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from remora.calls import TensorInfo
 from remora.errors import CancelledError
-from remora.messages import Buffer, TensorInfo
+from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, encode_error, failure
 from remora.server.http.exchange import Cancellable, Exchange, Flow, flow_of

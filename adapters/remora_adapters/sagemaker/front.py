@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from remora.calls import ServerLive, ServerReady
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Buffer, ServerLive, ServerReady
+from remora.messages import Buffer
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+from remora.calls import RepositoryIndex
 from remora.config import find_config, read_config
 from remora.engine import Engine
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
-from remora.messages import RepositoryIndex
 from remora.models.served_model import ServedModel
 from remora.server.http.rest import RestService
 from remora.system.tuning import give_back

@@ -11,7 +11,8 @@ import re
 
 import orjson
 
-from remora.messages import Buffer, ServerReady
+from remora.calls import ServerReady
+from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
 from remora.protocols.rest.routes import route

@@ -27,9 +27,10 @@ from remora.backends.model_files import (
 )
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
+from remora.calls import TensorInfo
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.messages import DTYPES, Array, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
 _DATATYPES = {

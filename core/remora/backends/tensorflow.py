@@ -24,10 +24,11 @@ from remora.backends.model_files import (
     warn_of_unused,
 )
 from remora.backends.ragged import array_instance
+from remora.calls import TensorInfo
 from remora.config import complete_from_tensors
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.messages import DTYPES, Array, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
 _log = logging.getLogger(__name__)

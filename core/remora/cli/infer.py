@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.calls import ModelInfo, TensorInfo
 from remora.cli.client import Door, EngineDoor, accepted, ask, model_path, server_of
 from remora.cli.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.errors import InvalidArgumentError, MalformedError
-from remora.messages import DTYPES, Array, ModelInfo, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Tensor
 from remora.protocols.rest.response import serialized
 from remora.system.clock import Clock, SystemClock
 

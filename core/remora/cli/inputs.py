@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from remora.calls import ModelInfo, TensorInfo
 from remora.errors import InvalidArgumentError
-from remora.messages import DTYPES, Array, ModelInfo, Parameter, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Parameter, Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
 

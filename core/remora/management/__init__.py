@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from remora import messages
+from remora import calls
 from remora._version import __version__
+from remora.calls import ModelInfo, ModelStats, ServerInfo
 from remora.errors import InvalidArgumentError
 from remora.management.settings import LiveSettings
-from remora.messages import ModelInfo, ModelStats, ServerInfo
 from remora.models.lifecycle import Lifecycle
 from remora.options import EngineOptions
 from remora.startup import Ledger, StartupReport
@@ -90,38 +90,38 @@ class CallAnswers:
         state = self._table.called(model)
         return state is not None and (on_demand or state.newest is not None)
 
-    def perform(self, call: messages.Call) -> object:
+    def perform(self, call: calls.Call) -> object:
         """See `Engine.perform`."""
         match call:
-            case messages.ServerLive():
+            case calls.ServerLive():
                 return self._lifecycle.is_live()
-            case messages.ServerReady():
+            case calls.ServerReady():
                 return self._lifecycle.is_ready()
-            case messages.ModelReady(model, version):
+            case calls.ModelReady(model, version):
                 return self._lifecycle.is_model_ready(model, version)
-            case messages.ServerMetadata():
+            case calls.ServerMetadata():
                 return ServerInfo(self._options.id, __version__, EXTENSIONS)
-            case messages.ModelMetadata(model, version):
+            case calls.ModelMetadata(model, version):
                 return self._metadata(model, version)
-            case messages.ModelConfig(model, version):
+            case calls.ModelConfig(model, version):
                 return self._table.resolve(model, version).config
-            case messages.ModelStatistics(model, version):
+            case calls.ModelStatistics(model, version):
                 return self._statistics(model, version)
-            case messages.ModelSequences(model, version):
+            case calls.ModelSequences(model, version):
                 return self._table.resolve(model, version).sequences()
-            case messages.ModelExplain(model, version):
+            case calls.ModelExplain(model, version):
                 return self._explain(model, version)
-            case messages.Startup():
+            case calls.Startup():
                 return self._startup()
-            case messages.RepositoryIndex(ready):
+            case calls.RepositoryIndex(ready):
                 return self._lifecycle.index(ready=ready)
-            case messages.ModelLoad(model, parameters):
+            case calls.ModelLoad(model, parameters):
                 self._lifecycle.load(model, parameters)
                 return None
-            case messages.ModelUnload(model, unload_dependents):
+            case calls.ModelUnload(model, unload_dependents):
                 self._lifecycle.unload(model, unload_dependents=unload_dependents)
                 return None
-            case messages.Metrics():
+            case calls.Metrics():
                 return self._metrics()
             case _:
                 return self._settings.perform(call)

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, quantiles
 from typing import Any, NamedTuple
 
+from remora.calls import ModelStats
 from remora.config import BatchPolicy, QueuePolicy, batch_policy
-from remora.messages import ModelStats
 from remora.models.served_model import ServedModel
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.simulation import Simulated, arrivals, request_at, simulate

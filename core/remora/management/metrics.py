@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from remora.cache import CacheStats, ResponseCache
+from remora.calls import Duration, ModelStats
 from remora.custom_metrics import snapshot as custom_families
-from remora.messages import Duration, ModelStats
 from remora.models.served_model import ServedModel
 from remora.startup import StartupReport
 from remora.statistics import (

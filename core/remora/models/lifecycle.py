@@ -16,8 +16,8 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
+from remora.calls import IndexEntry
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
-from remora.messages import IndexEntry
 from remora.models.ensembles import EnsembleLoader, step_models
 from remora.models.load_log import CHANGE, CLIENT, GONE, REQUEST, ROOM, Failures, occasion
 from remora.models.loader import LoadPlan, ModelLoader

@@ -7,26 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance
+from remora.calls import ModelInfo, ModelStats, SequenceReport
 from remora.config import ANY_KIND, BatchPolicy, Placement, batch_policy, sequence_policy
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
-from remora.messages import (
-    Array,
-    Data,
-    InferForm,
-    Mailbox,
-    ModelInfo,
-    ModelStats,
-    Outcome,
-    RequestTrace,
-    Response,
-    Streamed,
-    Ticket,
-)
+from remora.messages import Array, Data, InferForm, Mailbox, Outcome, RequestTrace, Response, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import BatchQueue, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.scheduler import Scheduler
-from remora.sequence_report import SequenceReport
 from remora.signature import Signature, UnreadableError
 from remora.statistics import FailureLog, ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock

@@ -6,9 +6,10 @@ import numpy as np
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.ragged import array_instance
+from remora.calls import TensorInfo
 from remora.config import complete_from_tensors
 from remora.errors import InternalError, NotFoundError
-from remora.messages import Array, Tensor, TensorInfo
+from remora.messages import Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.messages import TensorInfo
+from remora.calls import TensorInfo
 from remora.protocols.rest.answer import HttpAnswer
 from remora_adapters.sagemaker.arrays import npy_of_array
 from remora_adapters.sagemaker.bodies import Part, answer_of, is_translated, translate

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import orjson
 
-from remora.messages import Buffer, TensorInfo
+from remora.calls import TensorInfo
+from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora.server.http.exchange import Exchange

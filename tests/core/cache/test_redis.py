@@ -18,10 +18,11 @@ from conftest import free_ports
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.cache.encoding import MAX_BYTES
 from remora.cache.redis import RedisCache, RedisSettings
+from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import ConfigError
 from remora.management.metrics import MetricsExporter
-from remora.messages import ModelStatistics, Response, Tensor
+from remora.messages import Response, Tensor
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.server.startup import with_secrets

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.calls import ModelInfo, TensorInfo
 from remora.cli.inputs import (
     MAX_RANDOM_BYTES,
     array_inputs,
@@ -21,7 +22,7 @@ from remora.cli.inputs import (
     typed_inputs,
 )
 from remora.errors import InvalidArgumentError
-from remora.messages import DTYPES, ModelInfo, Tensor, TensorInfo
+from remora.messages import DTYPES, Tensor
 
 
 def model(**inputs: tuple[str, tuple[int, ...]]) -> ModelInfo:

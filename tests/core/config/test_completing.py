@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from remora.calls import TensorInfo
 from remora.config import complete_from_tensors, normalise, parse_config, to_text, validate
 from remora.errors import ConfigError
-from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 
 A = TensorInfo("A", "FP32", (-1, 4))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import MS, START, dynamic
+from remora.calls import BatchStats, Duration, ModelStats
 from remora.config import BatchPolicy, QueuePolicy
 from remora.management.explain import ENOUGH_REQUESTS, Curve, Explanation, Prediction, Setup, explain, measure
-from remora.messages import BatchStats, Duration, ModelStats
 from remora.scheduling.batching import FULL, IDLE, BatchQueue
 from remora.scheduling.simulation import Cost, arrivals, simulate
 from remora.statistics import RanBatch

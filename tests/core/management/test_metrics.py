@@ -14,9 +14,9 @@ import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.backends.python.metrics import MetricFamily
+from remora.calls import Metrics
 from remora.engine import Engine
 from remora.management.metrics import MetricsExporter
-from remora.messages import Metrics
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.statistics import MetricsSettings

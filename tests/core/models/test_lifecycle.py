@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
+from remora.calls import IndexEntry
 from remora.errors import (
     InternalError,
     InvalidArgumentError,
@@ -22,7 +23,7 @@ from remora.errors import (
     RetiredError,
     UnavailableError,
 )
-from remora.messages import IndexEntry, InferForm, InputSpec, Response
+from remora.messages import InferForm, InputSpec, Response
 from remora.models import loader as loading
 from remora.models.lifecycle import Lifecycle
 from remora.models.loader import LoadPlan, ModelLoader

@@ -13,10 +13,11 @@ from fakes import DOUBLER, FakeBackend, FakeClock, FakeInstance, FakeMailbox, Re
 from remora.backends import Backend
 from remora.backends.registry import EnsembleBackend
 from remora.cache import LocalCache
+from remora.calls import Duration, Metrics, ModelStats, ModelUnload
 from remora.config import batch_policy
 from remora.engine import Engine
 from remora.errors import CancelledError, InternalError, RemoraError, UnavailableError
-from remora.messages import Duration, Mailbox, Metrics, ModelStats, ModelUnload, Response, Ticket
+from remora.messages import Mailbox, Response, Ticket
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.scheduling.batching import BatchQueue

@@ -38,8 +38,8 @@ from remora.backends.onnxruntime.plan import (
 from remora.backends.onnxruntime.session import OnnxSession, reason_of, session_options
 from remora.backends.ragged import array_instance
 from remora.backends.transfers import transfer_for
+from remora.calls import TensorInfo
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.messages import TensorInfo
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.environment import keep_runtimes_quiet
 from remora.system.install_advice import install_command

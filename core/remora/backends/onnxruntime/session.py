@@ -18,9 +18,10 @@ from remora.backends.arrays import Run, texts
 from remora.backends.onnxruntime.binding import Binding
 from remora.backends.onnxruntime.plan import GraphPlan, SessionPlan
 from remora.backends.transfers import Transfer
+from remora.calls import TensorInfo
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import InternalError, RemoraError, UnsupportedError
-from remora.messages import DTYPES, Array, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.tensors.device import Memory
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from remora import messages
+from remora import calls
+from remora.calls import Call
 from remora.errors import InvalidArgumentError, UnsupportedError
-from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.request import parsed, version_of
 from remora.protocols.grpc.status import utf8
@@ -33,7 +33,7 @@ def _rpc(kind: type[_M], call: Callable[[_M], Call], answer: Callable[[Any], Mes
     return Rpc(lambda message: call(parsed(kind, message)), lambda result: answer(result).SerializeToString())
 
 
-def _model_metadata(info: messages.ModelInfo) -> Message:
+def _model_metadata(info: calls.ModelInfo) -> Message:
     tensor = pb.ModelMetadataResponse.TensorMetadata
     return pb.ModelMetadataResponse(
         name=info.name,
@@ -49,13 +49,13 @@ _PHASES = ("compute_input", "compute_infer", "compute_output")
 
 
 def _durations(
-    stats: messages.ModelStats | messages.BatchStats | messages.ResponseStats, names: tuple[str, ...]
+    stats: calls.ModelStats | calls.BatchStats | calls.ResponseStats, names: tuple[str, ...]
 ) -> dict[str, Any]:
-    durations: dict[str, messages.Duration] = {name: getattr(stats, name) for name in names}
+    durations: dict[str, calls.Duration] = {name: getattr(stats, name) for name in names}
     return {name: pb.StatisticDuration(count=spent.count, ns=spent.ns) for name, spent in durations.items()}
 
 
-def _statistics(models: list[messages.ModelStats]) -> Message:
+def _statistics(models: list[calls.ModelStats]) -> Message:
     return pb.ModelStatisticsResponse(
         model_stats=[
             pb.ModelStatistics(
@@ -70,7 +70,7 @@ def _statistics(models: list[messages.ModelStats]) -> Message:
                     for batch in each.batches
                 ],
                 response_stats={
-                    key: pb.InferResponseStatistics(**_durations(row, messages.ResponseStats._fields))
+                    key: pb.InferResponseStatistics(**_durations(row, calls.ResponseStats._fields))
                     for key, row in each.responses.items()
                 },
             )
@@ -79,7 +79,7 @@ def _statistics(models: list[messages.ModelStats]) -> Message:
     )
 
 
-def _index(entries: list[messages.IndexEntry]) -> Message:
+def _index(entries: list[calls.IndexEntry]) -> Message:
     line = pb.RepositoryIndexResponse.ModelIndex
     return pb.RepositoryIndexResponse(
         models=[line(**{key: utf8(text) for key, text in entry._asdict().items()}) for entry in entries]
@@ -93,7 +93,7 @@ def _without_repository(name: str) -> None:
 
 def _ask_index(request: pb.RepositoryIndexRequest) -> Call:
     _without_repository(request.repository_name)
-    return messages.RepositoryIndex(ready=request.ready)
+    return calls.RepositoryIndex(ready=request.ready)
 
 
 def _ask_load(request: pb.RepositoryModelLoadRequest) -> Call:
@@ -107,7 +107,7 @@ def _ask_load(request: pb.RepositoryModelLoadRequest) -> Call:
         if parameter.WhichOneof("parameter_choice") != wanted:
             raise InvalidArgumentError(f"invalid value type for load parameter '{key}', expected {wanted}.")
         parameters[key] = getattr(parameter, wanted)
-    return messages.ModelLoad(request.model_name, parameters)
+    return calls.ModelLoad(request.model_name, parameters)
 
 
 def _ask_unload(request: pb.RepositoryModelUnloadRequest) -> Call:
@@ -118,7 +118,7 @@ def _ask_unload(request: pb.RepositoryModelUnloadRequest) -> Call:
         if parameter.WhichOneof("parameter_choice") != "bool_param":
             raise InvalidArgumentError("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         dependents = parameter.bool_param
-    return messages.ModelUnload(request.model_name, dependents)
+    return calls.ModelUnload(request.model_name, dependents)
 
 
 _LOG_CHOICES = {
@@ -170,34 +170,34 @@ def _trace_settings(settings: TraceSettings) -> Message:
 
 RPCS: Mapping[str, Rpc] = {
     "ServerLive": _rpc(
-        pb.ServerLiveRequest, lambda _: messages.ServerLive(), lambda live: pb.ServerLiveResponse(live=live)
+        pb.ServerLiveRequest, lambda _: calls.ServerLive(), lambda live: pb.ServerLiveResponse(live=live)
     ),
     "ServerReady": _rpc(
-        pb.ServerReadyRequest, lambda _: messages.ServerReady(), lambda ready: pb.ServerReadyResponse(ready=ready)
+        pb.ServerReadyRequest, lambda _: calls.ServerReady(), lambda ready: pb.ServerReadyResponse(ready=ready)
     ),
     "ModelReady": _rpc(
         pb.ModelReadyRequest,
-        lambda request: messages.ModelReady(request.name, version_of(request.version)),
+        lambda request: calls.ModelReady(request.name, version_of(request.version)),
         lambda ready: pb.ModelReadyResponse(ready=ready),
     ),
     "ServerMetadata": _rpc(
         pb.ServerMetadataRequest,
-        lambda _: messages.ServerMetadata(),
+        lambda _: calls.ServerMetadata(),
         lambda info: pb.ServerMetadataResponse(**info._asdict()),
     ),
     "ModelMetadata": _rpc(
         pb.ModelMetadataRequest,
-        lambda request: messages.ModelMetadata(request.name, version_of(request.version)),
+        lambda request: calls.ModelMetadata(request.name, version_of(request.version)),
         _model_metadata,
     ),
     "ModelConfig": _rpc(
         pb.ModelConfigRequest,
-        lambda request: messages.ModelConfig(request.name, version_of(request.version)),
+        lambda request: calls.ModelConfig(request.name, version_of(request.version)),
         lambda config: pb.ModelConfigResponse(config=config),
     ),
     "ModelStatistics": _rpc(
         pb.ModelStatisticsRequest,
-        lambda request: messages.ModelStatistics(request.name, version_of(request.version)),
+        lambda request: calls.ModelStatistics(request.name, version_of(request.version)),
         _statistics,
     ),
     "RepositoryIndex": _rpc(pb.RepositoryIndexRequest, _ask_index, _index),

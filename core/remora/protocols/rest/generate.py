@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, given_twice
-from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Response, Tensor, TensorInfo
+from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Response, Tensor
 from remora.protocols.json import access
 from remora.protocols.json import printer as json_print
 from remora.protocols.json import tensors as json_tensors

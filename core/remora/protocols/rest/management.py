@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, cast
 
-from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
-from remora.messages import (
+from remora.calls import (
     Call,
     Duration,
     IndexEntry,
@@ -27,6 +26,7 @@ from remora.messages import (
     ModelUnload,
     RepositoryIndex,
     ResponseStats,
+    SequenceReport,
     ServerInfo,
     ServerLive,
     ServerMetadata,
@@ -34,11 +34,11 @@ from remora.messages import (
     Startup,
     TensorInfo,
 )
+from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
 from remora.protocols.json import access
 from remora.protocols.json.printer import quoted
 from remora.protocols.rest.answer import JSON, PLAIN, HttpAnswer, failure
 from remora.protocols.rest.routes import Route
-from remora.sequence_report import SequenceReport
 from remora.startup import as_document
 from remora.system.logs import LogSetting, LogSettings
 from remora.tracing.settings import TraceSetting, TraceSettings

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor, TensorInfo
+from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor
 from remora.protocols.json.reader import MAX_DEPTH
 from remora.protocols.json.tensors import flatten
 from remora.protocols.rest.request import Limits, check_values

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
+from remora.calls import PastSequence, RefusedRequest
 from remora.errors import RemoraError
 from remora.messages import InferForm
 from remora.scheduling.sequences.table import CANCELLED, DONE, IDLE, STOPPED, TIMEOUT, Ended
-from remora.sequence_report import PastSequence, RefusedRequest
 
 ENDED_LIMIT = 256
 REFUSED_LIMIT = 32

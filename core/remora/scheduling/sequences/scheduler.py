@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from remora.backends import Execution, Instance
+from remora.calls import LiveSequence, SequenceReport
 from remora.config import SequencePolicy
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
@@ -29,7 +30,6 @@ from remora.scheduling.sequences.direct import DirectQueue
 from remora.scheduling.sequences.history import SequenceHistory
 from remora.scheduling.sequences.states import StatefulInstance, States
 from remora.scheduling.sequences.table import Orders, SequenceInfo, SequenceTable
-from remora.sequence_report import LiveSequence, SequenceReport
 from remora.signature import Signature
 from remora.system.clock import Clock
 

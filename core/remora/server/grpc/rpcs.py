@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from remora.calls import Call, ModelConfig, ModelMetadata, ServerReady
 from remora.errors import CancelledError, RemoraError, RetiredError, UnavailableError, UnsupportedError, error_of
-from remora.messages import Call, Data, InferForm, ModelConfig, ModelMetadata, Outcome, Response, ServerReady, Ticket
+from remora.messages import Data, InferForm, Outcome, Response, Ticket
 from remora.models.table import LoadingError
 from remora.protocols.grpc.infer import (
     DECOUPLED_TEXT,

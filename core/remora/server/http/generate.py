@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from remora.calls import Metrics
 from remora.engine import Engine
 from remora.errors import MalformedError, RemoraError, RetiredError
-from remora.messages import Buffer, Mailbox, Metrics, Outcome, Response, Streamed, Ticket
+from remora.messages import Buffer, Mailbox, Outcome, Response, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head

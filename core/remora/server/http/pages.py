@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from fastapi import FastAPI, Request, Response
 
 from remora._version import __version__
+from remora.calls import IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
 from remora.engine import Engine
 from remora.management.explain import Explanation
-from remora.messages import DTYPES, IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
+from remora.messages import DTYPES
 from remora.models.served_model import ServedModel
 from remora.options import ServerOptions
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions

@@ -10,20 +10,10 @@ from collections.abc import Callable, Container
 from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from remora.calls import Metrics, ModelExplain, ModelLoad, ModelUnload, RepositoryIndex
 from remora.engine import Engine
 from remora.errors import MalformedError, RemoraError, RetiredError, UnsupportedError
-from remora.messages import (
-    Buffer,
-    Mailbox,
-    Metrics,
-    ModelExplain,
-    ModelLoad,
-    ModelUnload,
-    Outcome,
-    RepositoryIndex,
-    Response,
-    Ticket,
-)
+from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.cross_site import is_loopback, is_own_host, refuse_host, refuse_page

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora import messages
+from remora import calls, messages
 from remora.errors import (
     BY_CODE,
     ConfigError,
@@ -699,33 +699,33 @@ NAMED = pb.ModelReadyRequest(name="m", version="2")
 @pytest.mark.parametrize(
     ("method", "message", "call"),
     [
-        ("ServerLive", pb.ServerLiveRequest(), messages.ServerLive()),
-        ("ServerReady", pb.ServerReadyRequest(), messages.ServerReady()),
-        ("ModelReady", NAMED, messages.ModelReady("m", 2)),
-        ("ServerMetadata", pb.ServerMetadataRequest(), messages.ServerMetadata()),
-        ("ModelMetadata", NAMED, messages.ModelMetadata("m", 2)),
-        ("ModelConfig", pb.ModelConfigRequest(name="m"), messages.ModelConfig("m", -1)),
-        ("ModelStatistics", pb.ModelStatisticsRequest(), messages.ModelStatistics("", -1)),
-        ("RepositoryIndex", pb.RepositoryIndexRequest(ready=True), messages.RepositoryIndex(ready=True)),
+        ("ServerLive", pb.ServerLiveRequest(), calls.ServerLive()),
+        ("ServerReady", pb.ServerReadyRequest(), calls.ServerReady()),
+        ("ModelReady", NAMED, calls.ModelReady("m", 2)),
+        ("ServerMetadata", pb.ServerMetadataRequest(), calls.ServerMetadata()),
+        ("ModelMetadata", NAMED, calls.ModelMetadata("m", 2)),
+        ("ModelConfig", pb.ModelConfigRequest(name="m"), calls.ModelConfig("m", -1)),
+        ("ModelStatistics", pb.ModelStatisticsRequest(), calls.ModelStatistics("", -1)),
+        ("RepositoryIndex", pb.RepositoryIndexRequest(ready=True), calls.RepositoryIndex(ready=True)),
         (
             "RepositoryModelLoad",
             pb.RepositoryModelLoadRequest(
                 model_name="m",
                 parameters={"config": {"string_param": "{}"}, "file:1/model.py": {"bytes_param": b"\x00"}},
             ),
-            messages.ModelLoad("m", {"config": "{}", "file:1/model.py": b"\x00"}),
+            calls.ModelLoad("m", {"config": "{}", "file:1/model.py": b"\x00"}),
         ),
-        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="m"), messages.ModelUnload("m")),
+        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="m"), calls.ModelUnload("m")),
         (
             "RepositoryModelUnload",
             pb.RepositoryModelUnloadRequest(
                 model_name="m", parameters={"unload_dependents": {"bool_param": True}, "x": {"string_param": ""}}
             ),
-            messages.ModelUnload("m", unload_dependents=True),
+            calls.ModelUnload("m", unload_dependents=True),
         ),
     ],
 )
-def test_every_rpc_asks_its_call(method: str, message: Any, call: messages.Call) -> None:
+def test_every_rpc_asks_its_call(method: str, message: Any, call: calls.Call) -> None:
     assert RPCS[method].decode(message.SerializeToString()) == call
     with pytest.raises(MalformedError):
         RPCS[method].decode(b"\xff\xff\xff")
@@ -791,17 +791,17 @@ def test_a_management_request_that_cannot_be_meant_is_refused(
 
 
 def test_every_result_is_written_into_its_message() -> None:
-    info = messages.ServerInfo("triton", "2", ("sequence",))
+    info = calls.ServerInfo("triton", "2", ("sequence",))
     assert pb.ServerMetadataResponse.FromString(RPCS["ServerMetadata"].encode(info)).extensions == ["sequence"]
     assert pb.ServerLiveResponse.FromString(RPCS["ServerLive"].encode(True)).live
     assert RPCS["ServerReady"].encode(False) == b""
-    tensor = messages.TensorInfo("A", "FP32", (-1, 4))
-    model = messages.ModelInfo("m", ("1", "2"), "python", (tensor,), ())
+    tensor = calls.TensorInfo("A", "FP32", (-1, 4))
+    model = calls.ModelInfo("m", ("1", "2"), "python", (tensor,), ())
     metadata = pb.ModelMetadataResponse.FromString(RPCS["ModelMetadata"].encode(model))
     assert (metadata.versions, metadata.inputs[0].shape) == (["1", "2"], [-1, 4])
     config = model_config_pb2.ModelConfig(name="m", max_batch_size=8)
     assert pb.ModelConfigResponse.FromString(RPCS["ModelConfig"].encode(config)).config == config
-    index = [messages.IndexEntry("a", "1", "READY"), messages.IndexEntry("b")]
+    index = [calls.IndexEntry("a", "1", "READY"), calls.IndexEntry("b")]
     lines = pb.RepositoryIndexResponse.FromString(RPCS["RepositoryIndex"].encode(index)).models
     assert [(line.name, line.version, line.state, line.reason) for line in lines] == [tuple(each) for each in index]
     reason = pb.RepositoryIndexResponse.FromString(RPCS["RepositoryIndex"].encode([index[1]._replace(reason="\udcff")]))
@@ -810,10 +810,10 @@ def test_every_result_is_written_into_its_message() -> None:
 
 
 def test_statistics_always_carry_every_duration() -> None:
-    zero = messages.Duration()
-    batch = messages.BatchStats(4, zero, messages.Duration(2, 30), zero)
-    row = messages.ResponseStats(zero, zero, messages.Duration(1, 7), zero, zero, zero)
-    stats = messages.ModelStats("m", "1", 5, 8, 2, messages.Duration(3, 9), *([zero] * 7), (batch,), {"0": row})
+    zero = calls.Duration()
+    batch = calls.BatchStats(4, zero, calls.Duration(2, 30), zero)
+    row = calls.ResponseStats(zero, zero, calls.Duration(1, 7), zero, zero, zero)
+    stats = calls.ModelStats("m", "1", 5, 8, 2, calls.Duration(3, 9), *([zero] * 7), (batch,), {"0": row})
     [model] = pb.ModelStatisticsResponse.FromString(RPCS["ModelStatistics"].encode([stats])).model_stats
     assert (model.last_inference, model.inference_count, model.execution_count) == (5, 8, 2)
     assert model.inference_stats.success.ns == 9

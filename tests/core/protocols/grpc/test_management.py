@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from remora.calls import Call
 from remora.errors import InvalidArgumentError
-from remora.messages import Call
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.management import RPCS
 from remora.system.logs import LogSetting

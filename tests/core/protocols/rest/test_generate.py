@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError
-from remora.messages import DTYPES, InferForm, InputSpec, Parameter, Response, Tensor, TensorInfo
+from remora.messages import DTYPES, InferForm, InputSpec, Parameter, Response, Tensor
 from remora.protocols.rest import generate as v2_generate
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.generate import check_encoding, decode_generate, encode_generate, error_object, event

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
-from remora.messages import (
+from remora.calls import (
     BatchStats,
     Duration,
     IndexEntry,
+    LiveSequence,
     ModelConfig,
     ModelInfo,
     ModelLoad,
@@ -25,17 +25,20 @@ from remora.messages import (
     ModelStatistics,
     ModelStats,
     ModelUnload,
+    PastSequence,
+    RefusedRequest,
     RepositoryIndex,
     ResponseStats,
+    SequenceReport,
     ServerInfo,
     ServerLive,
     ServerMetadata,
     ServerReady,
     TensorInfo,
 )
+from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
 from remora.proto import model_config_pb2
 from remora.protocols.rest.v2_rest import Route, decode_call, encode_result, route
-from remora.sequence_report import LiveSequence, PastSequence, RefusedRequest, SequenceReport
 
 LOAD = Route("load", "m")
 UNLOAD = Route("unload", "m")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import DTYPES, Response, Tensor, TensorInfo
+from remora.messages import DTYPES, Response, Tensor
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
 
 X = TensorInfo("x", "FP32", (-1, 2))

@@ -10,13 +10,13 @@ import pytest
 
 from fakes import FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, ticket_of
 from remora.backends import Execution
+from remora.calls import LiveSequence
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InvalidArgumentError, UnavailableError
 from remora.messages import InferForm, Response, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import DELAY, FULL, IDLE
 from remora.scheduling.sequences.scheduler import SequenceScheduler
-from remora.sequence_report import LiveSequence
 from remora.signature import Signature
 
 MODEL = """

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from fakes import UNTRACED
-from remora import messages
+from remora import calls
+from remora.calls import Call
 from remora.errors import ConfigError, NotFoundError, UnavailableError, UnknownError
-from remora.messages import Call, Data, InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.messages import Data, InferForm, Outcome, Request, Response, Tensor, Ticket
 from remora.models.table import LoadingError
 from remora.proto import inference_pb2 as pb
 from remora.server.grpc.grpcio_transport import GrpcOptions, GrpcServer
@@ -56,15 +57,15 @@ class FakeEngine:
 
     def perform(self, call: Call, /) -> Any:
         self.calls.append(call)
-        if isinstance(call, messages.ServerReady):
+        if isinstance(call, calls.ServerReady):
             return self.ready
-        if isinstance(call, messages.ModelReady):
+        if isinstance(call, calls.ModelReady):
             raise NotFoundError(f"Request for unknown model: '{call.model}' is not found")
-        if isinstance(call, messages.ModelMetadata):
+        if isinstance(call, calls.ModelMetadata):
             if self.loaded is not None and not self.loaded.is_set():
                 raise LoadingError("'m' is being loaded", Future())
-            return messages.ModelInfo(call.model, ("3",), "", (), ())
-        return messages.ServerInfo("triton", "1", ("sequence",))
+            return calls.ModelInfo(call.model, ("3",), "", (), ())
+        return calls.ServerInfo("triton", "1", ("sequence",))
 
     def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
         if model != self.served.name:
@@ -270,7 +271,7 @@ def test_management_rpcs_reach_the_engine_as_calls() -> None:
         status = failure(lambda: rpc(channel, "ModelReady")(b"\x0a\x04nope", timeout=WAIT_S))
     assert info.name == "triton"
     assert status == (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'nope' is not found")
-    assert engine.calls == [messages.ServerMetadata(), messages.ModelReady("nope", -1)]
+    assert engine.calls == [calls.ServerMetadata(), calls.ModelReady("nope", -1)]
 
 
 @pytest.mark.parametrize("service", [b"", b"\x0a\x05other"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fakes import UNTRACED, FakeExchange, config_of, ticket_of
+from remora.calls import Metrics
 from remora.errors import InternalError, NotFoundError, RemoraError, UnavailableError
-from remora.messages import Data, InferForm, Mailbox, Metrics, Outcome, Response, Streamed, Tensor, Ticket
+from remora.messages import Data, InferForm, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
 from remora.protocols.http1 import Head
 from remora.protocols.rest.generate import EVENTS, NOT_ONE_RESPONSE
 from remora.protocols.rest.request import Limits
