@@ -29,7 +29,7 @@ from remora.models.served_model import ServedModel
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
-from remora.protocols.rest.request import Limits
+from remora.protocols.rest.request import RequestLimits
 from remora.server.http.asgi import PAGES, AsgiApp, Receive, Scope, Send, V2App
 from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
@@ -54,7 +54,7 @@ _SEGMENT_HEADER = b"x-amzn-trace-id"
 Event = dict[str, Any]
 
 
-class Context(Protocol):
+class LambdaContext(Protocol):
     """What Lambda tells about an invocation, of which this is used."""
 
     def get_remaining_time_in_millis(self) -> int:
@@ -113,10 +113,12 @@ class Function:
         self._engine = engine
         self._settings = settings
         self._flush = flush or flush_telemetry
-        self._codec = InferCodec(Limits(settings.server.http_max_input_size, settings.server.http_max_json_depth))
+        self._codec = InferCodec(
+            RequestLimits(settings.server.http_max_input_size, settings.server.http_max_json_depth)
+        )
         self._http: _Mangum | None = None
 
-    def __call__(self, event: object, context: Context) -> Event:
+    def __call__(self, event: object, context: LambdaContext) -> Event:
         """The answer to an event, as Lambda wants it: an object of JSON.
 
         An HTTP request's failure is an HTTP answer. A direct invocation's is raised: RemoraError, which Lambda reports
@@ -148,7 +150,7 @@ class Function:
             self._http = _Mangum(HttpApp(self._engine, self._settings))
         return self._http
 
-    def _answer_http(self, event: Event, context: Context) -> Event:
+    def _answer_http(self, event: Event, context: LambdaContext) -> Event:
         answer = self._adapter()(event, context)
         size = _size(answer, len(answer.get("body") or ""))
         if size <= PAYLOAD_LIMIT:
@@ -164,7 +166,7 @@ class Function:
 
     # -- direct invocations -----------------------------------------------------------------------------------------
 
-    def _answer_direct(self, event: object, context: Context) -> Event:
+    def _answer_direct(self, event: object, context: LambdaContext) -> Event:
         """A V2 request with ``model_name`` (needless where there is one model) and, if wanted, ``model_version``."""
         if not isinstance(event, dict) or "inputs" not in event:
             raise InvalidArgumentError(
@@ -215,7 +217,7 @@ class Function:
         return model
 
 
-def _wait(done: Future[Outcome], ticket: Ticket, context: Context) -> Outcome:
+def _wait(done: Future[Outcome], ticket: Ticket, context: LambdaContext) -> Outcome:
     """The outcome. Raises UnavailableError shortly before the invocation's end; the request is cancelled."""
     left_ms = context.get_remaining_time_in_millis() - _MARGIN_MS
     try:
@@ -332,7 +334,7 @@ class _Mangum:
         self._enter_loop()
         self._adapter: Callable[[Event, Any], Any] = Mangum(cast(Any, app), lifespan="off")
 
-    def __call__(self, event: Event, context: Context) -> Event:
+    def __call__(self, event: Event, context: LambdaContext) -> Event:
         """Raises InvalidArgumentError for an event that is no HTTP request after all; the app itself never raises."""
         self._enter_loop()
         try:

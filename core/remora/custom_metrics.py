@@ -29,7 +29,7 @@ class MetricError(ValueError):
     """A metric that cannot be made, or an operation that its kind does not have."""
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What a family measures; the values are Prometheus' type words."""
 
     COUNTER = "counter"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One number of a series. A histogram has several, told apart by ``suffix``: ``_bucket`` (how many observations up
     to the label ``le``), ``_sum`` and ``_count``; it is empty for the other kinds."""
 
@@ -47,12 +47,12 @@ class Sample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family and what its series say, in the order of their making. ``kind`` is one of ``Kind``."""
+    """A family and what its series say, in the order of their making. ``kind`` is one of ``MetricKind``."""
 
     name: str
     description: str
-    kind: Kind
-    samples: tuple[Sample, ...]
+    kind: MetricKind
+    samples: tuple[MetricSample, ...]
 
 
 class Series:
@@ -60,7 +60,7 @@ class Series:
 
     __slots__ = ("_bounds", "_counts", "_kind", "_lock", "_value", "claims")
 
-    def __init__(self, kind: Kind, bounds: tuple[float, ...]) -> None:
+    def __init__(self, kind: MetricKind, bounds: tuple[float, ...]) -> None:
         self.claims = 0
         self._kind = kind
         self._bounds = bounds
@@ -70,8 +70,8 @@ class Series:
 
     def increment(self, value: float) -> None:
         """Add to a counter or a gauge; a counter only grows."""
-        self._need("Increment", Kind.COUNTER, Kind.GAUGE)
-        if self._kind is Kind.COUNTER and not value >= 0:
+        self._need("Increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        if self._kind is MetricKind.COUNTER and not value >= 0:
             raise MetricError(
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
             )
@@ -80,39 +80,41 @@ class Series:
 
     def set(self, value: float) -> None:
         """Give a gauge a value."""
-        self._need("Set", Kind.GAUGE)
+        self._need("Set", MetricKind.GAUGE)
         with self._lock:
             self._value = value
 
     def observe(self, value: float) -> None:
         """Put one value into a histogram."""
-        self._need("Observe", Kind.HISTOGRAM)
+        self._need("Observe", MetricKind.HISTOGRAM)
         with self._lock:
             self._value += value
             self._counts[bisect_left(self._bounds, value)] += 1
 
     def value(self) -> float:
         """What a counter or a gauge stands at."""
-        self._need("Value", Kind.COUNTER, Kind.GAUGE)
+        self._need("Value", MetricKind.COUNTER, MetricKind.GAUGE)
         return self._value
 
-    def samples(self, labels: Labels) -> Iterator[Sample]:
+    def samples(self, labels: Labels) -> Iterator[MetricSample]:
         """What it says, consistent in itself."""
         with self._lock:
             value, counts = self._value, tuple(accumulate(self._counts))
-        if self._kind is not Kind.HISTOGRAM:
-            yield Sample("", dict(labels), value)
+        if self._kind is not MetricKind.HISTOGRAM:
+            yield MetricSample("", dict(labels), value)
             return
         for bound, count in zip((*self._bounds, math.inf), counts, strict=True):
-            yield Sample("_bucket", {**dict(labels), "le": "+Inf" if bound == math.inf else f"{bound:.16g}"}, count)
-        yield Sample("_sum", dict(labels), value)
-        yield Sample("_count", dict(labels), counts[-1])
+            yield MetricSample(
+                "_bucket", {**dict(labels), "le": "+Inf" if bound == math.inf else f"{bound:.16g}"}, count
+            )
+        yield MetricSample("_sum", dict(labels), value)
+        yield MetricSample("_count", dict(labels), counts[-1])
 
     def same_buckets(self, bounds: tuple[float, ...]) -> bool:
         """Was this histogram made with these upper bounds?"""
         return self._bounds == bounds
 
-    def _need(self, operation: str, *kinds: Kind) -> None:
+    def _need(self, operation: str, *kinds: MetricKind) -> None:
         if self._kind not in kinds:
             raise MetricError(f"TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {operation}")
 
@@ -120,7 +122,7 @@ class Series:
 class _Family:
     __slots__ = ("claims", "description", "kind", "name", "series")
 
-    def __init__(self, name: str, description: str, kind: Kind) -> None:
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         self.name = name
         self.description = description
         self.kind = kind
@@ -148,7 +150,7 @@ class Registry:
         self._claims: set[Claim] = set()
         self._collected: deque[Claim] = deque()
 
-    def claim(self, name: str, description: str, kind: Kind, *, holder: object, owner: object = None) -> Claim:
+    def claim(self, name: str, description: str, kind: MetricKind, *, holder: object, owner: object = None) -> Claim:
         """Ask for a family: a new one, or the one that has this name and kind already, whose description stays.
 
         The claim ends when ``holder`` is collected (it must allow weak references) or ``owner`` is retired.
@@ -229,7 +231,7 @@ class Registry:
             del self._families[family.name]
 
 
-def _samples(family: _Family) -> Iterator[Sample]:
+def _samples(family: _Family) -> Iterator[MetricSample]:
     for labels, series in family.series.items():
         yield from series.samples(labels)
 
@@ -243,8 +245,8 @@ def _checked_labels(labels: Mapping[str, str]) -> Labels:
     return tuple(sorted(labels.items()))
 
 
-def _checked_buckets(kind: Kind, buckets: Sequence[float] | None) -> tuple[float, ...]:
-    if kind is not Kind.HISTOGRAM:
+def _checked_buckets(kind: MetricKind, buckets: Sequence[float] | None) -> tuple[float, ...]:
+    if kind is not MetricKind.HISTOGRAM:
         if buckets:
             raise MetricError(f"a {kind.value} has no buckets; use the HISTOGRAM kind")
         return ()

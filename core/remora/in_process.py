@@ -26,7 +26,7 @@ from remora.messages import (
     datatype_of,
 )
 from remora.models.served_model import ServedModel
-from remora.scheduling.backpressure import Allowance
+from remora.scheduling.backpressure import Backpressure
 
 
 def as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tuple[tuple[InputSpec, ...], list[Data]]:
@@ -121,7 +121,7 @@ class AnswerStream(Iterator[T], Generic[T]):
     def __init__(self, convert: Callable[[Response], T], ahead: int = AHEAD) -> None:
         self._convert = convert
         self._answers: SimpleQueue[Streamed | None] = SimpleQueue()
-        self._room = Allowance(ahead, _ANY)
+        self._room = Backpressure(ahead, _ANY)
         self._ticket: Ticket | None = None
         self._ended = False
 

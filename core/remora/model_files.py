@@ -19,7 +19,7 @@ _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 _VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """What a model file says about the model: its backend, and the platform that goes with it, if any."""
 
     filename: str
@@ -34,20 +34,20 @@ class Kind(NamedTuple):
 
 KINDS = (
     # In Triton's order: the first file that is there wins.
-    Kind("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
-    Kind("model.graphdef", "tensorflow", "tensorflow_graphdef"),
-    Kind("model.plan", "tensorrt", "tensorrt_plan"),
-    Kind("model.onnx", "onnxruntime", "onnxruntime_onnx"),
-    Kind("model.xml", "openvino"),
-    Kind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
-    Kind("model.pt2", "pytorch", "torch_aoti"),
-    Kind("model.py", "python"),
+    FileKind("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
+    FileKind("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    FileKind("model.plan", "tensorrt", "tensorrt_plan"),
+    FileKind("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+    FileKind("model.xml", "openvino"),
+    FileKind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
+    FileKind("model.pt2", "pytorch", "torch_aoti"),
+    FileKind("model.py", "python"),
     # Ours: Triton asks for the backend's name in the configuration.
-    Kind("model.so", "native"),
-    Kind("xgboost.ubj", "fil", only_if_there=True),
-    Kind("xgboost.json", "fil", only_if_there=True),
-    Kind("checkpoint.tl", "fil", only_if_there=True),
-    Kind("model.txt", "fil", only_if_there=True, by_itself=False),
+    FileKind("model.so", "native"),
+    FileKind("xgboost.ubj", "fil", only_if_there=True),
+    FileKind("xgboost.json", "fil", only_if_there=True),
+    FileKind("checkpoint.tl", "fil", only_if_there=True),
+    FileKind("model.txt", "fil", only_if_there=True, by_itself=False),
 )
 
 MODEL_FILENAMES = tuple(kind.filename for kind in KINDS if kind.by_itself)

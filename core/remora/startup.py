@@ -22,7 +22,7 @@ class Phase(NamedTuple):
     end_ns: int
 
 
-class Step(NamedTuple):
+class StartStep(NamedTuple):
     """Something that was done for a model (or, with ``model`` empty, for all of a repository).
 
     ``what``: list, download (or cache, when nothing had to come), config, session or warmup. ``bytes`` are those that
@@ -51,7 +51,7 @@ class StartupReport(NamedTuple):
     ready: bool
     total_ns: int
     phases: Sequence[Phase]
-    steps: Sequence[Step]
+    steps: Sequence[StartStep]
     imports: Sequence[Imported]
     first_answer_ns: int = 0
 
@@ -68,7 +68,7 @@ class Ledger:
         self.now_ns = now_ns
         self._began_ns = now_ns() if began_ns is None else began_ns
         self._phases: list[Phase] = []
-        self._steps: list[Step] = []
+        self._steps: list[StartStep] = []
         self._imports: list[Imported] = []
         self._ready = False
         self._first_answer_ns = 0
@@ -86,9 +86,9 @@ class Ledger:
         self._ready = True
 
     def add(self, model: str, what: str, begin_ns: int, size: int = 0) -> None:
-        """Tell of a step that began at ``begin_ns`` by the clock, and is done now; see `Step`."""
+        """Tell of a step that began at ``begin_ns`` by the clock, and is done now; see `StartStep`."""
         if not self._ready:
-            self._steps.append(Step(model, what, begin_ns - self._began_ns, self.now_ns() - self._began_ns, size))
+            self._steps.append(StartStep(model, what, begin_ns - self._began_ns, self.now_ns() - self._began_ns, size))
 
     def imported(self, module: str, begin_ns: int, end_ns: int, within: str) -> None:
         """Tell of an import that took long."""
@@ -145,7 +145,7 @@ def _ms(ns: int) -> float:
     return round(ns / 1e6, 3)
 
 
-def _speed(step: Step) -> dict[str, float]:
+def _speed(step: StartStep) -> dict[str, float]:
     return {"bytes": step.bytes, "mb_per_s": round(step.bytes * 1e3 / max(step.end_ns - step.begin_ns, 1), 1)}
 
 

@@ -139,7 +139,7 @@ class FirstResponses(NamedTuple):
     sum_ms: int
 
 
-class Sample(NamedTuple):
+class StatisticsSample(NamedTuple):
     """What one execution cost each of its requests: when it ended, and nanoseconds by phase (spec P06)."""
 
     end_ns: int
@@ -183,7 +183,7 @@ class ModelStatistics:
         self._first_buckets = [0] * (len(first_bounds_ms) + 1)
         self._first_sum_ms = 0
         self._lock = threading.Lock()
-        self._samples: deque[Sample] | None = deque(maxlen=samples) if samples else None
+        self._samples: deque[StatisticsSample] | None = deque(maxlen=samples) if samples else None
         self._cache_samples: deque[CacheSample] | None = deque(maxlen=samples) if samples else None
         self.last_inference_ms = 0
         self.first_answer_ns = 0
@@ -249,7 +249,7 @@ class ModelStatistics:
         self.inference_count += rows
         if self._samples is not None:
             self._samples.extend(
-                Sample(end, end - ticket.arrival_ns, start - ticket.arrival_ns, *spent) for ticket in done
+                StatisticsSample(end, end - ticket.arrival_ns, start - ticket.arrival_ns, *spent) for ticket in done
             )
         spent_input, spent_infer, spent_output = spent
         for row, ns in (
@@ -376,7 +376,7 @@ class ModelStatistics:
         with self._lock:
             return list(self._recent)
 
-    def samples(self, since_ns: int) -> list[Sample]:
+    def samples(self, since_ns: int) -> list[StatisticsSample]:
         """The requests kept that ended at ``since_ns`` or later."""
         with self._lock:
             return [sample for sample in self._samples or () if sample.end_ns >= since_ns]

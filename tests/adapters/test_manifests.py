@@ -19,7 +19,7 @@ from infra import manifests
 from remora.cli import main
 from remora_adapters.manifests import PLATFORMS, find_renderer, sagemaker
 from remora_adapters.manifests.facts import Facts, Model, measure
-from remora_adapters.sagemaker.deploying import Call, calls_of, scaling_of
+from remora_adapters.sagemaker.deploying import ApiCall, calls_of, scaling_of
 
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 FACTS = Facts("digits", "registry.example/remora:1", "s3://bucket/models", (Model("m", 8, 2, False),), 0.5, 120)
@@ -126,7 +126,7 @@ def shapes(service: str) -> Any:
     return import_module("botocore.session").get_session().get_service_model(service)
 
 
-def problems(call: Call) -> str:
+def problems(call: ApiCall) -> str:
     """What AWS's service model has against a call."""
     operation = "".join(word.title() for word in call.operation.split("_"))
     shape = shapes(call.service).operation_model(operation).input_shape
@@ -136,7 +136,7 @@ def problems(call: Call) -> str:
 
 def test_what_the_service_model_does_not_know_is_a_problem() -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
-    assert "ModelData" in problems(Call("sagemaker", "create_model", {"ModelName": "a", "ModelData": "b"}))
+    assert "ModelData" in problems(ApiCall("sagemaker", "create_model", {"ModelName": "a", "ModelData": "b"}))
 
 
 def test_a_gpu_and_more_memory_take_a_larger_instance() -> None:

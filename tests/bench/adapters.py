@@ -34,7 +34,7 @@ from models import mlp
 from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.protocols.rest.v2_rest import InferCodec
-from remora.server.host import Inside, find_adapter, v2_alone
+from remora.server.host import ServerContext, find_adapter, v2_alone
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.http1 import Connection, Listener
 from remora.server.http.rest import RestService
@@ -254,7 +254,7 @@ class Side:
         loop = asyncio.get_running_loop()
         mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
         rest = RestService(engine, InferCodec(), mailbox, later)
-        inside = Inside(engine, rest, mailbox, later, ServerOptions())
+        inside = ServerContext(engine, rest, mailbox, later, ServerOptions())
         front, self.body = v2_alone, request()
         if name != "V2":
             adapter = ADAPTERS[name]

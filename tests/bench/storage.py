@@ -27,7 +27,7 @@ from models import mlp
 from object_store import ObjectStore, Seen, object_store
 from remora.storage import Secret
 from remora.storage.cache import ModelCache
-from remora.storage.credentials import AwsKeys, Settings
+from remora.storage.credentials import AwsKeys, StorageSettings
 from remora.storage.downloads import ranges_of
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
@@ -41,8 +41,8 @@ THROTTLE_BYTES_PER_S = 25e6
 """A gigabyte in 40 s: what people report of pods that fetch their models is slower still."""
 
 
-def settings(url: str) -> Settings:
-    return Settings({"endpoint": url, "region": "us-east-1"}, AwsKeys("AK", Secret("sk")), allow_http=True)
+def settings(url: str) -> StorageSettings:
+    return StorageSettings({"endpoint": url, "region": "us-east-1"}, AwsKeys("AK", Secret("sk")), allow_http=True)
 
 
 def start_moto(folder: str) -> tuple[subprocess.Popen[bytes], str]:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from remora._version import __version__
 from remora.options import EngineOptions, ServerOptions
-from remora.server.host import Door, Host
+from remora.server.host import ExtraPort, Host
 from remora_adapters.azureml.cors import Origins
 
 if TYPE_CHECKING:
-    from remora.server.host import Inside
+    from remora.server.host import ServerContext
     from remora.server.http.http1 import Service
     from remora_adapters.azureml.entry_script import EntryScript
 
@@ -70,7 +70,7 @@ def host(environ: Mapping[str, str]) -> Host:
     models = environ.get("AZUREML_MODEL_DIR", "")
 
     @cache
-    def front(inside: Inside) -> Service:  # one for both ports: there is one script, which starts once
+    def front(inside: ServerContext) -> Service:  # one for both ports: there is one script, which starts once
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
         from remora_adapters.azureml.swagger import Named
 
@@ -96,9 +96,9 @@ def host(environ: Mapping[str, str]) -> Host:
     origins = Origins(environ.get("AML_CORS_ORIGINS", ""))
     workers = _number(environ, "WORKER_COUNT", 1)
     timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)
-    doors: tuple[Door, ...] = ()
+    doors: tuple[ExtraPort, ...] = ()
     if environ.get("SEPERATE_HEALTH_ENDPOINT") == "true":
-        doors = (Door("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), front),)
+        doors = (ExtraPort("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), front),)
     if has_script:
         engine = EngineOptions(
             model_repository=(str(models or root),), model_control_mode="explicit", exit_timeout_secs=_EXIT_S

@@ -9,7 +9,7 @@ FAILED = "x-ms-run-function-failed"
 """The header that says whether the script failed: ``True`` or ``False``."""
 
 
-class Answer(NamedTuple):
+class AzureAnswer(NamedTuple):
     """What a client gets."""
 
     status: int
@@ -17,12 +17,12 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def message_answer(status: int, message: str, *, failed: bool = False) -> Answer:
+def message_answer(status: int, message: str, *, failed: bool = False) -> AzureAnswer:
     """Azure's form of an error."""
     headers = [("Content-Type", "application/json"), (FAILED, str(failed))]
-    return Answer(status, headers, json.dumps({"message": message}).encode())
+    return AzureAnswer(status, headers, json.dumps({"message": message}).encode())
 
 
-def empty_answer() -> Answer:
+def empty_answer() -> AzureAnswer:
     """The answer to OPTIONS where the script has none."""
-    return Answer(200, [("Content-Type", "text/html; charset=utf-8"), (FAILED, "False")], b"")
+    return AzureAnswer(200, [("Content-Type", "text/html; charset=utf-8"), (FAILED, "False")], b"")

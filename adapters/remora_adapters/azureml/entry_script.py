@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from remora_adapters.azureml import raw_http
-from remora_adapters.azureml.answers import FAILED, Answer, message_answer
+from remora_adapters.azureml.answers import FAILED, AzureAnswer, message_answer
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
 from remora_adapters.azureml.swagger import ANYTHING, schemas_of
 
@@ -45,9 +45,9 @@ class BadInputError(Exception):
         self.status = status
 
 
-def answer_of(response: Any) -> Answer:
+def answer_of(response: Any) -> AzureAnswer:
     """An AMLResponse, or a Flask response where the script made one, as data."""
-    return Answer(
+    return AzureAnswer(
         int(response.status_code), [(str(k), str(v)) for k, v in response.headers.items()], response.get_data()
     )
 
@@ -122,7 +122,7 @@ class EntryScript:
         self._run = run
         module.init()
 
-    def score(self, request: AMLRequest, wanted: Callable[[], bool] = lambda: True) -> Answer:
+    def score(self, request: AMLRequest, wanted: Callable[[], bool] = lambda: True) -> AzureAnswer:
         """The answer to a request. Blocks until it is this request's turn; never raises.
 
         ``wanted`` says then whether anybody still waits for it: what nobody does is not run.
@@ -138,7 +138,7 @@ class EntryScript:
         with self._turns:
             return self._scored(self._run, arguments) if wanted() else message_answer(400, _UNWANTED)
 
-    def _scored(self, run: Callable[..., Any], arguments: dict[str, Any]) -> Answer:
+    def _scored(self, run: Callable[..., Any], arguments: dict[str, Any]) -> AzureAnswer:
         begin = self._clock_s()
         try:
             output = run(**arguments)
@@ -156,7 +156,7 @@ class EntryScript:
         except Exception:
             _log.exception("what run() of the scoring script returned cannot be sent")
             return message_answer(500, _INTERNAL)
-        return Answer(answer.status, [*answer.headers, (EXEC_MS, f"{took_ms:.3f}")], answer.body)
+        return AzureAnswer(answer.status, [*answer.headers, (EXEC_MS, f"{took_ms:.3f}")], answer.body)
 
 
 def _decorated(run: Callable[..., Any]) -> ModuleType | None:

@@ -18,11 +18,11 @@ from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, Wire
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, Flow, flow_of
 from remora.server.http.http1 import fixed_part
 from remora.server.http.probes import PATHS as PROBES
-from remora_adapters.azureml.answers import FAILED, Answer, empty_answer, message_answer
+from remora_adapters.azureml.answers import FAILED, AzureAnswer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document
 
@@ -81,7 +81,9 @@ class ScoringService:
         new_id: makes request ids.
     """
 
-    def __init__(self, inside: Inside, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self, inside: ServerContext, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None
+    ) -> None:
         self._inside = inside
         self._settings = settings
         self._when_loaded = inside.rest.when_loaded
@@ -96,7 +98,7 @@ class ScoringService:
         known = head.note
         if isinstance(known, _Known):  # a head that came before
             if known.infers:  # the usual case, kept short
-                return self._when_loaded(self._infer, head, body, _Labelled(exchange, known))
+                return self._when_loaded(self._infer, head, body, _WithRequestIds(exchange, known))
             return self._answer(head, known, body, exchange)
         if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
@@ -115,7 +117,7 @@ class ScoringService:
         return None
 
     def _answer(self, head: Head, known: _Known, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        labelled = _Labelled(exchange, known)
+        labelled = _WithRequestIds(exchange, known)
         if known.infers:
             return self._when_loaded(self._infer, head, body, labelled)
         if known.refusal:
@@ -157,7 +159,7 @@ class ScoringService:
 
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
         request = AMLRequest(head.method, unquote(head.path), head.query, headers, bytes(body))
-        once = _Once(exchange)
+        once = _FirstAnswerWins(exchange)
         timer = asyncio.get_running_loop().call_later(self._settings.timeout_ms / 1e3, self._give_up, once)
         once.ended = timer.cancel
 
@@ -170,7 +172,7 @@ class ScoringService:
         self._inside.later(score, once, lasts=True)
         return once
 
-    def _give_up(self, exchange: _Once) -> None:
+    def _give_up(self, exchange: _FirstAnswerWins) -> None:
         text = f"Scoring timeout after {self._settings.timeout_ms} ms"
         exchange.respond(_http(message_answer(500, text, failed=True)))
 
@@ -222,14 +224,14 @@ class ScoringService:
         same = (*_pairs(fixed), *self._settings.origins.headers(head))
         return _Known(same, own, bytes if own is _no_id else self._new_id, refusal, infers=infers)
 
-    def _swagger(self, query: str) -> Answer:
+    def _swagger(self, query: str) -> AzureAnswer:
         script, named = self._settings.script, self._settings.named
         version = dict(parse_qsl(query)).get("version", "2")
         try:
             document = find_document(version, self._settings.root, named, script.schemas if script else ANYTHING)
         except NoDocumentError as error:
             return message_answer(404, str(error))
-        return Answer(200, [("Content-Type", "application/json"), (FAILED, "False")], document)
+        return AzureAnswer(200, [("Content-Type", "application/json"), (FAILED, "False")], document)
 
 
 class _Known:
@@ -306,7 +308,7 @@ def _text(head: Head, name: bytes) -> str:
     return (head.get(name) or b"").decode("latin-1")
 
 
-def _http(answer: Answer, more: Headers = ()) -> HttpAnswer:
+def _http(answer: AzureAnswer, more: Headers = ()) -> HttpAnswer:
     """An answer in the server's terms; the server says the length, and a header cannot carry line breaks."""
     headers = tuple(
         (name.encode("latin-1"), value.replace("\r", " ").replace("\n", " ").encode("latin-1", "replace"))
@@ -316,7 +318,7 @@ def _http(answer: Answer, more: Headers = ()) -> HttpAnswer:
     return HttpAnswer(answer.status, headers + more, [answer.body])
 
 
-class _Labelled:
+class _WithRequestIds:
     """An exchange whose answer carries the request's ids."""
 
     __slots__ = ("_exchange", "_known")
@@ -348,7 +350,7 @@ class _Labelled:
         self._exchange.finish()
 
 
-class _Once:
+class _FirstAnswerWins:
     """An exchange that takes the first of two answers: the script's, or that its time is over.
 
     ``wanted`` says whether anybody waits for the script's; other threads may look at it.

@@ -83,7 +83,7 @@ class Launch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EmulateSettings:
     """What the user says: ``command`` starts the server, or ``url`` is one that runs already.
 
     ``body`` is an inference request that the server must answer well, of type ``content_type``; ``model`` is the folder
@@ -113,7 +113,7 @@ class Platform:
     """
 
     title: str
-    launch: Callable[[Settings, int, Path], Launch]
+    launch: Callable[[EmulateSettings, int, Path], Launch]
     probe: Probe
     grace_s: float
     checks: tuple[Check, ...]

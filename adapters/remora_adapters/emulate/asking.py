@@ -15,7 +15,7 @@ class Address(NamedTuple):
     port: int
 
 
-class Answer(NamedTuple):
+class HttpReply(NamedTuple):
     """What came back. ``status`` is 0 when nothing did, and ``trouble`` then says why.
 
     Header names are in lower case. Times are seconds since the request began: until the connection stood, until the
@@ -62,10 +62,10 @@ class Line:
         except (OSError, http.client.HTTPException) as error:
             self._trouble = _words(error)
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpReply:
         """The answer to what was sent."""
         if self._trouble:
-            return Answer(0, {}, b"", total_s=self._spent(), trouble=self._trouble)
+            return HttpReply(0, {}, b"", total_s=self._spent(), trouble=self._trouble)
         try:
             response = self._connection.getresponse()
             head_s = self._spent()
@@ -77,9 +77,9 @@ class Line:
             response.close()  # read1 does not see the end of a body with a length, and the next request waits for it
             headers = {name.lower(): value for name, value in response.getheaders()}
             whole = b"".join(piece for _, piece in pieces)
-            return Answer(response.status, headers, whole, self._connect_s, head_s, self._spent(), tuple(pieces))
+            return HttpReply(response.status, headers, whole, self._connect_s, head_s, self._spent(), tuple(pieces))
         except (OSError, http.client.HTTPException) as error:
-            return Answer(0, {}, b"", total_s=self._spent(), trouble=_words(error))
+            return HttpReply(0, {}, b"", total_s=self._spent(), trouble=_words(error))
 
     def close(self) -> None:
         """End the connection."""
@@ -97,7 +97,7 @@ def ask(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
-) -> Answer:
+) -> HttpReply:
     """Send one request on a connection of its own. ``timeout_s`` is for any single wait and for the whole."""
     line = Line(address, timeout_s)
     line.send(method, path, body, headers)

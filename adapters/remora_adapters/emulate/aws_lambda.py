@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, PAYLOAD_BYTES, READY, Reply, RuntimeApi
+from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, PAYLOAD_BYTES, READY, RuntimeApi, RuntimeReply
 from remora_adapters.emulate.process import Process
 from remora_adapters.emulate.stage import Stage
 
@@ -27,7 +27,7 @@ _AGAIN_S = 60.0
 _LOOK_S = 0.02
 
 
-def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
     """A runtime's variables; the models lie in ``models`` of the function's folder.
 
     Raises ValueError for a URL: it is the function that calls, and it is told whom when it starts.
@@ -61,7 +61,7 @@ def api_of(stage: Stage) -> RuntimeApi:
     return stage.callee
 
 
-def invoke(stage: Stage, event: bytes, timeout_s: float = TIMEOUT_S) -> Reply:
+def invoke(stage: Stage, event: bytes, timeout_s: float = TIMEOUT_S) -> RuntimeReply:
     """The function's reply to an event. Raises Failed when it ends instead, or lets its time run out.
 
     It is told the platform's time, however patient we are.
@@ -69,7 +69,7 @@ def invoke(stage: Stage, event: bytes, timeout_s: float = TIMEOUT_S) -> Reply:
     return _invoke(api_of(stage), stage.process, event, timeout_s, _spare_s(stage, timeout_s))
 
 
-def _invoke(api: RuntimeApi, process: Process, event: bytes, timeout_s: float, spare_s: float) -> Reply:
+def _invoke(api: RuntimeApi, process: Process, event: bytes, timeout_s: float, spare_s: float) -> RuntimeReply:
     invocation = api.hand_over(event, timeout_s)
     try:
         while not invocation.done.wait(_LOOK_S):
@@ -88,7 +88,7 @@ def _spare_s(stage: Stage, timeout_s: float) -> float:
     return stage.limit_s(timeout_s) - timeout_s
 
 
-def must_answer(reply: Reply, what: str) -> Reply:
+def must_answer(reply: RuntimeReply, what: str) -> RuntimeReply:
     """The reply, which must be no error. Raises Failed."""
     if reply.error:
         raise Failed(f"{what} got {reply.shown}")

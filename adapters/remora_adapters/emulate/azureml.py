@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
 from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 30.0
@@ -19,7 +19,7 @@ CONCURRENCY = 8
 _NAME = "emulated"
 
 
-def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
     """The container's environment: the registered model's version is mounted somewhere, and a variable says where."""
     mounted = mounts / _NAME / "1"
     mounted.parent.mkdir(parents=True)
@@ -36,7 +36,7 @@ def path(stage: Stage) -> str:
     return stage.settings.given.get("scoring-route", "/score")
 
 
-def call(stage: Stage, **headers: str) -> Answer:
+def call(stage: Stage, **headers: str) -> HttpReply:
     """A request as the endpoint passes it on."""
     sent = {"Content-Type": stage.settings.content_type, **headers}
     return stage.ask("POST", path(stage), stage.body, sent)

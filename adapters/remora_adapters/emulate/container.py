@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from remora_adapters.emulate import Failed, Skipped
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.stage import Stage
 
 Run = Callable[[Stage], None]
-Call = Callable[[Stage], Answer]
+Call = Callable[[Stage], HttpReply]
 """Sends the user's request as the platform would."""
 _SLOWEST = 1.5
 """Times are judged with this much room: this machine has other things to do."""
@@ -104,7 +104,7 @@ def admits(call: Call, concurrency: int, requests: int) -> Run:
     def run(stage: Stage) -> None:
         turns = threading.Semaphore(concurrency)
 
-        def one(_: int) -> Answer:
+        def one(_: int) -> HttpReply:
             with turns:
                 return call(stage)
 
@@ -176,7 +176,7 @@ def instances(stage: Stage) -> list[Any]:
     return found
 
 
-def json_object(answer: Answer) -> dict[str, Any]:
+def json_object(answer: HttpReply) -> dict[str, Any]:
     """The JSON object that an answer is. Raises Failed."""
     try:
         found = json.loads(answer.body)
@@ -187,7 +187,7 @@ def json_object(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def must_answer(answer: Answer, what: str) -> Answer:
+def must_answer(answer: HttpReply, what: str) -> HttpReply:
     """The answer, which must be a good one. Raises Failed."""
     if not 200 <= answer.status < 300:
         raise Failed(f"{what}: {answer.shown}")

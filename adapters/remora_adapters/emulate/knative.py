@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped, grpc_health
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped, grpc_health
 from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 300.0
@@ -20,7 +20,7 @@ _REQUEST_S = 300.0
 _GRPC_S = 10.0
 
 
-def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
     """The platform's variables; nothing but the temporary folder may be written."""
     scratch = mounts / "tmp"
     scratch.mkdir()
@@ -44,7 +44,7 @@ def path(stage: Stage) -> str:
     return stage.settings.given["path"]
 
 
-def call(stage: Stage) -> Answer:
+def call(stage: Stage) -> HttpReply:
     """A request as it comes through the ingress and the queue proxy."""
     forwarded = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "http", "Forwarded": "for=192.0.2.1;proto=http"}
     return stage.ask("POST", path(stage), stage.body, {"Content-Type": stage.settings.content_type, **forwarded})

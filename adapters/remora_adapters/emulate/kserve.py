@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from urllib.parse import quote
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.container import json_object
 from remora_adapters.emulate.stage import Stage
 
@@ -22,7 +22,7 @@ _INSTANCES = 37
 """More than a batch, and no multiple of one."""
 
 
-def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
     """A runtime's container: the model's name and the port as arguments, the models where the initializer puts them."""
     models = mounts / "models"
     if settings.model is not None:
@@ -47,7 +47,7 @@ def path(stage: Stage) -> str:
     return f"/v1/models/{quote(name(stage), '')}:predict"
 
 
-def call(stage: Stage) -> Answer:
+def call(stage: Stage) -> HttpReply:
     """A predict request."""
     return stage.ask("POST", path(stage), stage.body, {"Content-Type": "application/json"})
 
@@ -77,7 +77,7 @@ def predicts_one_for_one(stage: Stage) -> None:
         raise Failed("the same instance got different predictions in a larger body")
 
 
-def call_with(stage: Stage, instances: list[object]) -> Answer:
+def call_with(stage: Stage, instances: list[object]) -> HttpReply:
     """A request as the batcher makes it: instances and nothing else, with no header of the client's."""
     return stage.ask("POST", path(stage), json.dumps({"instances": instances}).encode())
 
@@ -107,7 +107,7 @@ def loads_with_an_empty_body(stage: Stage) -> None:
         )
 
 
-def _predictions(answer: Answer) -> list[object]:
+def _predictions(answer: HttpReply) -> list[object]:
     found = json_object(any_container.must_answer(answer, "a prediction")).get("predictions")
     if not isinstance(found, list):
         raise Failed(f"no predictions: {answer.shown}")

@@ -29,7 +29,7 @@ _REPLY = re.compile(rf"{_API}/invocation/([^/]+)/(response|error)")
 _JSON = {"Content-Type": "application/json"}
 
 
-class Reply(NamedTuple):
+class RuntimeReply(NamedTuple):
     """What the function sent for an event; ``error`` if it came as one, ``late_s`` seconds after its deadline."""
 
     body: bytes
@@ -51,7 +51,7 @@ class Invocation:
         self.deadline = time.time() + timeout_s
         self.taken = False
         self.done = threading.Event()
-        self.reply: Reply | None = None
+        self.reply: RuntimeReply | None = None
 
 
 class RuntimeApi:
@@ -141,7 +141,7 @@ class RuntimeApi:
             if too_long:
                 text = f"Response payload size exceeded maximum allowed payload size ({ANSWER_BYTES} bytes)."
                 body = json.dumps({"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}).encode()
-            invocation.reply = Reply(body, error or too_long, time.time() - invocation.deadline)
+            invocation.reply = RuntimeReply(body, error or too_long, time.time() - invocation.deadline)
             self._current = None
             invocation.done.set()
             return 413 if too_long else 202

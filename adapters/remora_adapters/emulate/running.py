@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from remora_adapters.emulate import Failed, Platform, Settings, Skipped, find_platform
+from remora_adapters.emulate import EmulateSettings, Failed, Platform, Skipped, find_platform
 from remora_adapters.emulate.stage import Stage
 
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     found: str = ""
 
 
-def play(platform: Platform, settings: Settings, only: Iterable[str] = ()) -> list[Verdict]:
+def play(platform: Platform, settings: EmulateSettings, only: Iterable[str] = ()) -> list[Verdict]:
     """Start the server if there is a command, and run the checks in their order.
 
     Raises OSError when the command cannot be started, ValueError for an id that no check has.
@@ -54,7 +54,7 @@ def play(platform: Platform, settings: Settings, only: Iterable[str] = ()) -> li
     return verdicts
 
 
-def stand_between(platform: Platform, settings: Settings, port: int) -> int:
+def stand_between(platform: Platform, settings: EmulateSettings, port: int) -> int:
     """Start the server and be its platform for real clients on a loopback port, until interrupted.
 
     Raises ValueError for a platform whose clients' API is not played, OSError as `play` does.
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(verdict.outcome == FAILED for verdict in verdicts) else 0
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: argparse.Namespace) -> EmulateSettings:
     """Settings from the command line. Raises ValueError for what does not fit together, OSError for a missing file."""
     target = [word for word in options.target if word != "--"]
     if not target:
@@ -119,7 +119,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise ValueError(f"nothing is started for a URL: what are {' '.join(target[1:])} for?")
     if target[0].startswith("https://"):
         raise ValueError("platforms reach containers over plain HTTP: give an http:// URL")
-    return Settings(
+    return EmulateSettings(
         command=() if is_url else tuple(target),
         url=target[0] if is_url else "",
         model=options.model.resolve() if options.model else None,

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import Answer, Line
+from remora_adapters.emulate.asking import HttpReply, Line
 from remora_adapters.emulate.container import must_answer
 from remora_adapters.emulate.stage import Stage
 
@@ -36,7 +36,7 @@ _MODES = ("SINGLE_RECORD", "MULTI_RECORD")
 _LINES, _TURNS = 8, 8
 
 
-def launch(settings: Settings, port: int, mounts: Path, **more: str) -> Launch:
+def launch(settings: EmulateSettings, port: int, mounts: Path, **more: str) -> Launch:
     """``docker run IMAGE serve``, with the model in its place and a port of the platform's choice."""
     if settings.model is not None:
         (mounts / "model").symlink_to(settings.model)
@@ -49,7 +49,7 @@ def launch(settings: Settings, port: int, mounts: Path, **more: str) -> Launch:
     return Launch(("serve",), environ, port)
 
 
-def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) -> Answer:
+def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) -> HttpReply:
     """POST /invocations as the platform sends it: with its own headers and no others."""
     sent = {"Content-Type": content_type or stage.settings.content_type, "Accept": "*/*", **headers}
     return stage.ask("POST", "/invocations", body, sent, timeout_s=ANSWER_S)
@@ -164,7 +164,7 @@ def answers_pings_while_busy(stage: Stage) -> None:
     for line in lines:
         line.send("POST", "/invocations", body, headers)
 
-    def take_turns(line: Line) -> list[Answer]:
+    def take_turns(line: Line) -> list[HttpReply]:
         found = [line.answer()]
         for _ in range(_TURNS - 1):
             line.send("POST", "/invocations", body, headers)

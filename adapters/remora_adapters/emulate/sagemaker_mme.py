@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings, Skipped
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
+from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.container import must_answer
 from remora_adapters.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch
 from remora_adapters.emulate.stage import Stage
@@ -32,7 +32,7 @@ _LARGE_BYTES = 4 << 20
 _JSON = {"Content-Type": "application/json"}
 
 
-def launch_many(settings: Settings, port: int, mounts: Path) -> Launch:
+def launch_many(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
     """As for one model, with the archive unpacked twice below the root and nothing loaded."""
     root = mounts / "models"
     root.mkdir()
@@ -41,7 +41,7 @@ def launch_many(settings: Settings, port: int, mounts: Path) -> Launch:
         _unpack(settings.model, root / _SECOND / "model")
     if "oom-model" in settings.given:
         _unpack(Path(settings.given["oom-model"]), root / _THIRD / "model")
-    return launch(Settings(), port, mounts, SAGEMAKER_MULTI_MODEL="true")
+    return launch(EmulateSettings(), port, mounts, SAGEMAKER_MULTI_MODEL="true")
 
 
 def _unpack(archive: Path, place: Path) -> None:
@@ -107,16 +107,16 @@ def _url(stage: Stage, name: str) -> str:
     return str(stage.mounts / "models" / name / "model")
 
 
-def _load(stage: Stage, name: str, url: str = "", target: str = "one.tar.gz") -> Answer:
+def _load(stage: Stage, name: str, url: str = "", target: str = "one.tar.gz") -> HttpReply:
     body = json.dumps({"model_name": name, "url": url or _url(stage, name)}).encode()
     return stage.ask("POST", "/models", body, {**_JSON, TARGET: target}, timeout_s=_LOAD_S)
 
 
-def _unload(stage: Stage, name: str) -> Answer:
+def _unload(stage: Stage, name: str) -> HttpReply:
     return stage.ask("DELETE", f"/models/{name}", timeout_s=_LOAD_S)
 
 
-def _invoke(stage: Stage, name: str, target: str = "one.tar.gz") -> Answer:
+def _invoke(stage: Stage, name: str, target: str = "one.tar.gz") -> HttpReply:
     headers = {"Content-Type": stage.settings.content_type, TARGET: target}
     return stage.ask("POST", f"/models/{name}/invoke", stage.body, headers)
 
@@ -128,12 +128,12 @@ def _loaded(stage: Stage) -> None:
         raise Skipped("the model could not be loaded: see load")
 
 
-def _expect(answer: Answer, status: int, what: str) -> None:
+def _expect(answer: HttpReply, status: int, what: str) -> None:
     if answer.status != status:
         raise Failed(f"{what}: {answer.shown}; it must be {status}")
 
 
-def _said(answer: Answer, what: str) -> Any:
+def _said(answer: HttpReply, what: str) -> Any:
     try:
         return json.loads(must_answer(answer, what).body)
     except ValueError as error:

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from remora_adapters.emulate.asking import Address, Answer, ask
+from remora_adapters.emulate.asking import Address, HttpReply, ask
 from remora_adapters.emulate.sagemaker import ANSWER_S, PAYLOAD_BYTES
 
 _PATH = re.compile(
@@ -133,7 +133,7 @@ class _Requests(BaseHTTPRequestHandler):
         headers = {name: answer.headers.get(name.lower(), "") for name in _RETURNED}
         self._answer(200, answer.body, {name: value for name, value in headers.items() if value})
 
-    def _ask(self, body: bytes, headers: Mapping[str, str], timeout_s: float = ANSWER_S) -> Answer:
+    def _ask(self, body: bytes, headers: Mapping[str, str], timeout_s: float = ANSWER_S) -> HttpReply:
         """The container's answer to an invocation. Raises _RefusedError."""
         path, target = "/invocations", headers.get(f"{_X}Target-Model")
         if target is not None:
@@ -163,7 +163,9 @@ class _Requests(BaseHTTPRequestHandler):
             self._platform("DELETE", f"/models/{left[0]}")
             unloaded.add(left[0])
 
-    def _platform(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    def _platform(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> HttpReply:
         return ask(self.endpoint.address, method, path, body=body or None, headers=headers, timeout_s=360.0)
 
     def _invoke_streaming(self, body: bytes) -> None:
@@ -173,7 +175,7 @@ class _Requests(BaseHTTPRequestHandler):
             connection.request("POST", "/invocations", body, headers)
             response = connection.getresponse()
             if not 200 <= response.status < 300:
-                self._model_error(Answer(response.status, {}, response.read()))
+                self._model_error(HttpReply(response.status, {}, response.read()))
                 return
             self.send_response(200)
             self.send_header("Content-Type", "application/vnd.amazon.eventstream")
@@ -186,7 +188,7 @@ class _Requests(BaseHTTPRequestHandler):
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
         except OSError as error:
-            self._model_error(Answer(0, {}, b"", trouble=str(error)))
+            self._model_error(HttpReply(0, {}, b"", trouble=str(error)))
         finally:
             connection.close()
 
@@ -216,7 +218,7 @@ class _Requests(BaseHTTPRequestHandler):
             try:
                 answer = self._ask(whole, headers, timeout_s)
             except _RefusedError as refused:  # by nobody who is still there to be told
-                answer = Answer(0, {}, b"", trouble=str(refused))
+                answer = HttpReply(0, {}, b"", trouble=str(refused))
             place = good if 200 <= answer.status < 300 else bad
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_name(f".{place.name}")
@@ -237,7 +239,7 @@ class _Requests(BaseHTTPRequestHandler):
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def _model_error(self, answer: Answer) -> None:
+    def _model_error(self, answer: HttpReply) -> None:
         """A container that answers badly, or not in time, is a ModelError to its client."""
         if not answer.status:
             self._fail(

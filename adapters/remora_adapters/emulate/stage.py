@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from remora_adapters.emulate import Platform, Settings, Skipped
-from remora_adapters.emulate.asking import Address, Answer, ask
+from remora_adapters.emulate import EmulateSettings, Platform, Skipped
+from remora_adapters.emulate.asking import Address, HttpReply, ask
 from remora_adapters.emulate.process import Process, free_port
 
 _LOOK_S = 0.02
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     """One probe during the start: seconds since the start when it was sent, and its answer."""
 
     at_s: float
-    answer: Answer
+    answer: HttpReply
 
 
 class Stage:
@@ -38,7 +38,7 @@ class Stage:
     Raises OSError when the command cannot be started, ValueError for a URL where the platform needs a command.
     """
 
-    def __init__(self, platform: Platform, settings: Settings) -> None:
+    def __init__(self, platform: Platform, settings: EmulateSettings) -> None:
         self.platform = platform
         self.settings = settings
         self.boot: list[Seen] = []
@@ -142,7 +142,7 @@ class Stage:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
-    ) -> Answer:
+    ) -> HttpReply:
         """One request on a connection of its own."""
         return ask(self.address, method, path, body=body, headers=headers, timeout_s=timeout_s)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora_adapters.emulate import Check, Failed, Launch, Platform, Probe, Settings
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
 from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import Answer
+from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 30.0
@@ -24,7 +24,7 @@ _CHANGING = (
 )
 
 
-def launch(settings: Settings, port: int, mounts: Path) -> Launch:
+def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
     """The AIP variables, with routes that nobody could have guessed."""
     environ = {
         "AIP_MODE": "PREDICTION",
@@ -43,7 +43,7 @@ def path(stage: Stage) -> str:
     return PREDICT
 
 
-def call(stage: Stage) -> Answer:
+def call(stage: Stage) -> HttpReply:
     """A predict request."""
     return stage.ask("POST", PREDICT, stage.body, {"Content-Type": stage.settings.content_type})
 

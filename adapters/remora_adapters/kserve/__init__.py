@@ -15,7 +15,7 @@ from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host
 
 if TYPE_CHECKING:
-    from remora.server.host import Inside
+    from remora.server.host import ServerContext
     from remora.server.http.http1 import Service
 
 MODELS = "/mnt/models"
@@ -41,7 +41,7 @@ def host(environ: Mapping[str, str]) -> Host:
     if answers not in _ANSWERS:
         raise ValueError(f"REMORA_V2_ANSWERS={answers}: expected {' or '.join(_ANSWERS)}")
 
-    def front(inside: Inside) -> Service:
+    def front(inside: ServerContext) -> Service:
         from remora_adapters.kserve.serving import KServeService  # while the models load
 
         return KServeService(inside, as_kserve=answers == "kserve")

@@ -19,7 +19,7 @@ from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, encode_json_error, failure
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.predict import Predictor
 from remora.server.http.probes import PATHS as PROBES
@@ -41,7 +41,7 @@ class KServeService:
         now: the time as RFC 3339, for events.
     """
 
-    def __init__(self, inside: Inside, *, as_kserve: bool = True, now: Callable[[], str] | None = None) -> None:
+    def __init__(self, inside: ServerContext, *, as_kserve: bool = True, now: Callable[[], str] | None = None) -> None:
         self._inside = inside
         self._engine = inside.engine
         self._as_kserve = as_kserve

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from remora_adapters.manifests.facts import Facts
-from remora_adapters.sagemaker.deploying import Call, Plan, calls_of, scaling_of
+from remora_adapters.sagemaker.deploying import ApiCall, Plan, calls_of, scaling_of
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
 _MOST = 4
@@ -67,7 +67,7 @@ def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
     }
 
 
-def _document(call: Call, reasons: Mapping[str, str]) -> str:
+def _document(call: ApiCall, reasons: Mapping[str, str]) -> str:
     header = f"# aws {call.service} {call.operation.replace('_', '-')} --cli-input-yaml file://THIS\n"
     return header + "".join(f"{line}\n" for line in _lines(call.arguments, reasons))
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from remora.cli import main as run
 from remora.cli import with_flags
 from remora.options import EngineOptions, ServerOptions
-from remora.server.host import Door, Front, Host, Inside
+from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory
 from remora_adapters.sagemaker.layout import Layout, find_models
-from remora_adapters.sagemaker.settings import Rules, Settings, rules_of, safe_ports, settings_of
+from remora_adapters.sagemaker.settings import Rules, SageMakerSettings, rules_of, safe_ports, settings_of
 
 if TYPE_CHECKING:
     from remora.server.http.http1 import Service
@@ -62,7 +62,7 @@ def host(environ: Mapping[str, str]) -> Host:
     return found
 
 
-def beside(options: ServerOptions, environ: Mapping[str, str]) -> Door:
+def beside(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
     """Triton's SageMaker front end on a port of its own (``--allow-sagemaker``, spec N01), as Triton has it.
 
     Raises ValueError when another port lies outside ``--sagemaker-safe-port-range``.
@@ -74,7 +74,7 @@ def beside(options: ServerOptions, environ: Mapping[str, str]) -> Door:
     rules = replace(rules_of(environ, Path("/opt/ml"), multi_model=False), as_triton=True)
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    return Door("SageMaker", "0.0.0.0", options.sagemaker_port, _front(rules, scratch))
+    return ExtraPort("SageMaker", "0.0.0.0", options.sagemaker_port, _front(rules, scratch))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,8 +99,8 @@ def _front(
     *,
     script: bool = False,
     unused: Sequence[tuple[str, str]] = (),
-) -> Front:
-    def front(inside: Inside) -> Service:
+) -> ServiceFactory:
+    def front(inside: ServerContext) -> Service:
         for name, why in unused:  # now that the log is as it was asked for
             _log.warning("%s changes nothing: %s", name, why)
         from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
@@ -116,7 +116,7 @@ def _front(
     return front
 
 
-def _server_options(settings: Settings) -> ServerOptions:
+def _server_options(settings: SageMakerSettings) -> ServerOptions:
     verbose, info, warning, error = settings.log
     return ServerOptions(
         http_address="0.0.0.0",
@@ -150,7 +150,7 @@ def _default(layout: Layout, named: str, folder: Path) -> str:
     return named or layout.models[0]
 
 
-def _keep_to_range(options: ServerOptions, settings: Settings) -> None:
+def _keep_to_range(options: ServerOptions, settings: SageMakerSettings) -> None:
     if settings.ports is not None:
         _refuse_unsafe(replace(options, allow_http=False), settings.ports)
 

@@ -105,7 +105,7 @@ class Plan:
         return f"{self.name}-{digest[:10]}"
 
 
-class Call(NamedTuple):
+class ApiCall(NamedTuple):
     """One call of an AWS service: ``boto3.client(service).operation(**arguments)``."""
 
     service: str
@@ -113,7 +113,7 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-def calls_of(plan: Plan, *, exists: bool, instances: int = 0) -> list[Call]:
+def calls_of(plan: Plan, *, exists: bool, instances: int = 0) -> list[ApiCall]:
     """What makes a plan true, in order; ``exists`` says whether the endpoint is there already, with ``instances``.
 
     One that scales keeps as many as it has: a configuration alone would bring it down to the least, under all its load.
@@ -123,17 +123,17 @@ def calls_of(plan: Plan, *, exists: bool, instances: int = 0) -> list[Call]:
     if exists and instances and scaling_of(plan):
         endpoint["RetainAllVariantProperties"] = True
     return [
-        Call(
+        ApiCall(
             "sagemaker",
             "create_model",
             {"ModelName": name, "ExecutionRoleArn": plan.role, "PrimaryContainer": _container(plan)},
         ),
-        Call("sagemaker", "create_endpoint_config", _config(plan, name)),
-        Call("sagemaker", "update_endpoint" if exists else "create_endpoint", endpoint),
+        ApiCall("sagemaker", "create_endpoint_config", _config(plan, name)),
+        ApiCall("sagemaker", "update_endpoint" if exists else "create_endpoint", endpoint),
     ]
 
 
-def scaling_of(plan: Plan) -> list[Call]:
+def scaling_of(plan: Plan) -> list[ApiCall]:
     """What sets up scaling; only once the endpoint is in service, before that the platform refuses it."""
     if plan.serverless or plan.least == plan.most:
         return []
@@ -154,12 +154,12 @@ def scaling_of(plan: Plan) -> list[Call]:
         }
     policy = {"TargetValue": plan.target, "ScaleInCooldown": 300, "ScaleOutCooldown": _OUT_S, **metric}
     calls = [
-        Call(
+        ApiCall(
             "application-autoscaling",
             "register_scalable_target",
             {**where, "MinCapacity": plan.least, "MaxCapacity": plan.most},
         ),
-        Call(
+        ApiCall(
             "application-autoscaling",
             "put_scaling_policy",
             {
@@ -173,7 +173,7 @@ def scaling_of(plan: Plan) -> list[Call]:
     return calls if plan.least else [*calls, *_waking(plan, where)]
 
 
-def _waking(plan: Plan, where: dict[str, str]) -> list[Call]:
+def _waking(plan: Plan, where: dict[str, str]) -> list[ApiCall]:
     """A backlog for each of no instances has no value: the first instance comes by an alarm of its own."""
     step = {"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}
     policy = {
@@ -184,12 +184,12 @@ def _waking(plan: Plan, where: dict[str, str]) -> list[Call]:
     }
     name = f"{plan.name}-wake"
     return [
-        Call(
+        ApiCall(
             "application-autoscaling",
             "put_scaling_policy",
             {**where, "PolicyName": name, "PolicyType": "StepScaling", "StepScalingPolicyConfiguration": policy},
         ),
-        Call(
+        ApiCall(
             "cloudwatch",
             "put_metric_alarm",
             {
@@ -248,7 +248,7 @@ def _config(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def deploy(
-    plan: Plan, clients: Any, *, wait: bool = True, make: Callable[[Call], object] | None = None
+    plan: Plan, clients: Any, *, wait: bool = True, make: Callable[[ApiCall], object] | None = None
 ) -> Iterator[str]:
     """Make a plan true; yields what was done, a line for each step. ``clients`` makes the client of a service.
 
@@ -256,7 +256,7 @@ def deploy(
     Raises botocore's ClientError and WaiterError.
     """
 
-    def by_client(call: Call) -> dict[str, Any]:
+    def by_client(call: ApiCall) -> dict[str, Any]:
         answer: dict[str, Any] = getattr(clients(call.service), call.operation)(**call.arguments)
         return answer
 
@@ -299,7 +299,7 @@ def deploy(
         yield _said(call)
 
 
-def _said(call: Call) -> str:
+def _said(call: ApiCall) -> str:
     named = next((value for key, value in call.arguments.items() if key.endswith("Name")), "")
     return f"{call.operation} {named}".rstrip()
 

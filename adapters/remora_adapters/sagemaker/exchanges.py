@@ -24,7 +24,7 @@ _ASIDE_BYTES = 65_536
 _READ = HttpAnswer(0, (), [])
 
 
-class Back:
+class HeaderExchange:
     """Hands on a V2 answer to which something is to be done.
 
     Args:
@@ -102,7 +102,7 @@ class ScriptBack(_Whole):
         self._exchange.respond(answer_of_script(answer) if answer.status == 200 else answer)
 
 
-class Next(_Whole):
+class AfterWork(_Whole):
     """Work done in another thread, and what comes after it in the loop's."""
 
     __slots__ = ("_exchange", "_then")
@@ -129,7 +129,7 @@ class Next(_Whole):
 class _Slot(_Whole):
     __slots__ = ("_at", "_gathering")
 
-    def __init__(self, gathering: Gathering, at: int) -> None:
+    def __init__(self, gathering: FanIn, at: int) -> None:
         self._gathering = gathering
         self._at = at
 
@@ -137,7 +137,7 @@ class _Slot(_Whole):
         self._gathering.take(self._at, answer)
 
 
-class Gathering:
+class FanIn:
     """The V2 requests of one body, and their answers as one: the first bad answer is the answer.
 
     Cancelling it cancels all that is under way, and nothing more is sent on; so does a bad answer.

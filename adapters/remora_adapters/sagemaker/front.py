@@ -22,12 +22,12 @@ from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import json_length
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.rest import RestService
 from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
-from remora_adapters.sagemaker.exchanges import Back, Gathering, Next, ScriptBack
+from remora_adapters.sagemaker.exchanges import AfterWork, FanIn, HeaderExchange, ScriptBack
 from remora_adapters.sagemaker.hosted import Hosted, HostedModels
 from remora_adapters.sagemaker.scripted import script_request
 from remora_adapters.sagemaker.settings import Rules
@@ -91,7 +91,7 @@ class SageMakerService:
         script: whether the one model is an ``inference.py``.
     """
 
-    def __init__(self, inside: Inside, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
+    def __init__(self, inside: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
         self._engine = inside.engine
         malformed = 0 if rules.as_triton else MALFORMED
         self._rest = inside.rest.over(inside.engine, malformed=malformed, binary_headers=routes.binary_headers)
@@ -125,7 +125,7 @@ class SageMakerService:
     # -- invocations ------------------------------------------------------------------------------------------------
 
     def _invoke(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        back = Back(exchange, plan.extra) if plan.extra else exchange
+        back = HeaderExchange(exchange, plan.extra) if plan.extra else exchange
         return self._rest.when_loaded(self._invoke_only, head, body, back)
 
     def _invoke_only(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -154,7 +154,7 @@ class SageMakerService:
         model = self._hosts.get(row.name)
         if model is None or model.rest is not row.rest:
             model = self._hosts[row.name] = Model(row.rest, row.engine, row.inner, row.script)
-        return self._run(plan, model, head, body, Back(exchange, plan.extra, memory=True))
+        return self._run(plan, model, head, body, HeaderExchange(exchange, plan.extra, memory=True))
 
     def _run(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Send a body on to V2, in whatever form it is."""
@@ -197,7 +197,7 @@ class SageMakerService:
         text, json_part, ends = sessions.as_sequence(body, json_part, session)
         extra = sessions.headers_of(session, ends=ends, now_s=time.time(), idle_s=self._idle_s(model))
         v2 = self._v2_head(head, model, b"%d" % json_part if length is not None else None)
-        return model.rest.handle(v2, text, Back(exchange, extra, only_good=True))
+        return model.rest.handle(v2, text, HeaderExchange(exchange, extra, only_good=True))
 
     def _idle_s(self, model: Model) -> int:
         """How long a session may stay silent: as long as a sequence of the model."""
@@ -225,13 +225,13 @@ class SageMakerService:
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return None
-        gathering = Gathering(model.rest, v2_head, accept, self._later, exchange)
+        gathering = FanIn(model.rest, v2_head, accept, self._later, exchange)
 
         def read() -> HttpAnswer | None:
             return gathering.read(plan.media, body, signature.inputs, signature.max_batch_size)
 
         if len(body) > _ASIDE_BYTES:
-            Next.run(self._later, read, gathering.submit, exchange)
+            AfterWork.run(self._later, read, gathering.submit, exchange)
             return gathering  # which can be cancelled before anything was sent on
         refusal = read()
         if refusal is not None:

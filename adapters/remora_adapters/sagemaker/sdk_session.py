@@ -10,14 +10,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from remora_adapters.sagemaker.deploying import Call
+from remora_adapters.sagemaker.deploying import ApiCall
 
 
-def maker(boto_session: Any) -> Callable[[Call], None]:
+def maker(boto_session: Any) -> Callable[[ApiCall], None]:
     """What makes a call of SageMaker's. Raises ImportError where the SDK is not installed."""
     session = import_module("sagemaker.core.helper.session_helper").Session(boto_session)
 
-    def make(call: Call) -> None:
+    def make(call: ApiCall) -> None:
         given = call.arguments
         if call.operation == "create_model":
             session.create_model(given["ModelName"], given["ExecutionRoleArn"], given["PrimaryContainer"])

@@ -68,7 +68,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SageMakerSettings:
     """How the process is set up, and its `rules`.
 
     ``ports`` is the range that gRPC and metrics must keep to, None for any. ``workers`` and ``script`` are for an
@@ -92,7 +92,7 @@ class Settings:
     unused: tuple[tuple[str, str], ...]
 
 
-def settings_of(environ: Mapping[str, str]) -> Settings:
+def settings_of(environ: Mapping[str, str]) -> SageMakerSettings:
     """The settings of an environment. Raises ValueError, with the variable's name, for what cannot be used."""
     read = _Reader(environ)
     folder = Path(environ.get("SAGEMAKER_BASE_DIR") or _FOLDER)
@@ -102,7 +102,7 @@ def settings_of(environ: Mapping[str, str]) -> Settings:
     first, second = (ports.start, ports.start + 1) if ports else (8001, 8002)
     full = read.fraction("SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT")
     grpc, metrics = read.yes("SAGEMAKER_TRITON_ALLOW_GRPC"), read.yes("SAGEMAKER_TRITON_ALLOW_METRICS")
-    return Settings(
+    return SageMakerSettings(
         rules=rules_of(environ, folder, multi_model, payload_mb),
         folder=folder,
         multi_model=multi_model,

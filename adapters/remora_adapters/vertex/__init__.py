@@ -13,7 +13,7 @@ from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host, port_of
 
 if TYPE_CHECKING:
-    from remora.server.host import Inside
+    from remora.server.host import ServerContext
     from remora.server.http.http1 import Service
 
 _PORT = 8080
@@ -37,7 +37,7 @@ def host(environ: Mapping[str, str]) -> Host:
         raise ValueError(f"AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are both {health}: they must differ")
     default = environ.get("REMORA_DEFAULT_MODEL", "")
 
-    def front(inside: Inside) -> Service:
+    def front(inside: ServerContext) -> Service:
         from remora_adapters.vertex.predicting import VertexService  # while the models load
 
         return VertexService(inside, health, predict, default)

@@ -16,7 +16,7 @@ from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
 from remora.protocols.rest.routes import route
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.predict import Predictor
 
@@ -41,7 +41,7 @@ class VertexService:
         default: the model that predict asks; the only one when empty.
     """
 
-    def __init__(self, inside: Inside, health: str, predict: str, default: str) -> None:
+    def __init__(self, inside: ServerContext, health: str, predict: str, default: str) -> None:
         self._engine = inside.engine
         self._rest = inside.rest
         self._health = health

@@ -41,7 +41,7 @@ def model_path(source: Source, config: ModelConfig, default: str) -> Path:
     return source.path / pure
 
 
-def existing(path: Path, source: Source, *patterns: str) -> Path:
+def require_file(path: Path, source: Source, *patterns: str) -> Path:
     """``path``, when there is something. ``patterns`` match what a user may have meant.
 
     Raises:
@@ -89,7 +89,7 @@ def is_lfs_pointer(path: Path) -> bool:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
-def stands_for_a_device(settings: Mapping[str, str]) -> bool:
+def cpu_as_device(settings: Mapping[str, str]) -> bool:
     """Whether main memory is to be treated as a device's (``device-tensors=cpu``): what tests what needs a GPU."""
     return settings.get("device-tensors") == "cpu"
 
@@ -102,7 +102,7 @@ def default_max_batch(settings: Mapping[str, str]) -> int:
     return int(default)
 
 
-def said(config: ModelConfig, settings: Mapping[str, str], key: str) -> str:
+def get_parameter(config: ModelConfig, settings: Mapping[str, str], key: str) -> str:
     """A parameter of the model, or else the backend's setting of the same name; "" when neither says anything."""
     if key in config.parameters:
         return config.parameters[key].string_value.strip()
@@ -115,9 +115,9 @@ def warn_of_unused(config: ModelConfig, used: Set[str], backend: str) -> None:
         _log.warning("model '%s': the %s backend makes no use of the parameter '%s'", config.name, backend, key)
 
 
-def truth(config: ModelConfig, settings: Mapping[str, str], key: str, *, default: bool) -> bool:
+def get_bool(config: ModelConfig, settings: Mapping[str, str], key: str, *, default: bool) -> bool:
     """A parameter that is a yes or no. Raises ConfigError for anything else."""
-    text = said(config, settings, key).lower()
+    text = get_parameter(config, settings, key).lower()
     if not text:
         return default
     if text not in ("1", "true", "0", "false"):
@@ -125,9 +125,9 @@ def truth(config: ModelConfig, settings: Mapping[str, str], key: str, *, default
     return text in ("1", "true")
 
 
-def count(config: ModelConfig, settings: Mapping[str, str], key: str) -> int:
+def get_int(config: ModelConfig, settings: Mapping[str, str], key: str) -> int:
     """A parameter that is a whole number, 0 when nothing is said. Raises ConfigError for anything else."""
-    text = said(config, settings, key) or "0"
+    text = get_parameter(config, settings, key) or "0"
     if not (text.isascii() and text.isdigit()) or len(text) > 6:
         raise ConfigError(
             f"model '{config.name}': parameter '{key}' is '{text}'; it must be a whole number, 0 for automatic"

@@ -15,14 +15,14 @@ import numpy as np
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import texts
 from remora.backends.model_files import (
-    count,
     default_max_batch,
-    existing,
+    get_bool,
+    get_int,
+    get_parameter,
     import_framework,
     load_failure,
     model_path,
-    said,
-    truth,
+    require_file,
     warn_of_unused,
 )
 from remora.backends.onnxruntime.plan import concurrent_instances
@@ -72,7 +72,7 @@ class OpenVinoBackend:
         if not path.exists() and not config.default_model_filename.endswith(".onnx"):
             beside = path.with_name("model.onnx")
             path = beside if beside.is_file() else path
-        existing(path, source, "*.xml", "*.onnx")
+        require_file(path, source, "*.xml", "*.onnx")
         openvino = import_framework("openvino", source.name, "OpenVINO", "openvino")
         try:
             return OpenVinoModel(openvino, source, path, config)
@@ -90,7 +90,7 @@ class OpenVinoModel:
         warn_of_unused(config, _KNOWN, "openvino")
         core = openvino.Core()
         model = core.read_model(path)
-        if config.max_batch_size and not truth(config, source.settings, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False):
+        if config.max_batch_size and not get_bool(config, source.settings, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False):
             _let_batches_vary(model)
         self._inputs = [_info(source.name, "input", port, index) for index, port in enumerate(model.inputs)]
         self._outputs = [_info(source.name, "output", port, index) for index, port in enumerate(model.outputs)]
@@ -156,11 +156,11 @@ def compile_options(config: ModelConfig, settings: Mapping[str, str], cpus: int,
     FP32 is computed in FP32 unless ``INFERENCE_PRECISION_HINT`` says otherwise. Raises ConfigError.
     """
     options = {
-        "INFERENCE_NUM_THREADS": str(count(config, settings, "INFERENCE_NUM_THREADS") or cpus),
+        "INFERENCE_NUM_THREADS": str(get_int(config, settings, "INFERENCE_NUM_THREADS") or cpus),
         "INFERENCE_PRECISION_HINT": "f32",
     }
-    hints = {key: text for key in _HINTS if (text := said(config, settings, key))}
-    streams = count(config, settings, "NUM_STREAMS")
+    hints = {key: text for key in _HINTS if (text := get_parameter(config, settings, key))}
+    streams = get_int(config, settings, "NUM_STREAMS")
     if streams or "PERFORMANCE_HINT" not in hints:
         options["NUM_STREAMS"] = str(streams or min(instances, cpus))
     return {**options, **hints}

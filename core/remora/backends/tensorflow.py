@@ -14,13 +14,13 @@ import numpy as np
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import (
-    count,
     default_max_batch,
-    existing,
+    get_int,
+    get_parameter,
     import_framework,
     load_failure,
     model_path,
-    said,
+    require_file,
     warn_of_unused,
 )
 from remora.backends.ragged import array_instance
@@ -68,9 +68,9 @@ class TensorFlowBackend:
             raise UnsupportedError(
                 f"model '{source.name}' is a frozen graph, which says nothing of its inputs: save it as a SavedModel"
             )
-        path = existing(model_path(source, config, "model.savedmodel"), source, "*savedmodel*", "saved_model.pb")
+        path = require_file(model_path(source, config, "model.savedmodel"), source, "*savedmodel*", "saved_model.pb")
         graph = path / "saved_model.pb"
-        existing(graph, source)
+        require_file(graph, source)
         if graph.stat().st_size > MAX_GRAPH_BYTES:
             raise InternalError(f"model '{source.name}': its graph is {graph.stat().st_size} bytes long")
         tensorflow = import_framework("tensorflow", source.name, "TensorFlow", "tensorflow")
@@ -93,9 +93,9 @@ class TensorFlowModel:
         self._set_threads(config)
         self._let_gpu_memory_grow()
         self._loaded: Any = tensorflow.saved_model.load(
-            str(path), tags=[said(config, source.settings, "TF_GRAPH_TAG") or _DEFAULT_TAG]
+            str(path), tags=[get_parameter(config, source.settings, "TF_GRAPH_TAG") or _DEFAULT_TAG]
         )
-        wanted = said(config, source.settings, "TF_SIGNATURE_DEF") or _DEFAULT_SIGNATURE
+        wanted = get_parameter(config, source.settings, "TF_SIGNATURE_DEF") or _DEFAULT_SIGNATURE
         signatures = self._loaded.signatures
         if wanted not in signatures:
             there = ", ".join(sorted(signatures)) or "none"
@@ -153,7 +153,7 @@ class TensorFlowModel:
             ("TF_NUM_INTRA_THREADS", "intra", self._source.cpus),
             ("TF_NUM_INTER_THREADS", "inter", 0),
         ):
-            asked = count(config, settings, key)
+            asked = get_int(config, settings, key)
             wanted = asked or default
             if not wanted or wanted == getattr(threading, f"get_{kind}_op_parallelism_threads")():
                 continue

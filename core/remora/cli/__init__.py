@@ -157,7 +157,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
 
 def _serve(options: argparse.Namespace) -> int:
     from remora.options import cache_settings
-    from remora.server.host import Host, beside, find_adapter
+    from remora.server.host import Host, extra_ports, find_adapter
 
     try:
         host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
@@ -174,7 +174,7 @@ def _serve(options: argparse.Namespace) -> int:
         print("remora serve: --load-model needs --model-control-mode=explicit or ondemand", file=sys.stderr)
         return 2
     try:
-        host = replace(host, doors=(*host.doors, *beside(host.server, os.environ)))
+        host = replace(host, doors=(*host.doors, *extra_ports(host.server, os.environ)))
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from remora.backends.registry import BUILT_IN, installed_backends
 from remora.cli.config import Target, as_ensemble, is_bare, is_ensemble, normalised, planned, targets_under
 from remora.cli.output import one_line, warnings_shown
 from remora.config import find_config, parse_config, read_config, validate
-from remora.config.schema_errors import MisfitError
+from remora.config.schema_errors import SchemaError
 from remora.config.step_rules import check_batch_size
 from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.models.ensembles import circle, compose, no_version, not_there, step_models
@@ -239,7 +239,7 @@ def _read_all(file: Path) -> tuple[list[str], ModelConfig]:
     except ConfigError as error:
         first = error
     problems.append(str(first))
-    if not isinstance(first.__cause__, MisfitError):
+    if not isinstance(first.__cause__, SchemaError):
         return problems, ModelConfig()
     syntax = cast(Literal["pbtxt", "json", "yaml"], "yaml" if file.suffix == ".yml" else file.suffix[1:])
     text, cause = file.read_text(encoding="utf-8-sig"), first.__cause__
@@ -252,14 +252,14 @@ def _read_all(file: Path) -> tuple[list[str], ModelConfig]:
             parse_config(text, path=str(file), syntax=syntax)
             break
         except ConfigError as error:
-            if not isinstance(error.__cause__, MisfitError):
+            if not isinstance(error.__cause__, SchemaError):
                 break
             problems.append(str(error))
             cause = error.__cause__
     return problems, ModelConfig()
 
 
-def _mended(text: str, misfit: MisfitError) -> str | None:
+def _mended(text: str, misfit: SchemaError) -> str | None:
     """The text with the misspelt word replaced by the one that was meant; None when that is not known."""
     suggested, value = _SUGGESTED.search(misfit.reason), _REFUSED_VALUE.match(misfit.reason)
     wrong = value[1] if value else misfit.path[-1] if misfit.path else ""

@@ -33,7 +33,7 @@ _PATH_SAFE = re.compile(r"[!-~]+")
 _SHOWN = 300
 
 
-class Answer(NamedTuple):
+class ApiAnswer(NamedTuple):
     """What came back. ``header_length`` is how many bytes of ``body`` are JSON, None for all of them."""
 
     status: int
@@ -41,12 +41,12 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class Door(Protocol):
+class ApiClient(Protocol):
     """A way to something that speaks V2."""
 
     name: str
 
-    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> Answer:
+    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
         """Ask and wait. Raises RemoraError when no answer comes; a refusal is an answer."""
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class HttpDoor:
         self._prefix = parts.path.rstrip("/")
         self._connection = kind(host, port, timeout=timeout_s)
 
-    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> Answer:
+    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
         headers: dict[str, str | bytes] = dict(self._headers)
         headers["content-type"] = "application/json" if header_length is None else "application/octet-stream"
         if header_length is not None:
@@ -99,7 +99,7 @@ class HttpDoor:
             raise UnavailableError(
                 f"cannot talk to {self.name}: {why}. Start one with 'remora serve PATH', or name another with --url"
             ) from error
-        return Answer(response.status, _as_length(response.headers.get(_HEADER_LENGTH)), received)
+        return ApiAnswer(response.status, _as_length(response.headers.get(_HEADER_LENGTH)), received)
 
     def close(self) -> None:
         self._connection.close()
@@ -126,7 +126,7 @@ class EngineDoor:
         self._timeout_s = timeout_s
         self._service = RestService(engine, InferCodec(), None, _at_once)
 
-    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> Answer:
+    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
         from remora.protocols.http1 import Head
 
         headers = () if header_length is None else ((_HEADER_LENGTH.encode(), b"%d" % header_length),)
@@ -139,7 +139,7 @@ class EngineDoor:
                 ticket.cancel()
             raise UnavailableError(f"no answer within {self._timeout_s:g} s; --timeout gives it more") from error
         lengths = [value.decode() for key, value in answer.headers if key.decode() == _HEADER_LENGTH]
-        return Answer(answer.status, _as_length(lengths[0] if lengths else None), b"".join(answer.body))
+        return ApiAnswer(answer.status, _as_length(lengths[0] if lengths else None), b"".join(answer.body))
 
     def close(self) -> None:
         """Nothing to hang up."""
@@ -214,7 +214,7 @@ def model_path(name: str, version: int | None = None) -> str:
     return f"/v2/models/{name}" + (f"/versions/{version}" if version is not None else "")
 
 
-def ask(door: Door, method: str, path: str, document: object = None) -> Any:
+def ask(door: ApiClient, method: str, path: str, document: object = None) -> Any:
     """One management call: its JSON answer, None for an empty one.
 
     Raises RemoraError with the server's text for a refusal, MalformedError for an answer that is no JSON.
@@ -229,7 +229,7 @@ def ask(door: Door, method: str, path: str, document: object = None) -> Any:
         raise MalformedError(f"{door.name} answers {path} with something else than JSON: is it a V2 server?") from error
 
 
-def accepted(door: Door, answer: Answer) -> Answer:
+def accepted(door: ApiClient, answer: ApiAnswer) -> ApiAnswer:
     """The answer, when it is one of success. Raises RemoraError with the server's own text otherwise."""
     if 200 <= answer.status < 300:
         return answer

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.calls import ModelInfo, TensorInfo
-from remora.cli.client import Door, EngineDoor, accepted, ask, model_path, server_of
+from remora.cli.client import ApiClient, EngineDoor, accepted, ask, model_path, server_of
 from remora.cli.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.errors import InvalidArgumentError, MalformedError
@@ -28,7 +28,7 @@ _FIRST = 6
 _LONGEST_TEXT = 40
 
 
-class Reply(NamedTuple):
+class InferReply(NamedTuple):
     """A server's answer to an inference."""
 
     model: str
@@ -62,7 +62,7 @@ def infer(options: argparse.Namespace, clock: Clock | None = None) -> int:
 
 
 @contextmanager
-def _open_door(options: argparse.Namespace) -> Iterator[Door]:
+def _open_door(options: argparse.Namespace) -> Iterator[ApiClient]:
     if options.repository is None:
         door = server_of(options)
         try:
@@ -167,7 +167,7 @@ def read_metadata(document: Any) -> ModelInfo:
         raise MalformedError(f"the model's metadata cannot be read ({error!r}): is it a V2 server?") from error
 
 
-def decode_reply(body: bytes, header_length: int | None) -> Reply:
+def decode_reply(body: bytes, header_length: int | None) -> InferReply:
     """The answer in a body whose first ``header_length`` bytes (None: all) are JSON (spec H15, B07).
 
     Raises MalformedError when the JSON and the bytes after it do not fit together.
@@ -185,7 +185,7 @@ def decode_reply(body: bytes, header_length: int | None) -> Reply:
                 at += int(size)
         if at != len(body):
             raise ValueError(f"{len(body) - at} bytes are left over")
-        return Reply(
+        return InferReply(
             str(header.get("model_name", "")),
             str(header.get("model_version", "")),
             str(header.get("id", "")),
@@ -233,7 +233,7 @@ def _bytes_array(items: list[bytes], shape: tuple[int, ...]) -> Array:
 # -- showing it -------------------------------------------------------------------------------------------------------
 
 
-def _as_table(reply: Reply, times_ns: Sequence[int]) -> str:
+def _as_table(reply: InferReply, times_ns: Sequence[int]) -> str:
     rows = [("output", "datatype", "shape", "first values")]
     for tensor in reply.outputs:
         rows.append((tensor.name, tensor.datatype, str(list(tensor.data.shape)), _first_values(tensor)))
@@ -265,7 +265,7 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _as_json(reply: Reply, times_ns: Sequence[int]) -> str:
+def _as_json(reply: InferReply, times_ns: Sequence[int]) -> str:
     document: dict[str, Any] = {"id": reply.id} if reply.id else {}
     document |= {"model_name": reply.model, "model_version": reply.version}
     if reply.parameters:

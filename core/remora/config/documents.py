@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from remora.config.schema_errors import MAX_DEPTH, MisfitError, Path, nearest_line
+from remora.config.schema_errors import MAX_DEPTH, Path, SchemaError, nearest_line
 
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
@@ -25,12 +25,12 @@ def read_json(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
-        raise MisfitError((), f"not JSON: {error.msg} at column {error.colno}", error.lineno) from error
+        raise SchemaError((), f"not JSON: {error.msg} at column {error.colno}", error.lineno) from error
     except _RepeatedKeyError as error:
         path, line = _first_repetition(text)
-        raise MisfitError(path or (error.key,), "the key appears twice", line) from None
+        raise SchemaError(path or (error.key,), "the key appears twice", line) from None
     except ValueError as error:
-        raise MisfitError((), f"not JSON: {error}") from error
+        raise SchemaError((), f"not JSON: {error}") from error
 
 
 def json_line(text: str, path: Path) -> int:
@@ -58,9 +58,9 @@ def read_yaml(text: str) -> tuple[object, dict[Path, int]]:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise MisfitError((), f"not YAML: {error.problem or error.context}", mark.line + 1 if mark else 0) from error
+        raise SchemaError((), f"not YAML: {error.problem or error.context}", mark.line + 1 if mark else 0) from error
     except (yaml.YAMLError, ValueError) as error:
-        raise MisfitError((), f"not YAML: {' '.join(str(error).split())}") from error
+        raise SchemaError((), f"not YAML: {' '.join(str(error).split())}") from error
 
 
 class _RepeatedKeyError(Exception):
@@ -85,7 +85,7 @@ def _check_json_depth(text: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 line = text.count("\n", 0, match.start()) + 1
-                raise MisfitError((), f"nested deeper than {MAX_DEPTH} levels", line)
+                raise SchemaError((), f"nested deeper than {MAX_DEPTH} levels", line)
         elif token in ("}", "]"):
             depth -= 1
 
@@ -151,7 +151,7 @@ class _Yaml:
         value = self._value((), 0)
         self.loader.get_event()  # the document's end
         if not self.loader.check_event(yaml.StreamEndEvent):
-            raise MisfitError((), "a second document begins", self.loader.peek_event().start_mark.line + 1)
+            raise SchemaError((), "a second document begins", self.loader.peek_event().start_mark.line + 1)
         return ({} if value is None else value), self.lines
 
     def _value(self, path: Path, depth: int) -> object:
@@ -161,10 +161,10 @@ class _Yaml:
         line = event.start_mark.line + 1
         self.lines.setdefault(path, line)
         if depth > MAX_DEPTH:
-            raise MisfitError(path, f"nested deeper than {MAX_DEPTH} levels", line)
+            raise SchemaError(path, f"nested deeper than {MAX_DEPTH} levels", line)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
-                raise MisfitError(path, f"no value is anchored as '{event.anchor}' before this line", line)
+                raise SchemaError(path, f"no value is anchored as '{event.anchor}' before this line", line)
             return self.anchors[event.anchor]
         value: object
         if isinstance(event, yaml.SequenceStartEvent):
@@ -194,11 +194,11 @@ class _Yaml:
             event = self.loader.get_event()
             line = event.start_mark.line + 1
             if not isinstance(event, yaml.ScalarEvent):
-                raise MisfitError(path, "a key must be plain text", line)
+                raise SchemaError(path, "a key must be plain text", line)
             # A key is the text as it is written: 7.5 in a map of compute capabilities is "7.5" and no number.
             key = event.value
             if key in items:
-                raise MisfitError((*path, key), "the key appears twice", line)
+                raise SchemaError((*path, key), "the key appears twice", line)
             self.lines[(*path, key)] = line
             items[key] = self._value((*path, key), depth + 1)
         self.loader.get_event()

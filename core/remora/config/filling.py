@@ -14,8 +14,8 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from remora.config.schema_errors import (
-    MisfitError,
     Path,
+    SchemaError,
     is_map,
     is_repeated,
     map_fields,
@@ -56,18 +56,18 @@ class _Filling:
     def message(self, target: Message, value: object, path: Path) -> None:
         schema = schema_of(target)
         if not isinstance(value, Mapping):
-            raise MisfitError(path, f"expected the keys of a {schema.name}, got {_kind(value)}")
+            raise SchemaError(path, f"expected the keys of a {schema.name}, got {_kind(value)}")
         given: dict[str, str] = {}
         for key, item in value.items():
             field = _field(schema, key)
             if field is None:
-                raise MisfitError((*path, key), unknown_key(schema, key))
+                raise SchemaError((*path, key), unknown_key(schema, key))
             if item is None:
                 continue
             choice = field.containing_oneof
             slot = choice.name if choice is not None else field.name
             if slot in given:
-                raise MisfitError((*path, key), f"'{given[slot]}' is given already, and only one of the two can be")
+                raise SchemaError((*path, key), f"'{given[slot]}' is given already, and only one of the two can be")
             given[slot] = key
             self.field(target, field, item, (*path, key))
 
@@ -90,7 +90,7 @@ class _Filling:
 
     def items(self, target: Any, field: FieldDescriptor, value: object, path: Path) -> None:
         if not isinstance(value, list):
-            raise MisfitError(path, f"expected a list, got {_kind(value)}")
+            raise SchemaError(path, f"expected a list, got {_kind(value)}")
         for index, item in enumerate(value):
             where = (*path, index)
             self._count(where)
@@ -105,7 +105,7 @@ class _Filling:
 
     def entries(self, target: Any, field: FieldDescriptor, value: object, path: Path) -> None:
         if not isinstance(value, Mapping):
-            raise MisfitError(path, f"expected a map, got {_kind(value)}")
+            raise SchemaError(path, f"expected a map, got {_kind(value)}")
         keys, values = map_fields(field)
         for key, item in value.items():
             where = (*path, key)
@@ -116,13 +116,13 @@ class _Filling:
                     continue
                 inner = target[_scalar(keys, key, where)]
             except (TypeError, ValueError) as error:
-                raise MisfitError(where, f"neither key nor value may be like this: {error}") from error
+                raise SchemaError(where, f"neither key nor value may be like this: {error}") from error
             self.message(inner, _spelled_out(schema_of(inner), item), where)
 
     def _count(self, path: Path) -> None:
         self.values += 1
         if self.values > MAX_VALUES:
-            raise MisfitError(path, f"the configuration holds more than {MAX_VALUES} values")
+            raise SchemaError(path, f"the configuration holds more than {MAX_VALUES} values")
 
 
 def _field(owner: Descriptor, key: str) -> FieldDescriptor | None:
@@ -169,17 +169,17 @@ def _enum(known: EnumDescriptor, value: object, path: Path) -> int:
         return int(known.values_by_name[value.upper()].number)
     if isinstance(value, int) and not isinstance(value, bool) and value in known.values_by_number:
         return value
-    raise MisfitError(path, unknown_value(known, value))
+    raise SchemaError(path, unknown_value(known, value))
 
 
-def _unfit(field: FieldDescriptor, value: object, path: Path) -> MisfitError:
+def _unfit(field: FieldDescriptor, value: object, path: Path) -> SchemaError:
     if field.cpp_type in _INTEGERS:
         wanted = _INTEGERS[field.cpp_type]
     elif field.cpp_type in _FLOATS:
         wanted = "a number"
     else:
         wanted = "true or false" if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL else "text (quote it)"
-    return MisfitError(path, f"expected {wanted}, got {_kind(value)}")
+    return SchemaError(path, f"expected {wanted}, got {_kind(value)}")
 
 
 def _kind(value: object) -> str:

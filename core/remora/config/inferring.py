@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from remora.errors import ConfigError
-from remora.model_files import KINDS, MODEL_FILENAMES, Kind
+from remora.model_files import KINDS, MODEL_FILENAMES, FileKind
 from remora.proto.model_config_pb2 import ModelConfig
 
 ENSEMBLE = "ensemble"
@@ -45,7 +45,7 @@ def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) ->
     config.default_model_filename = config.default_model_filename or kind.filename
 
 
-def _kind_of(config: ModelConfig, filenames: Collection[str]) -> Kind | None:
+def _kind_of(config: ModelConfig, filenames: Collection[str]) -> FileKind | None:
     """The row that fits best: by platform, by the file name that is given, by the files there, by backend alone."""
     kinds = [kind for kind in KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
     for kind in kinds:

@@ -16,8 +16,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from remora.config.schema_errors import (
-    MisfitError,
     Path,
+    SchemaError,
     is_map,
     is_repeated,
     map_fields,
@@ -53,20 +53,20 @@ def fill_from_text(message: Message, text: str) -> None:
     _refuse_unknown_numbers(message, ())
 
 
-def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> MisfitError:
+def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> SchemaError:
     """The parser's refusal with the key path of the place, and the nearest key where it was a key."""
     line = error.GetLine() or 0
     offset = _offset(text, line, error.GetColumn() or 0) if line else len(text)
     nearest: Path = ()
     for place in _places(schema, text):
         if place.reason:
-            return MisfitError(place.path, place.reason, text.count("\n", 0, place.offset) + 1)
+            return SchemaError(place.path, place.reason, text.count("\n", 0, place.offset) + 1)
         if place.offset > offset:
             break
         nearest = place.path
     said = str(error).replace(f"{schema.file.package}.", "")
     reason = _QUOTED_TEXT.sub("", _POSITION.sub("", said))
-    return MisfitError(nearest, " ".join(reason.split()), line)
+    return SchemaError(nearest, " ".join(reason.split()), line)
 
 
 def _offset(text: str, line: int, column: int) -> int:
@@ -143,7 +143,7 @@ def _refuse_unknown_numbers(message: Message, path: Path) -> None:
         if child.enum_type is not None:
             for number in value if is_repeated(child) else (value,):
                 if number not in child.enum_type.values_by_number:
-                    raise MisfitError(where, unknown_value(child.enum_type, number))
+                    raise SchemaError(where, unknown_value(child.enum_type, number))
         elif is_map(child):
             if map_fields(child)[1].message_type is not None:
                 for key, inner in value.items():

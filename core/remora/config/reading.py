@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora.config.schema_errors import MisfitError, nearest_line
+from remora.config.schema_errors import SchemaError, nearest_line
 from remora.errors import ConfigError, InternalError
 from remora.model_files import CONFIG_SYNTAX, Syntax
 from remora.proto.model_config_pb2 import ModelConfig
@@ -75,7 +75,7 @@ def parse_config(text: str, *, path: str, syntax: Syntax) -> ModelConfig:
     config = ModelConfig()
     try:
         _READERS[syntax](config, text)
-    except MisfitError as misfit:
+    except SchemaError as misfit:
         raise ConfigError(f"{path}:{misfit.line}: {misfit}" if misfit.line else f"{path}: {misfit}") from misfit
     except RecursionError:
         raise ConfigError(f"{path}: the model configuration is nested too deep") from None
@@ -129,7 +129,7 @@ def _fill_from_json(config: ModelConfig, text: str) -> None:
     document = read_json(text)
     try:
         fill(config, document)
-    except MisfitError as misfit:
+    except SchemaError as misfit:
         misfit.line = json_line(text, misfit.path)
         raise
 
@@ -141,7 +141,7 @@ def _fill_from_yaml(config: ModelConfig, text: str) -> None:
     document, lines = read_yaml(text)
     try:
         fill(config, document)
-    except MisfitError as misfit:
+    except SchemaError as misfit:
         misfit.line = nearest_line(lines, misfit.path)
         raise
 

@@ -1,6 +1,6 @@
 """Where a configuration text goes wrong: a key path, a line and the reason; the law: it always names the nearest key.
 
-A reader raises ``MisfitError`` with what it knows. `reading` adds the file and turns it into a ConfigError.
+A reader raises ``SchemaError`` with what it knows. `reading` adds the file and turns it into a ConfigError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_DEPTH = 32
 """How deep a configuration text may nest; the schema itself is 8 deep."""
 
 
-class MisfitError(Exception):
+class SchemaError(Exception):
     """A text that does not fit the schema at ``path``; ``line`` counts from 1, 0 when it is not known."""
 
     def __init__(self, path: Path, reason: str, line: int = 0) -> None:

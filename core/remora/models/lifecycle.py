@@ -28,7 +28,7 @@ from remora.models.served_model import ServedModel, Steps
 from remora.models.table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository.catalog import Offers, name_of
+from remora.repository.catalog import Catalog, name_of
 from remora.system.clock import Clock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 
@@ -82,7 +82,7 @@ class Lifecycle:
     def __init__(self, options: EngineOptions, loader: ModelLoader, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        self._offers = Offers(open_repositories(options, loader.ledger), namespacing=options.model_namespacing)
+        self._offers = Catalog(open_repositories(options, loader.ledger), namespacing=options.model_namespacing)
         self._planner = Planner(self._offers, loader)
         self.table = ModelTable(namespacing=options.model_namespacing)
         self._on_demand = OnDemand(self._load_one, clock) if options.model_control_mode == "ondemand" else None
@@ -432,7 +432,7 @@ class Lifecycle:
         return self.table.failure(name)
 
     def near(self, name: str, ensemble: str) -> str:
-        """The key of the model that an ensemble means by a name; see `Offers.near`."""
+        """The key of the model that an ensemble means by a name; see `Catalog.near`."""
         return self._offers.near(name, ensemble)
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from remora.models.golden_tests import FILENAME as GOLDEN_TESTS
 from remora.models.load_log import log_failure, log_load, log_unload
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.models.memory import LoadCost, MemoryGate
-from remora.models.policy import Action, Standing, next_action
+from remora.models.policy import Action, CurrentState, next_action
 from remora.models.served_model import ServedModel, Steps
 from remora.models.table import UNAVAILABLE, ModelTable
 from remora.repository.catalog import namespace_of
@@ -128,12 +128,12 @@ class ModelLoads:
             with settling():
                 self._publish(key, plan, action, loaded, failed)
 
-    def _standing(self, key: str) -> Standing | None:
+    def _standing(self, key: str) -> CurrentState | None:
         loaded, serving = self._loaded.get(key), self._table.serving(key)
         if loaded is None:
             return None
         adjustable = all(model.adjustable for model in serving.values())
-        return Standing(loaded.plan.revision._replace(bound=loaded.bound), frozenset(serving), adjustable)
+        return CurrentState(loaded.plan.revision._replace(bound=loaded.bound), frozenset(serving), adjustable)
 
     def _open_versions(
         self, plan: LoadPlan, action: Action, steps: Steps | None, sizes: Mapping[int, int], begin_ns: int

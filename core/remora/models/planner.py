@@ -13,7 +13,7 @@ from remora.models.load_log import log_failure
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.options import EngineOptions
 from remora.repository import CacheSettings, Repository, open_repository
-from remora.repository.catalog import Offers, name_of
+from remora.repository.catalog import Catalog, name_of
 from remora.startup import Ledger
 
 _log = logging.getLogger("remora.models")
@@ -31,7 +31,7 @@ class Planner:
         loader: reads configurations.
     """
 
-    def __init__(self, offers: Offers, loader: ModelLoader) -> None:
+    def __init__(self, offers: Catalog, loader: ModelLoader) -> None:
         self._offers = offers
         self._loader = loader
 

@@ -33,7 +33,7 @@ class Revision(NamedTuple):
     bound: Hashable = None
 
 
-class Standing(NamedTuple):
+class CurrentState(NamedTuple):
     """What a model serves with; ``adjustable``: its instances can change while it serves."""
 
     revision: Revision
@@ -53,7 +53,7 @@ class Action(NamedTuple):
     retire: tuple[int, ...] = ()
 
 
-def next_action(wish: Revision | None, standing: Standing | None) -> Action | None:
+def next_action(wish: Revision | None, standing: CurrentState | None) -> Action | None:
     """What brings a model nearer to the wish (None: it shall not serve); None when nothing is to be done."""
     ready = standing.ready if standing is not None else frozenset[int]()
     if wish is None:
@@ -68,7 +68,7 @@ def next_action(wish: Revision | None, standing: Standing | None) -> Action | No
     return Action(opens, adjusts, keeps, retires)
 
 
-def _step(wish: Revision, standing: Standing | None, version: int) -> str:
+def _step(wish: Revision, standing: CurrentState | None, version: int) -> str:
     if standing is None or version not in standing.ready:
         return "open"
     has = standing.revision

@@ -41,7 +41,7 @@ _SEED = 0
 _ASKED = "[request id: <id_unknown>]"  # a sample is a request without an id
 
 
-class Sample(NamedTuple):
+class WarmupSample(NamedTuple):
     """One request to run before the model serves, ``batch_size`` of it together, ``rounds`` times.
 
     ``form`` and ``data`` are what a client would send. ``extra`` are arrays for inputs that no client can send, such as
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     extra: dict[str, Array]
 
 
-def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[Sample]:
+def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[WarmupSample]:
     """The samples of a complete and valid configuration.
 
     Args:
@@ -70,7 +70,7 @@ def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[Sample
     return [_sample(config, warmup, read) for warmup in config.model_warmup if warmup.batch_size]
 
 
-def derived_sample(config: ModelConfig) -> Sample | None:
+def derived_sample(config: ModelConfig) -> WarmupSample | None:
     """One row of zeros for a model whose inputs all have fixed dims and numbers; None where that would be a guess.
 
     Sequences would begin with it, a decoupled model may never end, text that is empty means something else to each
@@ -90,10 +90,10 @@ def derived_sample(config: ModelConfig) -> Sample | None:
     if not specs or sum(math.prod(spec.shape) * DTYPES[spec.datatype].itemsize for spec in specs) > DERIVED_LIMIT_BYTES:
         return None
     data = tuple(np.zeros(spec.shape, DTYPES[spec.datatype]) for spec in specs)
-    return Sample("derived from the configuration", 1, DERIVED_ROUNDS, InferForm(tuple(specs)), data, {})
+    return WarmupSample("derived from the configuration", 1, DERIVED_ROUNDS, InferForm(tuple(specs)), data, {})
 
 
-def _sample(config: ModelConfig, warmup: ModelWarmup, read: Callable[[str], bytes]) -> Sample:
+def _sample(config: ModelConfig, warmup: ModelWarmup, read: Callable[[str], bytes]) -> WarmupSample:
     most = max(config.max_batch_size, 1)
     if warmup.batch_size > most:
         raise ConfigError(
@@ -114,7 +114,9 @@ def _sample(config: ModelConfig, warmup: ModelWarmup, read: Callable[[str], byte
             data.append(piece)
         else:
             extra[name] = _array(spec, piece, where)
-    return Sample(warmup.name, warmup.batch_size, max(warmup.count, 1), InferForm(tuple(specs)), tuple(data), extra)
+    return WarmupSample(
+        warmup.name, warmup.batch_size, max(warmup.count, 1), InferForm(tuple(specs)), tuple(data), extra
+    )
 
 
 def _spec(name: str, tensor: ModelWarmup.Input, batch: tuple[int, ...], where: str) -> InputSpec:
@@ -240,7 +242,7 @@ class _WarmupRecorder(StatisticsRecorder):
             self._ended.put(None)
 
 
-def _run(model: ServedModel, instance: Instance, sample: Sample, clock: Clock) -> None:
+def _run(model: ServedModel, instance: Instance, sample: WarmupSample, clock: Clock) -> None:
     """Run one sample on one instance.
 
     Raises InvalidArgumentError with the reasons when requests of it fail, and the reason itself when they are none.
@@ -267,7 +269,7 @@ def _run(model: ServedModel, instance: Instance, sample: Sample, clock: Clock) -
 
 
 def _run_round(
-    model: ServedModel, scheduler: Scheduler, sample: Sample, ended: SimpleQueue[RemoraError | None]
+    model: ServedModel, scheduler: Scheduler, sample: WarmupSample, ended: SimpleQueue[RemoraError | None]
 ) -> None:
     def reply(_ticket: Ticket, outcome: Outcome) -> None:
         streamed = outcome if isinstance(outcome, Streamed) else Streamed(outcome, final=True)

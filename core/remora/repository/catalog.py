@@ -20,7 +20,7 @@ _log = logging.getLogger("remora.models")
 _SEPARATOR = "::"
 
 
-class Offer(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A model and the place that has it."""
 
     repository: Repository
@@ -31,7 +31,7 @@ class Offer(NamedTuple):
         return self.repository.fingerprint(self.folder.name)
 
 
-class Offers:
+class Catalog:
     """The models of several repositories. Thread-safe: what was seen is replaced, never changed, by one at a time.
 
     Args:
@@ -44,7 +44,7 @@ class Offers:
         self.namespacing = namespacing
         self._lock = threading.Lock()
         self._seen: list[dict[str, list[ModelFolder]]] = [{} for _ in repositories]
-        self._offered: dict[str, list[Offer]] = {}
+        self._offered: dict[str, list[CatalogEntry]] = {}
 
     def look(self, name: str = "", *, forgiving: bool = False) -> None:
         """Look at every place, or only for the models called ``name``.
@@ -95,7 +95,7 @@ class Offers:
         keys = self.keys_of(name)
         return own if own in keys or len(keys) != 1 else keys[0]
 
-    def only(self, key: str) -> Offer:
+    def only(self, key: str) -> CatalogEntry:
         """The offer of a key. Raises NotFoundError when there is none, or more than one."""
         offers = self._offered.get(key, [])
         if len(offers) == 1:
@@ -106,18 +106,18 @@ class Offers:
         places = ", ".join(f"'{repository.location}'" for repository in self.repositories) or "no repository"
         raise NotFoundError(f"no folder of that name in {places}")
 
-    def _offers(self) -> Iterator[Offer]:
+    def _offers(self) -> Iterator[CatalogEntry]:
         for repository, seen in zip(self.repositories, self._seen, strict=True):
             for folders in seen.values():
-                yield from (Offer(repository, folder) for folder in folders)
+                yield from (CatalogEntry(repository, folder) for folder in folders)
 
-    def _by_key(self) -> dict[str, list[Offer]]:
-        found: dict[str, list[Offer]] = {}
+    def _by_key(self) -> dict[str, list[CatalogEntry]]:
+        found: dict[str, list[CatalogEntry]] = {}
         for offer in self._offers():
             found.setdefault(self._key(offer), []).append(offer)
         return found
 
-    def _key(self, offer: Offer) -> str:
+    def _key(self, offer: CatalogEntry) -> str:
         return f"{offer.repository.location}{_SEPARATOR}{offer.folder.name}" if self.namespacing else offer.folder.name
 
 

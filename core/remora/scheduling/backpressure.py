@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 
-class Allowance:
+class Backpressure:
     """Counts things that wait, and their bytes. One thing is always let in, whatever its size. Thread-safe.
 
     The lock is reentrant: destructors may give back.

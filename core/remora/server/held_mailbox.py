@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from remora.errors import RemoraError
 from remora.messages import Mailbox, Outcome, Request, Response, Streamed, Ticket, Watcher
-from remora.scheduling.backpressure import Allowance
+from remora.scheduling.backpressure import Backpressure
 from remora.server.http.exchange import Flow
 
 AHEAD = 64
@@ -34,7 +34,7 @@ class HeldMailbox:
     def __init__(self, inner: Mailbox, flow: Flow) -> None:
         self._inner = inner
         self._flow = flow
-        self._room = Allowance(AHEAD, AHEAD_BYTES)
+        self._room = Backpressure(AHEAD, AHEAD_BYTES)
         self._posted: deque[int] = deque()  # sizes of the answers that the loop has not sent
         self._sent: list[int] = []  # and of those that the client has not taken
         self._timer: asyncio.TimerHandle | None = None

@@ -2,7 +2,7 @@
 
 An adapter is a module with a function ``host(environ) -> Host``. It reads nothing but the variables it is given and
 the folders they name, and starts nothing: `remora.cli` lays the command line's flags over the host's options, and
-`remora.server.main` opens the ports. What answers on them is a service made of what is `Inside`.
+`remora.server.main` opens the ports. What answers on them is a service made of what is `ServerContext`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BESIDE = {"allow_sagemaker": "sagemaker"}
 """The options that open a platform's port beside V2's, and the adapter that has it."""
 
 
-class Inside(NamedTuple):
+class ServerContext(NamedTuple):
     """What a platform's service is made of: it answers its own routes and hands on what is V2.
 
     ``rest`` answers V2; ``mailbox`` is where the loop takes inference answers; ``later`` runs what would block the loop
@@ -50,26 +50,26 @@ class Inside(NamedTuple):
     options: ServerOptions
 
 
-Front = Callable[[Inside], "Service"]
+ServiceFactory = Callable[[ServerContext], "Service"]
 """Makes the service of a port, in the loop's thread, before the models are loaded: it must answer probes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ExtraPort:
     """A port besides V2's: what it is called in messages, where it listens, who answers there."""
 
     what: str
     address: str
     port: int
-    front: Front
+    front: ServiceFactory
 
 
-def v2_alone(inside: Inside) -> Service:
+def v2_alone(inside: ServerContext) -> Service:
     """The front of a host that has no routes of its own."""
     return inside.rest
 
 
-def all_on_one_port(inside: Inside) -> Service:
+def all_on_one_port(inside: ServerContext) -> Service:
     """The front of a host that lets one port through: the metrics are there as well."""
     from remora.server.http.one_port import OnePortService
 
@@ -89,8 +89,8 @@ class Host:
 
     engine: EngineOptions = _ENGINE
     server: ServerOptions = _SERVER
-    front: Front = v2_alone
-    doors: tuple[Door, ...] = ()
+    front: ServiceFactory = v2_alone
+    doors: tuple[ExtraPort, ...] = ()
 
 
 class Adapter(Protocol):
@@ -132,11 +132,11 @@ def find_adapter(name: str) -> Adapter:
     raise ValueError(f"there is no host platform '{name}': give one of {', '.join(PLATFORMS)}")
 
 
-def beside(options: ServerOptions, environ: Mapping[str, str]) -> tuple[Door, ...]:
+def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
     """The platforms' ports that options ask for beside V2's, as tritonserver has them (spec N01).
 
     Raises ValueError for settings that cannot be used.
     """
     wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
-    doors: list[Door] = [import_module(f"remora_adapters.{name}").beside(options, environ) for name in wanted]
+    doors: list[ExtraPort] = [import_module(f"remora_adapters.{name}").beside(options, environ) for name in wanted]
     return tuple(doors)

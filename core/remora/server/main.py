@@ -21,18 +21,18 @@ from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
-from remora.protocols.rest.request import Limits
+from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.v2_rest import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.early_port import EarlyPort
 from remora.server.grpc.splice import NoServerError, Splices
-from remora.server.host import Door, Front, Host, Inside, v2_alone
+from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, v2_alone
 from remora.server.http.asgi import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.http.http1 import Connection, Handover, Listener, Service
 from remora.server.http.rest import MetricsService, RestService, at
 from remora.server.listening import Port, bind
 from remora.server.loop import LoopMailbox
-from remora.server.shutdown import MARGIN_S, give_up, give_up_after, in_own_thread, leave, on_signals
+from remora.server.shutdown import MARGIN_S, exit_now, force_exit, force_exit_after, in_own_thread, on_signals
 from remora.system.install_advice import install_command
 from remora.system.machine import process_age_s
 from remora.system.tuning import Tuning, freeze, give_back
@@ -81,8 +81,8 @@ class Server:
         self,
         engine: Engine,
         options: ServerOptions,
-        front: Front = v2_alone,
-        doors: tuple[Door, ...] = (),
+        front: ServiceFactory = v2_alone,
+        doors: tuple[ExtraPort, ...] = (),
         early: EarlyPort | None = None,
     ) -> None:
         self.engine = engine
@@ -122,7 +122,7 @@ class Server:
         rest = RestService(
             self.engine,
             InferCodec(
-                Limits(options.http_max_input_size, options.http_max_json_depth),
+                RequestLimits(options.http_max_input_size, options.http_max_json_depth),
                 forward_pattern=_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
                 regions=self._regions,
             ),
@@ -135,7 +135,7 @@ class Server:
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
             allowed_hosts=self._allowed_hosts,
         )
-        inside = Inside(self.engine, rest, mailbox, later, options)
+        inside = ServerContext(self.engine, rest, mailbox, later, options)
         if options.allow_grpc:  # said before a probe can ask
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
@@ -179,7 +179,7 @@ class Server:
             raise NoServerError("gRPC is off, its package is not installed: use HTTP/1.1")
         return self._inner
 
-    async def _open_ports(self, inside: Inside, mailbox: LoopMailbox) -> None:
+    async def _open_ports(self, inside: ServerContext, mailbox: LoopMailbox) -> None:
         """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
         options, http, metrics = self.options, 0, 0
         if options.allow_http:
@@ -201,7 +201,7 @@ class Server:
             metrics = await self._listen(service, address, options.metrics_port, "metrics")
         self.ports = Ports(http, grpc, metrics, tuple(doors))
 
-    async def _open_door(self, door: Door, inside: Inside) -> int:
+    async def _open_door(self, door: ExtraPort, inside: ServerContext) -> int:
         service = at(door.address, door.front(inside), self._allowed_hosts)
         return await self._listen(service, door.address, door.port, door.what)
 
@@ -212,7 +212,7 @@ class Server:
         self._splices = Splices(self._inner_grpc)
         return self._splices.take
 
-    def _own_grpc(self, inside: Inside) -> OwnGrpc | None:
+    def _own_grpc(self, inside: ServerContext) -> OwnGrpc | None:
         try:
             from remora.server.grpc.listener import OwnGrpc
         except ImportError as error:  # grpcio may be there all the same, or is missed with words of its own
@@ -436,7 +436,7 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
 
     def stop() -> None:
         seconds = host.server.lame_duck_secs + engine.options.exit_timeout_secs
-        give_up_after(seconds + MARGIN_S)  # what waits at the end of that time is answered then
+        force_exit_after(seconds + MARGIN_S)  # what waits at the end of that time is answered then
         loop.call_soon_threadsafe(told.set)
 
     on_signals(_ending_signals(), stop)
@@ -445,13 +445,13 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     if not starting.done():
         _log.info("told to stop before the models were loaded")
         starting.cancel()
-        leave(0 if await server.stop() else 1)
+        exit_now(0 if await server.stop() else 1)
     try:
         await starting
     except (StartError, RemoraError, ValueError) as error:
         _log.error("cannot start: %s", _reason(engine, error))
         await server.stop(announce=False)
-        leave(1)
+        exit_now(1)
     age_s = process_age_s()
     engine.ledger.ready()
     freeze(settings)
@@ -459,8 +459,8 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     await loop.run_in_executor(None, give_back)
     await stopping
     if not await server.stop(drain=True):
-        give_up()
-    give_up_after(server.end - loop.time())
+        force_exit()
+    force_exit_after(server.end - loop.time())
     _log.info("All models are stopped, unloading models")
     return 0
 

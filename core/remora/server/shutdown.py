@@ -27,23 +27,23 @@ _HELD_S = 2.0
 T = TypeVar("T")
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process at once. Worker processes end with it."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
 
 
-def give_up() -> NoReturn:
+def force_exit() -> NoReturn:
     """End the process, whose exit timeout is over (spec V03)."""
     _log.error("Exit timeout expired. Exiting immediately.")
-    leave(1)
+    exit_now(1)
 
 
-def give_up_after(seconds: float) -> None:
+def force_exit_after(seconds: float) -> None:
     """Give up after ``seconds`` unless the process has ended by then. Waits for nothing."""
     seconds = max(seconds, MARGIN_S)
-    timer = threading.Timer(seconds, give_up)
+    timer = threading.Timer(seconds, force_exit)
     timer.daemon = True
     timer.start()
     faulthandler.dump_traceback_later(seconds + _HELD_S, exit=True)  # by a thread that needs no interpreter

@@ -25,7 +25,7 @@ _TRUSTED_BYTES = 64 << 20
 """Archives that unpack to less than this may be packed as tightly as they like."""
 
 
-class Limits(NamedTuple):
+class ArchiveLimits(NamedTuple):
     """How much an archive may hold, unpacked.
 
     Attributes:
@@ -53,7 +53,7 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def unpack(archive: Path, folder: Path, limits: Limits = Limits(), *, what: str = "archive") -> None:  # noqa: B008
+def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(), *, what: str = "archive") -> None:  # noqa: B008
     """Unpack ``archive`` into ``folder``, which is made.
 
     Args:
@@ -89,7 +89,7 @@ def _begins_as_zip(archive: Path) -> bool:
 class _Allowance:
     """What an archive may still hold. Raises ConfigError where that is too little."""
 
-    def __init__(self, archive: Path, limits: Limits, what: str) -> None:
+    def __init__(self, archive: Path, limits: ArchiveLimits, what: str) -> None:
         self._archive = archive
         self._what = what
         self._limits = limits

@@ -33,7 +33,7 @@ class AwsKeys(NamedTuple):
     token: Secret = Secret("")
 
 
-class Settings(NamedTuple):
+class StorageSettings(NamedTuple):
     """What a store is opened with.
 
     Attributes:
@@ -49,14 +49,14 @@ class Settings(NamedTuple):
     source: str = "the platform"
 
 
-def settings_for(location: Location, environ: Mapping[str, str], read_text: ReadText) -> Settings:
+def settings_for(location: Location, environ: Mapping[str, str], read_text: ReadText) -> StorageSettings:
     """The settings for one location.
 
     Raises InvalidArgumentError for a credential file or profile that cannot be used, UnsupportedError for a profile
     that needs a login.
     """
     if location.cloud == "http":
-        return Settings({}, None, location.endpoint.startswith("http://"), "nothing")
+        return StorageSettings({}, None, location.endpoint.startswith("http://"), "nothing")
     entry = _entry(location, environ, read_text)
     if location.cloud == "s3":
         return _aws(location, environ, read_text, entry)
@@ -90,7 +90,7 @@ def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) 
 # -- S3 ---------------------------------------------------------------------------------------------------------------
 
 
-def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, entry: Any) -> Settings:
+def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, entry: Any) -> StorageSettings:
     endpoint = location.endpoint or _aws_endpoint(environ)
     config: dict[str, str | bool | Secret] = {}
     if endpoint:
@@ -120,7 +120,7 @@ def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, en
         # Nothing is left that could hand out keys; asking the machine would cost seconds where there is none to ask.
         config["skip_signature"], source = True, "nothing: requests are not signed"
     config["region"] = region or "us-east-1"
-    return Settings(config, keys, endpoint.startswith("http://"), source)
+    return StorageSettings(config, keys, endpoint.startswith("http://"), source)
 
 
 _UNSIGNED = ("awsAnonymousCredential", "AWS_EC2_METADATA_DISABLED", "AWS_SKIP_SIGNATURE")
@@ -181,25 +181,25 @@ def _aws_profile(name: str, environ: Mapping[str, str], read_text: ReadText) -> 
 # -- Google -----------------------------------------------------------------------------------------------------------
 
 
-def _google(environ: Mapping[str, str], entry: Any) -> Settings:
+def _google(environ: Mapping[str, str], entry: Any) -> StorageSettings:
     emulator = environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
     if emulator:
         url = emulator if "://" in emulator else f"http://{emulator}"
-        return Settings({"base_url": url, "skip_signature": True}, None, url.startswith("http://"), "nothing")
+        return StorageSettings({"base_url": url, "skip_signature": True}, None, url.startswith("http://"), "nothing")
     if entry is not None:
         if not isinstance(entry, str) or not entry:
             raise InvalidArgumentError(f'{FILE_VARIABLE}: an entry of "gs" is the path of a key file')
-        return Settings({"application_credentials": entry}, source=FILE_VARIABLE)
+        return StorageSettings({"application_credentials": entry}, source=FILE_VARIABLE)
     path = environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if path:
-        return Settings({"application_credentials": path}, source="GOOGLE_APPLICATION_CREDENTIALS")
-    return Settings({})
+        return StorageSettings({"application_credentials": path}, source="GOOGLE_APPLICATION_CREDENTIALS")
+    return StorageSettings({})
 
 
 # -- Azure ------------------------------------------------------------------------------------------------------------
 
 
-def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> Settings:
+def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> StorageSettings:
     if entry is None:
         given = {
             "account_str": environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME"),
@@ -234,7 +234,7 @@ def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> Settin
         raise InvalidArgumentError(f"AZURE_STORAGE_AUTH_TYPE is '{auth}': expected key, managed_identity or default")
     else:
         source = "the platform"
-    return Settings(config, None, endpoint.startswith("http://"), source)
+    return StorageSettings(config, None, endpoint.startswith("http://"), source)
 
 
 def _is_true(environ: Mapping[str, str], *names: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
 from remora.storage import ChangedError, Secret, StoredObject, is_plain
-from remora.storage.credentials import Settings
+from remora.storage.credentials import StorageSettings
 from remora.storage.location import Location
 from remora.system.install_advice import install_command
 
@@ -42,7 +42,7 @@ class ObjectStorage:
         retries: how often a request is repeated.
     """
 
-    def __init__(self, location: Location, settings: Callable[[], Settings], retries: int = 5) -> None:
+    def __init__(self, location: Location, settings: Callable[[], StorageSettings], retries: int = 5) -> None:
         self._place = location
         self._settings = settings
         self._retries = retries
@@ -235,7 +235,7 @@ def _stored(meta: Any, path: str) -> StoredObject:
     return StoredObject(path, int(meta["size"]), meta["e_tag"] or f"modified {meta['last_modified'].isoformat()}")
 
 
-def _open_store(stores: Any, place: Location, settings: Settings, retries: int) -> Any:
+def _open_store(stores: Any, place: Location, settings: StorageSettings, retries: int) -> Any:
     """obstore's store for the bucket."""
     config = {key: value.reveal() if isinstance(value, Secret) else value for key, value in settings.config.items()}
     options: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import START_TIMEOUT_S
 from hosting import write_scale
-from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, play
 
 SERVER = Path(__file__).parent / "faulty_container.py"
@@ -91,7 +91,7 @@ CASES = [(platform, fault) for platform, faults in FAULTS.items() for fault in f
 @pytest.mark.parametrize(("platform", "fault"), CASES)
 def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, fault: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    settings = Settings(
+    settings = EmulateSettings(
         command=(sys.executable, str(SERVER), platform),
         model=tmp_path / "model",
         body=V1,
@@ -123,7 +123,7 @@ def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
 
 
 def test_without_the_path_of_its_requests_knatives_service_is_not_asked_for_any() -> None:
-    settings = Settings(command=(sys.executable, str(SERVER), "knative"), body=V2, startup_s=START_TIMEOUT_S)
+    settings = EmulateSettings(command=(sys.executable, str(SERVER), "knative"), body=V2, startup_s=START_TIMEOUT_S)
     rows = {row.id: row for row in play(find_platform("knative"), settings, ["ready", "requests", "bad-body"])}
     assert [rows[name].outcome for name in ("ready", "requests", "bad-body")] == [PASSED, SKIPPED, SKIPPED]
     assert "--with path=PATH" in rows["requests"].found
@@ -141,7 +141,7 @@ def test_our_own_adapters_pass_all_checks(
     command = [sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"]
     if platform == "kserve":
         command += ["--model-control-mode=explicit", f"--load-model={name}"]
-    settings = Settings(
+    settings = EmulateSettings(
         command=tuple(command),
         model=tmp_path / "models",
         body=body,
@@ -160,7 +160,7 @@ def test_a_scoring_script_on_our_adapter_passes_all_of_azures_checks(
         "import json\ndef init(): pass\ndef run(data): return json.loads(data)['inputs']\n"
     )
     (tmp_path / "model").mkdir()
-    settings = Settings(
+    settings = EmulateSettings(
         command=(sys.executable, "-m", "remora_adapters.azureml"),
         model=tmp_path / "model",
         body=V2,

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, START_TIMEOUT_S
 from hosting import write_scale, write_words
 from remora.cli import main
-from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, RuntimeApi
 from remora_adapters.emulate.running import FAILED, PASSED, play
 
@@ -79,7 +79,7 @@ def given(folder: Path, **bodies: object) -> dict[str, str]:
 def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "weights").write_text("1")
-    settings = Settings(
+    settings = EmulateSettings(
         command=(sys.executable, str(CLIENT)),
         model=tmp_path / "models",
         body=BODY,
@@ -119,7 +119,7 @@ def test_our_own_handler_passes_all_checks(client: str, tmp_path: Path) -> None:
     bodies = given(
         tmp_path, slow={"model_name": "slow", "inputs": [late]}, large={"model_name": "words", "inputs": [words]}
     )
-    settings = Settings(
+    settings = EmulateSettings(
         command=(*start, "remora_adapters.aws_lambda.handler"),
         model=models,
         body=json.dumps({**REQUEST, "model_name": "scale"}).encode(),

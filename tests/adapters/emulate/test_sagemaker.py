@@ -15,8 +15,8 @@ import pytest
 
 from conftest import START_TIMEOUT_S
 from remora.cli import main
-from remora_adapters.emulate import PLATFORMS, Failed, Settings, find_platform
-from remora_adapters.emulate.asking import Address, Answer, ask
+from remora_adapters.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
+from remora_adapters.emulate.asking import Address, HttpReply, ask
 from remora_adapters.emulate.process import free_port
 from remora_adapters.emulate.running import FAILED, play
 from remora_adapters.emulate.sagemaker import PLATFORM, accepts_quickly
@@ -54,14 +54,14 @@ FAULTS = {
 }
 
 
-def settings(tmp_path: Path, fault: str) -> Settings:
+def settings(tmp_path: Path, fault: str) -> EmulateSettings:
     model, stream = tmp_path / "model", tmp_path / "stream.json"
     model.mkdir()
     (model / "weights").write_text("1")
     stream.write_text('{"stream": true}')
     (tmp_path / "records.csv").write_text("1\n2\n3\n")
     (tmp_path / "slow.json").write_text('{"slow": true}')
-    return Settings(
+    return EmulateSettings(
         command=(sys.executable, str(SERVER)),
         model=model,
         body=BODY,
@@ -90,7 +90,7 @@ def test_every_check_but_the_one_that_needs_a_full_backlog_has_a_fault_planted_f
 
 
 def test_connections_that_wait_fail_the_check_of_their_time() -> None:
-    boot = [Seen(0.0, Answer(200, {}, b"", connect_s=0.4))]
+    boot = [Seen(0.0, HttpReply(200, {}, b"", connect_s=0.4))]
     stage: Any = SimpleNamespace(boot=boot, limit_s=lambda seconds: seconds)
     with pytest.raises(Failed, match="400 ms"):
         accepts_quickly(stage)

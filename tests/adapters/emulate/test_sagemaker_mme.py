@@ -15,7 +15,7 @@ import pytest
 from conftest import START_TIMEOUT_S, free_ports
 from hosting import write_scale
 from remora.cli import main
-from remora_adapters.emulate import Settings
+from remora_adapters.emulate import EmulateSettings
 from remora_adapters.emulate.running import FAILED, SKIPPED, play
 from remora_adapters.emulate.sagemaker_mme import MODELS, PLATFORM
 
@@ -46,7 +46,7 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, expect
         (tmp_path / name).mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"1" * (8 << 20))
     (tmp_path / "large" / "too-large").write_text("")
-    settings = Settings(
+    settings = EmulateSettings(
         command=(sys.executable, str(SERVER)),
         model=tmp_path / "model",
         body=b"[1]",
@@ -67,7 +67,7 @@ def test_every_check_of_the_multi_model_api_has_a_fault_planted_for_it() -> None
 
 
 def test_without_a_folder_or_a_body_the_checks_that_need_one_are_skipped_with_the_reason() -> None:
-    settings = Settings(command=(sys.executable, str(SERVER)), startup_s=START_TIMEOUT_S)
+    settings = EmulateSettings(command=(sys.executable, str(SERVER)), startup_s=START_TIMEOUT_S)
     rows = {row.id: row for row in play(PLATFORM, settings, ["load", "unknown", "memory"])}
     assert (rows["load"].outcome, rows["unknown"].outcome) == (SKIPPED, "passed")
     assert "--model DIR" in rows["load"].found

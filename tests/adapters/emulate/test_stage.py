@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import START_TIMEOUT_S
-from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.process import Process
 from remora_adapters.emulate.stage import Stage
 
@@ -49,7 +49,7 @@ def test_a_file_that_is_closed_while_it_is_looked_at_hides_no_port(
 
 
 def test_a_server_that_opens_another_port_first_is_asked_on_its_own_once_that_is_open() -> None:
-    settings = Settings(command=(sys.executable, "-c", LATE), startup_s=START_TIMEOUT_S)
+    settings = EmulateSettings(command=(sys.executable, "-c", LATE), startup_s=START_TIMEOUT_S)
     with Stage(find_platform("sagemaker"), settings) as stage:
         stage.wait_until_ready()
         assert stage.ready

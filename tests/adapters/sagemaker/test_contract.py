@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hosting import write_scale
-from remora_adapters.emulate import Settings, find_platform
+from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, play
 from sagemaker_door import COUNTER, COUNTS, V2, python_model
 
@@ -24,7 +24,7 @@ def wrong(verdicts: list[Verdict], *may_skip: str) -> list[Verdict]:
 def test_every_check_of_an_endpoint_with_one_model_passes(tmp_path: Path, child_environment: dict[str, str]) -> None:
     write_scale(tmp_path / "model" / "scale")
     (tmp_path / "records.csv").write_text("".join(f"{row},0,0,1\n" for row in range(100)))
-    settings = Settings(
+    settings = EmulateSettings(
         command=ENTRY,
         model=tmp_path / "model",
         body=V2,
@@ -42,7 +42,7 @@ def test_every_check_of_a_multi_model_endpoint_passes(tmp_path: Path, child_envi
     python_model(full, COUNTS, "class TritonPythonModel:\n    def initialize(self, args):\n        raise MemoryError\n")
     with (full / "1" / "model.py").open("a") as file:
         file.write("    def execute(self, requests):\n        return []\n")
-    settings = Settings(
+    settings = EmulateSettings(
         command=ENTRY,
         model=tmp_path / "model",
         body=V2,
@@ -58,7 +58,7 @@ def test_a_stream_leaves_piece_by_piece(tmp_path: Path, child_environment: dict[
     body = tmp_path / "body.json"
     body.write_bytes(json.dumps({"x": 1}).encode())
     environ = child_environment | {"SAGEMAKER_TRITON_INFERENCE_TYPE": "generate_stream"}
-    settings = Settings(
+    settings = EmulateSettings(
         command=ENTRY,
         model=tmp_path / "model",
         body=body.read_bytes(),
@@ -75,7 +75,7 @@ def test_settings_that_make_no_sense_end_the_process_with_a_reason(
 ) -> None:
     write_scale(tmp_path / "model" / "scale")
     environ = child_environment | {variable: "nowhere"}
-    settings = Settings(command=ENTRY, model=tmp_path / "model", environ=environ, startup_s=60.0)
+    settings = EmulateSettings(command=ENTRY, model=tmp_path / "model", environ=environ, startup_s=60.0)
     verdicts = {row.id: row for row in play(find_platform("sagemaker"), settings)}
     assert verdicts["serve-argument"].outcome == FAILED
     assert f"{variable}=nowhere" in verdicts["serve-argument"].found

@@ -12,7 +12,7 @@ import pytest
 
 from remora.cli import main
 from remora.system.install_advice import install_command
-from remora_adapters.sagemaker.deploying import Call, Plan, calls_of, deploy, plan_of, scaling_of
+from remora_adapters.sagemaker.deploying import ApiCall, Plan, calls_of, deploy, plan_of, scaling_of
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 Stubber = pytest.importorskip("botocore.stub").Stubber
@@ -39,7 +39,7 @@ def clients(service: str) -> Any:
     return boto3.client(service, region_name="eu-west-1", aws_access_key_id="x", aws_secret_access_key="y")
 
 
-def problems(call: Call) -> str:
+def problems(call: ApiCall) -> str:
     """What AWS's service model has against a call."""
     client = clients(call.service)
     try:

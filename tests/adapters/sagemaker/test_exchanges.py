@@ -11,7 +11,7 @@ from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora.server.http.exchange import Exchange
-from remora_adapters.sagemaker.exchanges import Gathering
+from remora_adapters.sagemaker.exchanges import FanIn
 
 ROW = TensorInfo("x", "FP32", (-1, 4))
 HEADER = orjson.dumps(
@@ -71,9 +71,9 @@ def inline(work: Callable[[], HttpAnswer], exchange: Exchange) -> None:
     exchange.respond(work())
 
 
-def gathering(service: Service, client: Client, rows: int) -> Gathering:
+def gathering(service: Service, client: Client, rows: int) -> FanIn:
     head = Head("POST", "/v2/models/m/infer", ())
-    found = Gathering(service, lambda length: head, "*/*", inline, client)  # type: ignore[arg-type]
+    found = FanIn(service, lambda length: head, "*/*", inline, client)  # type: ignore[arg-type]
     assert found.read("text/csv", b"1,2,3,4\n" * rows, [ROW], 1) is None
     return found
 

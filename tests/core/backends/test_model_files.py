@@ -10,13 +10,13 @@ import pytest
 from fakes import config_of
 from remora.backends import Source
 from remora.backends.model_files import (
-    count,
     default_max_batch,
-    existing,
+    get_bool,
+    get_int,
     import_framework,
     load_failure,
     model_path,
-    truth,
+    require_file,
 )
 from remora.errors import ConfigError, NotFoundError
 from remora.system.install_advice import install_command
@@ -39,7 +39,7 @@ def test_a_missing_file_is_told_with_what_is_there_instead(tmp_path: Path) -> No
     made = source(tmp_path)
     (made.path / "net.x").touch()
     with pytest.raises(NotFoundError, match=r"unable to find '1/model.x' for model 'm', there is net.x: rename it"):
-        existing(model_path(made, config_of(""), "model.x"), made, "*.x")
+        require_file(model_path(made, config_of(""), "model.x"), made, "*.x")
 
 
 def test_a_missing_framework_is_told_with_the_line_that_installs_it() -> None:
@@ -60,13 +60,13 @@ def test_a_failure_to_load_shows_no_path_of_this_machine_and_knows_git_lfs(tmp_p
 
 def test_parameters_come_before_settings_and_are_checked() -> None:
     config = config_of('name: "m" parameters { key: "A" value { string_value: "true" } }')
-    assert truth(config, {"A": "false"}, "A", default=False)
-    assert not truth(config, {"B": "false"}, "B", default=True)
-    assert count(config, {"N": " 3 "}, "N") == 3
-    assert count(config, {}, "N") == 0
+    assert get_bool(config, {"A": "false"}, "A", default=False)
+    assert not get_bool(config, {"B": "false"}, "B", default=True)
+    assert get_int(config, {"N": " 3 "}, "N") == 3
+    assert get_int(config, {}, "N") == 0
     with pytest.raises(ConfigError, match="must be 1, 0, true or false"):
-        truth(config, {"C": "yes"}, "C", default=True)
+        get_bool(config, {"C": "yes"}, "C", default=True)
     with pytest.raises(ConfigError, match="must be a whole number"):
-        count(config, {"N": "-1"}, "N")
+        get_int(config, {"N": "-1"}, "N")
     with pytest.raises(ConfigError, match="default-max-batch-size"):
         default_max_batch({"default-max-batch-size": "many"})

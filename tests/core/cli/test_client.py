@@ -15,13 +15,13 @@ import pytest
 
 from fakes import UNTRACED
 from remora.cli import main
-from remora.cli.client import Answer, EngineDoor, HttpDoor, headers_of, model_path
+from remora.cli.client import ApiAnswer, EngineDoor, HttpDoor, headers_of, model_path
 from remora.errors import NotFoundError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
 
 Captured = pytest.CaptureFixture[str]
-Respond = Callable[[str, str, bytes, int | None], Answer]
+Respond = Callable[[str, str, bytes, int | None], ApiAnswer]
 
 _LENGTH = "Inference-Header-Content-Length"
 METADATA = {
@@ -80,11 +80,11 @@ def served(respond: Respond, seen: list[dict[str, str]] | None = None) -> Iterat
 
 
 def always(status: int, body: bytes) -> Respond:
-    return lambda method, path, sent, length: Answer(status, None, body)
+    return lambda method, path, sent, length: ApiAnswer(status, None, body)
 
 
-def written(answer: object) -> Answer:
-    return Answer(200, None, json.dumps(answer).encode())
+def written(answer: object) -> ApiAnswer:
+    return ApiAnswer(200, None, json.dumps(answer).encode())
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +193,10 @@ def test_a_load_where_clients_may_load_nothing_names_the_mode_to_start_with(caps
 
 
 def test_a_reason_that_only_the_index_has_follows_the_refusal(capsys: Captured) -> None:
-    def respond(method: str, path: str, body: bytes, length: int | None) -> Answer:
+    def respond(method: str, path: str, body: bytes, length: int | None) -> ApiAnswer:
         if path.endswith("index"):
             return written([{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no\nfile"}])
-        return Answer(400, None, b'{"error":"failed to load \'m\'"}')
+        return ApiAnswer(400, None, b'{"error":"failed to load \'m\'"}')
 
     with served(respond) as url:
         _, _, err = run(capsys, "models", "load", "m", "--url", url)
@@ -265,7 +265,7 @@ def test_a_server_that_is_not_there_is_told_with_what_to_do(command: tuple[str, 
 def test_a_server_that_is_too_slow_is_given_up(capsys: Captured) -> None:
     silence = threading.Event()
 
-    def stay_silent(method: str, path: str, body: bytes, length: int | None) -> Answer:
+    def stay_silent(method: str, path: str, body: bytes, length: int | None) -> ApiAnswer:
         silence.wait(30)
         return written([])
 
@@ -312,8 +312,8 @@ def test_a_model_that_was_never_loaded_has_dashes(capsys: Captured) -> None:
 
 
 def test_an_inference_answer_that_makes_no_sense_is_told(capsys: Captured) -> None:
-    def respond(method: str, path: str, body: bytes, length: int | None) -> Answer:
-        return written(METADATA) if method == "GET" else Answer(200, 2, b"{}xyz")
+    def respond(method: str, path: str, body: bytes, length: int | None) -> ApiAnswer:
+        return written(METADATA) if method == "GET" else ApiAnswer(200, 2, b"{}xyz")
 
     with served(respond) as url:
         code, out, err = run(capsys, "infer", "m", "--url", url, "--random")
@@ -322,7 +322,7 @@ def test_an_inference_answer_that_makes_no_sense_is_told(capsys: Captured) -> No
 
 
 def test_an_answer_in_json_is_read_too(capsys: Captured) -> None:
-    def respond(method: str, path: str, body: bytes, length: int | None) -> Answer:
+    def respond(method: str, path: str, body: bytes, length: int | None) -> ApiAnswer:
         outputs = [{"name": "y", "datatype": "BYTES", "shape": [2], "data": ["a", "b"]}]
         return written(METADATA if method == "GET" else {"model_name": "m", "outputs": outputs, "parameters": {"p": 1}})
 
@@ -337,7 +337,7 @@ def test_an_answer_in_json_is_read_too(capsys: Captured) -> None:
 def test_a_prefix_of_the_url_goes_before_every_path(capsys: Captured) -> None:
     asked: list[tuple[str, str]] = []
 
-    def respond(method: str, path: str, body: bytes, length: int | None) -> Answer:
+    def respond(method: str, path: str, body: bytes, length: int | None) -> ApiAnswer:
         asked.append((method, path))
         return written([])
 

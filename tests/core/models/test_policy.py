@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import DOUBLER, config_of
-from remora.models.policy import Action, Revision, Standing, next_action, revision_of
+from remora.models.policy import Action, CurrentState, Revision, next_action, revision_of
 from remora.repository import ModelFolder
 
 
@@ -19,8 +19,8 @@ def wish(versions: str = "1:a", *, shared: str = "s", config: str = "c", instanc
     return Revision(stamps, shared, config.encode(), instances.encode())
 
 
-def has(revision: Revision, *ready: int, adjustable: bool = True) -> Standing:
-    return Standing(revision, frozenset(ready), adjustable)
+def has(revision: Revision, *ready: int, adjustable: bool = True) -> CurrentState:
+    return CurrentState(revision, frozenset(ready), adjustable)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def has(revision: Revision, *ready: int, adjustable: bool = True) -> Standing:
     ],
 )
 def test_one_action_follows_from_wish_and_state(
-    wanted: Revision | None, standing: Standing | None, action: Action | None
+    wanted: Revision | None, standing: CurrentState | None, action: Action | None
 ) -> None:
     assert next_action(wanted, standing) == action
 
@@ -62,7 +62,7 @@ REVISIONS = st.builds(
     instances=st.sampled_from("ij"),
 )
 STANDINGS = st.builds(
-    lambda revision, left_out, adjustable: Standing(revision, frozenset(revision.versions) - left_out, adjustable),
+    lambda revision, left_out, adjustable: CurrentState(revision, frozenset(revision.versions) - left_out, adjustable),
     REVISIONS,
     st.frozensets(st.integers(1, 4), max_size=2),
     st.booleans(),
@@ -70,7 +70,9 @@ STANDINGS = st.builds(
 
 
 @given(REVISIONS, st.none() | STANDINGS)
-def test_once_done_every_version_of_the_wish_serves_and_no_other(wanted: Revision, standing: Standing | None) -> None:
+def test_once_done_every_version_of_the_wish_serves_and_no_other(
+    wanted: Revision, standing: CurrentState | None
+) -> None:
     action = next_action(wanted, standing)
     before = set(standing.ready) if standing else set()
     if action is None:
@@ -83,8 +85,8 @@ def test_once_done_every_version_of_the_wish_serves_and_no_other(wanted: Revisio
 
 
 @given(REVISIONS.filter(lambda revision: bool(revision.versions)), st.none() | STANDINGS)
-def test_what_was_done_once_need_not_be_done_again(wanted: Revision, standing: Standing | None) -> None:
-    assert next_action(wanted, Standing(wanted, frozenset(wanted.versions), True)) is None
+def test_what_was_done_once_need_not_be_done_again(wanted: Revision, standing: CurrentState | None) -> None:
+    assert next_action(wanted, CurrentState(wanted, frozenset(wanted.versions), True)) is None
 
 
 # -- revisions ------------------------------------------------------------------------------------------------------

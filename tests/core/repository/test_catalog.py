@@ -12,12 +12,12 @@ from interleaving import Interleaving
 from remora.errors import NotFoundError, UnavailableError
 from remora.repository import ModelFolder
 from remora.repository import catalog as offers_module
-from remora.repository.catalog import Offers, name_of
+from remora.repository.catalog import Catalog, name_of
 from remora.repository.local import LocalRepository
 
 
-def offers_of(*places: Path, namespacing: bool = False) -> Offers:
-    offers = Offers([LocalRepository(place) for place in places], namespacing=namespacing)
+def offers_of(*places: Path, namespacing: bool = False) -> Catalog:
+    offers = Catalog([LocalRepository(place) for place in places], namespacing=namespacing)
     offers.look()
     return offers
 
@@ -87,7 +87,7 @@ def test_looks_at_two_names_at_a_time_find_both(tmp_path: Path, monkeypatch: pyt
             return {Slow(key): folders for key, folders in super().models(name).items()}
 
     write_model(tmp_path, "x")
-    offers = Offers([SlowRepository(tmp_path)])
+    offers = Catalog([SlowRepository(tmp_path)])
     offers.look()
     for name in ("a", "b"):
         write_model(tmp_path, name)
@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_looked_at_keeps_what_it_showed(
 
     write_model(tmp_path, "a")
     repository = Flaky(tmp_path)
-    offers = Offers([repository])
+    offers = Catalog([repository])
     offers.look()
     repository.down = True
     with caplog.at_level(logging.WARNING):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-from remora.scheduling.backpressure import Allowance
+from remora.scheduling.backpressure import Backpressure
 
 PATIENCE_S = 30.0
 SOON_S = 0.01
 
 
 def test_one_thing_is_let_in_whatever_its_size() -> None:
-    allowance = Allowance(items=8, size=10)
+    allowance = Backpressure(items=8, size=10)
     assert allowance.take(1_000, SOON_S)
     assert not allowance.take(1, SOON_S)
     allowance.give(1_000)
@@ -19,14 +19,14 @@ def test_one_thing_is_let_in_whatever_its_size() -> None:
 
 
 def test_the_count_is_limited_too() -> None:
-    allowance = Allowance(items=2, size=10)
+    allowance = Backpressure(items=2, size=10)
     assert allowance.take(0, SOON_S)
     assert allowance.take(0, SOON_S)
     assert not allowance.take(0, SOON_S)
 
 
 def test_what_is_added_does_not_wait_but_counts() -> None:
-    allowance = Allowance(items=1, size=10)
+    allowance = Backpressure(items=1, size=10)
     allowance.add(3)
     allowance.add(3)
     assert not allowance.take(0, SOON_S)
@@ -37,7 +37,7 @@ def test_what_is_added_does_not_wait_but_counts() -> None:
 
 
 def test_room_that_is_given_back_wakes_who_waits() -> None:
-    allowance = Allowance(items=1, size=10)
+    allowance = Backpressure(items=1, size=10)
     allowance.add()
     taken: list[bool] = []
     waiting = threading.Thread(target=lambda: taken.append(allowance.take()))
@@ -48,7 +48,7 @@ def test_room_that_is_given_back_wakes_who_waits() -> None:
 
 
 def test_closing_lets_everybody_go_with_nothing() -> None:
-    allowance = Allowance(items=1, size=10)
+    allowance = Backpressure(items=1, size=10)
     allowance.add()
     taken: list[bool] = []
     waiting = threading.Thread(target=lambda: taken.append(allowance.take()))

@@ -15,7 +15,7 @@ from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.host import PLATFORMS, Door, Inside, find_adapter, models_of, port_of
+from remora.server.host import PLATFORMS, ExtraPort, ServerContext, find_adapter, models_of, port_of
 from remora.server.http.exchange import Exchange
 from remora.server.http.http1 import Service
 from remora.server.main import Server, StartError, ready_table
@@ -26,7 +26,7 @@ QUIET = ServerOptions(http_port=0, metrics_port=0, allow_grpc=False)
 class Greeter:
     """Answers one path of its own and hands the rest to V2."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: ServerContext) -> None:
         self.inside = inside
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
@@ -36,7 +36,7 @@ class Greeter:
         return self.inside.rest.handle(head, body, exchange)
 
 
-def greeter(inside: Inside) -> Service:
+def greeter(inside: ServerContext) -> Service:
     return Greeter(inside)
 
 
@@ -92,7 +92,7 @@ def test_a_front_answers_its_own_paths_and_v2_the_others(tmp_path: Path) -> None
     write_model(tmp_path, "m", config=None)
 
     async def run() -> None:
-        door = Door("second", "127.0.0.1", 0, greeter)
+        door = ExtraPort("second", "127.0.0.1", 0, greeter)
         server = Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), QUIET, greeter, (door,))
         loop = asyncio.get_running_loop()
         await server.start()
@@ -113,7 +113,7 @@ def test_two_listeners_may_not_share_a_port(tmp_path: Path) -> None:
 
     async def run() -> None:
         options = ServerOptions(http_port=4711, metrics_port=0, allow_grpc=False)
-        doors = (Door("SageMaker", "127.0.0.1", 4711, greeter),)
+        doors = (ExtraPort("SageMaker", "127.0.0.1", 4711, greeter),)
         server = Server(Engine(model_repository=(tmp_path,)), options, doors=doors)
         with pytest.raises(StartError, match="HTTP requests and SageMaker requests at the same address and port"):
             await server.start()

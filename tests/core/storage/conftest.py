@@ -9,7 +9,7 @@ import pytest
 
 from object_store import ObjectStore, object_store
 from remora.storage.cache import ModelCache
-from remora.storage.credentials import Settings, settings_for
+from remora.storage.credentials import StorageSettings, settings_for
 from remora.storage.downloads import Downloads
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
@@ -30,7 +30,7 @@ def clouds() -> Iterator[ObjectStore]:
 def opened(clouds: ObjectStore) -> Opened:
     """Opens a URL of the double; requests are repeated twice."""
 
-    def settings(url: str) -> Settings:
+    def settings(url: str) -> StorageSettings:
         environ = {**KEYS, "AWS_ENDPOINT_URL": clouds.url, "STORAGE_EMULATOR_HOST": clouds.url}
         return settings_for(parse_location(url), environ, lambda path: Path(path).read_text())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remora.errors import ConfigError
-from remora.storage.archive import Limits, is_archive, unpack
+from remora.storage.archive import ArchiveLimits, is_archive, unpack
 
 
 def member(
@@ -78,8 +78,8 @@ def test_a_file_behind_links_that_lead_out_only_together_stays_inside(tmp_path: 
     assert not (tmp_path / "outside").exists()
 
 
-@pytest.mark.parametrize("limits", [Limits(total_bytes=99), Limits(members=1)])
-def test_an_archive_beyond_the_limits_is_refused_before_it_is_written(tmp_path: Path, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ArchiveLimits(total_bytes=99), ArchiveLimits(members=1)])
+def test_an_archive_beyond_the_limits_is_refused_before_it_is_written(tmp_path: Path, limits: ArchiveLimits) -> None:
     packed = archive(tmp_path / "env.tar", member("one", size=1), member("two", size=99))
     with pytest.raises(ConfigError, match="holds more than"):
         unpack(packed, tmp_path / "env", limits)

@@ -9,7 +9,7 @@ import pytest
 
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.storage import Secret
-from remora.storage.credentials import AwsKeys, Settings, settings_for
+from remora.storage.credentials import AwsKeys, StorageSettings, settings_for
 from remora.storage.location import parse_location
 
 CREDENTIALS = {
@@ -30,7 +30,7 @@ FILES = {
 }
 
 
-def settings(url: str, environ: Mapping[str, str], files: Mapping[str, str] = FILES) -> Settings:
+def settings(url: str, environ: Mapping[str, str], files: Mapping[str, str] = FILES) -> StorageSettings:
     def read(path: str) -> str:
         try:
             return files[path]

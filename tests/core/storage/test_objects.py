@@ -9,7 +9,7 @@ import pytest
 from object_store import ObjectStore
 from remora.errors import NotFoundError, UnavailableError
 from remora.storage import ChangedError, Secret, StoredObject
-from remora.storage.credentials import AwsKeys, Settings
+from remora.storage.credentials import AwsKeys, StorageSettings
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
 
@@ -139,7 +139,7 @@ def test_a_bucket_that_is_not_there_says_so(opened: Opened) -> None:
 def test_a_cloud_that_cannot_be_reached_says_so() -> None:
     place = parse_location("s3://127.0.0.1:1/bucket/r")
     storage = ObjectStorage(
-        place, lambda: Settings({"endpoint": place.endpoint, "skip_signature": True}, None, True), retries=0
+        place, lambda: StorageSettings({"endpoint": place.endpoint, "skip_signature": True}, None, True), retries=0
     )
     with pytest.raises(UnavailableError, match="cannot reach 's3://127"):
         storage.listing()
@@ -149,10 +149,10 @@ def test_credentials_that_are_refused_are_read_again_once(clouds: ObjectStore) -
     clouds.put("bucket", "r/x", b"x")
     reads: list[str] = []
 
-    def settings() -> Settings:
+    def settings() -> StorageSettings:
         reads.append("read")
         keys = AwsKeys(f"AK{len(reads)}", Secret("sk"))
-        return Settings({"endpoint": clouds.url, "region": "us-east-1"}, keys, allow_http=True)
+        return StorageSettings({"endpoint": clouds.url, "region": "us-east-1"}, keys, allow_http=True)
 
     storage = ObjectStorage(parse_location("s3://bucket/r"), settings, retries=0)
     clouds.fail("403", on="LIST")
@@ -168,7 +168,9 @@ def test_keys_of_the_settings_are_not_mixed_with_the_environment(
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "stray")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "STRAY")
-    settings = Settings({"endpoint": clouds.url, "region": "us-east-1"}, AwsKeys("AK", Secret("sk")), allow_http=True)
+    settings = StorageSettings(
+        {"endpoint": clouds.url, "region": "us-east-1"}, AwsKeys("AK", Secret("sk")), allow_http=True
+    )
     ObjectStorage(parse_location("s3://bucket/r"), lambda: settings).listing()
     headers = clouds.requests[-1].headers
     assert "Credential=AK/" in headers["authorization"]
@@ -180,8 +182,8 @@ def test_no_error_shows_a_signature_or_a_key(clouds: ObjectStore) -> None:
     config = {"endpoint": clouds.url, "account_name": "acct", "sas_key": Secret("sig=very-secret")}
     blob = parse_location("as://acct/absent/p")
     for storage in (
-        ObjectStorage(place, lambda: Settings({}, None, True), retries=0),
-        ObjectStorage(blob, lambda: Settings(config, None, True), retries=0),
+        ObjectStorage(place, lambda: StorageSettings({}, None, True), retries=0),
+        ObjectStorage(blob, lambda: StorageSettings(config, None, True), retries=0),
     ):
         with pytest.raises((NotFoundError, UnavailableError)) as failed:
             storage.listing()
@@ -191,7 +193,7 @@ def test_no_error_shows_a_signature_or_a_key(clouds: ObjectStore) -> None:
 def test_two_environments_are_two_places(clouds: ObjectStore, opened: Opened) -> None:
     place = parse_location("s3://bucket/r")
     here, there = (
-        ObjectStorage(place, lambda url=url: Settings({"endpoint": url})) for url in ("http://a", "http://b")
+        ObjectStorage(place, lambda url=url: StorageSettings({"endpoint": url})) for url in ("http://a", "http://b")
     )
     assert here.identity != there.identity
     assert here.location == there.location

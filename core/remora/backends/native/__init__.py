@@ -12,7 +12,7 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToDict
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.model_files import existing, load_failure, model_path
+from remora.backends.model_files import load_failure, model_path, require_file
 from remora.backends.native.calls import NativeLibrary, NativeRun
 from remora.backends.native.elf import why_not_whole
 from remora.backends.onnxruntime.plan import concurrent_instances
@@ -40,7 +40,7 @@ class NativeBackend:
             ConfigError: it was built for another version of the header, or lacks one of its functions.
             InternalError: it cannot be loaded; the text has the reason.
         """
-        path = self._library or existing(model_path(source, config, "model.so"), source, "*.so")
+        path = self._library or require_file(model_path(source, config, "model.so"), source, "*.so")
         reason = why_not_whole(path)
         if reason:
             raise load_failure(source, path, reason)

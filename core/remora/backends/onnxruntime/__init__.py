@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import (
+    cpu_as_device,
     default_max_batch,
-    existing,
     is_lfs_pointer,
     model_path,
+    require_file,
     shown_path,
-    stands_for_a_device,
 )
 from remora.backends.onnxruntime.plan import (
     CPU_PROVIDER,
@@ -197,7 +197,7 @@ class OnnxModel:
         if not session.binds:
             return None
         if on_cpu:
-            return memory_of(HOST) if stands_for_a_device(self._source.settings) else None
+            return memory_of(HOST) if cpu_as_device(self._source.settings) else None
         if device.kind != "GPU":
             return None
         try:
@@ -383,4 +383,4 @@ def _find_model(source: Source, config: ModelConfig) -> Path:
         inside = path / _DEFAULT_FILE
         graphs = [inside] if inside.is_file() else sorted(path.glob("*.onnx"))
         path = graphs[0] if len(graphs) == 1 else inside
-    return existing(path, source, "*.onnx")
+    return require_file(path, source, "*.onnx")

@@ -14,8 +14,8 @@ from typing import Any
 
 from remora.backends import BackendModel, Instance, Placement, Source
 from remora.backends.calling import opening
-from remora.backends.model_files import existing, model_path, shown_path
-from remora.backends.python.calls import Calls
+from remora.backends.model_files import model_path, require_file, shown_path
+from remora.backends.python.calls import ModelCalls
 from remora.backends.python.config import ModelConfig as CompletedConfig
 from remora.backends.python.config import take_over
 from remora.backends.python.failures import describe, describe_load
@@ -80,7 +80,7 @@ class PythonBackend:
             InternalError: the file cannot be imported, or defines no model.
         """
         shared = source.settings.get(_CODE)
-        file = Path(shared) if shared else existing(model_path(source, config, DEFAULT_FILENAME), source, "*.py")
+        file = Path(shared) if shared else require_file(model_path(source, config, DEFAULT_FILENAME), source, "*.py")
         return PythonModel(source, file, self._to_json, shared=bool(shared))
 
 
@@ -169,7 +169,7 @@ class PythonModel:
 
     def _host(self, instance_name: str = "") -> Host:
         source = self._source
-        caller = Calls(source.calls(), instance_name or source.name) if source.calls is not None else None
+        caller = ModelCalls(source.calls(), instance_name or source.name) if source.calls is not None else None
         return Host(source.name, source.version, str(self._version_dir), caller, instance_name or source.name)
 
     def _load(self) -> LoadedModule:

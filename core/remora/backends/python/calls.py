@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class Calls:
+class ModelCalls:
     """A model's way to the engine; what ``host.Caller`` asks for.
 
     Args:

@@ -38,7 +38,7 @@ def import_tensor(source: object) -> tuple[str, Array | DeviceArray]:
     if found.datatype == "BF16":
         return "BF16", _bits(found.take())
     try:
-        return "", np.from_dlpack(_Once(found.capsule))
+        return "", np.from_dlpack(_SingleUse(found.capsule))
     except (BufferError, RuntimeError) as error:
         raise DLPackError(f"numpy cannot take the DLPack tensor: {error}") from error
 
@@ -59,7 +59,7 @@ def _capsule_of(source: object) -> object:
         raise DLPackError(f"the tensor lies on DLPack device type {int(device)}: move it to the CPU first") from error
 
 
-class _Once:
+class _SingleUse:
     """A bare capsule in the shape that numpy wants it in."""
 
     def __init__(self, capsule: Any) -> None:

@@ -173,7 +173,7 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Parame
     return checked
 
 
-class Reply(Protocol):
+class ResponseTarget(Protocol):
     """Where the responses to one request go."""
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
@@ -184,11 +184,11 @@ class Reply(Protocol):
 
 
 class ResponseSender:
-    """A model's end of a ``Reply`` (spec Y09)."""
+    """A model's end of a ``ResponseTarget`` (spec Y09)."""
 
     __slots__ = ("__weakref__", "_reply")
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseTarget) -> None:
         self._reply = reply
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:

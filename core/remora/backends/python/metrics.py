@@ -8,7 +8,7 @@ from typing import Any
 
 from remora.backends.python.host import current_host
 from remora.backends.python.tensor import TritonModelException
-from remora.custom_metrics import REGISTRY, Kind, MetricError, Series
+from remora.custom_metrics import REGISTRY, MetricError, MetricKind, Series
 
 _registry: Any = REGISTRY
 
@@ -72,13 +72,13 @@ class MetricFamily:
         TritonModelException: a bad name, or one that is in use for another kind or description.
     """
 
-    COUNTER = Kind.COUNTER
-    GAUGE = Kind.GAUGE
-    HISTOGRAM = Kind.HISTOGRAM
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: Kind) -> None:
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         with _explained("Error when creating MetricFamily"):
-            self._claim = _registry.claim(name, description, Kind(kind), holder=self, owner=current_host())
+            self._claim = _registry.claim(name, description, MetricKind(kind), holder=self, owner=current_host())
 
     def Metric(  # noqa: N802 - Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None

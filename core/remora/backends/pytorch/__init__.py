@@ -15,7 +15,7 @@ from typing import Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import input_types, output_types
-from remora.backends.model_files import default_max_batch, existing, load_failure, model_path, stands_for_a_device
+from remora.backends.model_files import cpu_as_device, default_max_batch, load_failure, model_path, require_file
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.pytorch.archive import SCRIPT
 from remora.backends.pytorch.plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
@@ -44,7 +44,9 @@ class PyTorchBackend:
             ConfigError: a parameter that cannot be read, or a GPU that is not there.
             InternalError: PyTorch cannot read the file, or reading it could run code.
         """
-        path = existing(model_path(source, config, _FILES.get(config.platform, "model.pt")), source, "*.pt", "*.pt2")
+        path = require_file(
+            model_path(source, config, _FILES.get(config.platform, "model.pt")), source, "*.pt", "*.pt2"
+        )
         return PyTorchModel(load_torch(source.name), source, path, config)
 
 
@@ -109,7 +111,7 @@ class PyTorchModel:
         """Where an instance's tensors may lie (decision 0030)."""
         if device is not None and device.type == "cuda":
             return frozenset({(CUDA, device.index)})
-        return frozenset({HOST}) if stands_for_a_device(self._source.settings) else frozenset()
+        return frozenset({HOST}) if cpu_as_device(self._source.settings) else frozenset()
 
     def close(self) -> None:
         """Let the programs go."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remora.backends.model_files import count, said, truth
+from remora.backends.model_files import get_bool, get_int, get_parameter
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -71,15 +71,15 @@ def plan_run(config: ModelConfig, settings: Mapping[str, str]) -> RunPlan:
     if unknown:
         raise ConfigError(f"unknown Execution Accelerator '{unknown[0]}' is requested")
     return RunPlan(
-        inference_mode=truth(config, settings, "INFERENCE_MODE", default=True),
-        optimized=not truth(config, settings, "DISABLE_OPTIMIZED_EXECUTION", default=False),
-        cudnn=not truth(config, settings, "DISABLE_CUDNN", default=False),
-        share_weights=truth(config, settings, "ENABLE_WEIGHT_SHARING", default=False),
-        clean_cache=truth(config, settings, "ENABLE_CACHE_CLEANING", default=False),
-        intra_op_threads=count(config, settings, "INTRA_OP_THREAD_COUNT"),
-        inter_op_threads=count(config, settings, "INTER_OP_THREAD_COUNT"),
+        inference_mode=get_bool(config, settings, "INFERENCE_MODE", default=True),
+        optimized=not get_bool(config, settings, "DISABLE_OPTIMIZED_EXECUTION", default=False),
+        cudnn=not get_bool(config, settings, "DISABLE_CUDNN", default=False),
+        share_weights=get_bool(config, settings, "ENABLE_WEIGHT_SHARING", default=False),
+        clean_cache=get_bool(config, settings, "ENABLE_CACHE_CLEANING", default=False),
+        intra_op_threads=get_int(config, settings, "INTRA_OP_THREAD_COUNT"),
+        inter_op_threads=get_int(config, settings, "INTER_OP_THREAD_COUNT"),
         mixed_precision=_MIXED_PRECISION in named,
-        compiling=_compile_options(config, said(config, settings, _COMPILE)),
+        compiling=_compile_options(config, get_parameter(config, settings, _COMPILE)),
         ignored=tuple(key for key in sorted(config.parameters) if key not in _KNOWN),
     )
 

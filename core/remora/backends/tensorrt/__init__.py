@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.model_files import existing, import_framework, load_failure, model_path
+from remora.backends.model_files import import_framework, load_failure, model_path, require_file
 from remora.backends.ragged import array_instance
-from remora.backends.tensorrt.context import Context, Engine, describe, log_of
+from remora.backends.tensorrt.context import TrtContext, TrtEngine, describe, log_of
 from remora.backends.transfers import transfer_for
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError, UnsupportedError
@@ -39,7 +39,7 @@ class TensorRtBackend:
             UnsupportedError: a tensor of a type that the protocol does not have.
             InternalError: the engine was built for another version of TensorRT or another GPU, or is no engine.
         """
-        path = existing(model_path(source, config, "model.plan"), source, "*.plan", "*.engine", "*.trt")
+        path = require_file(model_path(source, config, "model.plan"), source, "*.plan", "*.engine", "*.trt")
         trt = import_framework("tensorrt", source.name, "TensorRT", _EXTRA)
         try:
             runtime = cuda.cuda()
@@ -58,7 +58,7 @@ class TensorRtModel:
         self._cuda = runtime
         self._source = source
         self._path = path
-        self._engines: dict[int, Engine] = {}
+        self._engines: dict[int, TrtEngine] = {}
         self._opening = threading.Lock()
         self._profile = _profile(config)
         if _named_gpu(config) is not None:  # else the engine chooses one before `complete`
@@ -90,7 +90,7 @@ class TensorRtModel:
         engine = self._engine(placement.device_id)
         memory = CudaMemory(self._cuda, placement.device_id)
         transfer = transfer_for(config, memory, lambda: self._cuda)
-        context = Context(self._cuda, engine, memory, transfer, self._profile)
+        context = TrtContext(self._cuda, engine, memory, transfer, self._profile)
         return array_instance(
             placement.name,
             config,
@@ -107,7 +107,7 @@ class TensorRtModel:
             with self._cuda.on(device):
                 del self._engines[device]
 
-    def _engine(self, device: int) -> Engine:
+    def _engine(self, device: int) -> TrtEngine:
         with self._opening:
             if device not in self._engines:
                 with self._cuda.on(device):

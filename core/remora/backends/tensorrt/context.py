@@ -39,7 +39,7 @@ class EngineTensor(NamedTuple):
     on_host: bool = False
 
 
-class Engine(NamedTuple):
+class TrtEngine(NamedTuple):
     """An engine and what is known of it."""
 
     inner: Any
@@ -96,7 +96,7 @@ def log_of(trt: Any) -> Any:
     return log
 
 
-def describe(trt: Any, plan: bytes, model: str) -> Engine | None:
+def describe(trt: Any, plan: bytes, model: str) -> TrtEngine | None:
     """The engine of a plan on the thread's device; None when it cannot be read, the log then tells why.
 
     Raises:
@@ -109,7 +109,7 @@ def describe(trt: Any, plan: bytes, model: str) -> Engine | None:
         return None
     names = [inner.get_tensor_name(index) for index in range(inner.num_io_tensors)]
     tensors = tuple(_tensor(trt, inner, name, model) for name in names)
-    return Engine(inner, tensors, int(inner.num_optimization_profiles), log.reasons)
+    return TrtEngine(inner, tensors, int(inner.num_optimization_profiles), log.reasons)
 
 
 def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
@@ -129,7 +129,7 @@ def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
     return EngineTensor(info, is_input, bool(inner.is_shape_inference_io(name)))
 
 
-class Context:
+class TrtContext:
     """An execution context as a function from arrays to arrays; see ``arrays.Run``. One thread at a time.
 
     Args:
@@ -140,7 +140,7 @@ class Context:
         profile: the number of its optimization profile.
     """
 
-    def __init__(self, runtime: Cuda, engine: Engine, memory: Memory, transfer: Transfer, profile: int) -> None:
+    def __init__(self, runtime: Cuda, engine: TrtEngine, memory: Memory, transfer: Transfer, profile: int) -> None:
         self._cuda = runtime
         self._memory = memory
         self._device = memory.device[1]

@@ -15,11 +15,11 @@ import numpy as np
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import (
     default_max_batch,
-    existing,
+    get_bool,
+    get_parameter,
     load_failure,
     model_path,
-    said,
-    truth,
+    require_file,
     warn_of_unused,
 )
 from remora.backends.onnxruntime.plan import concurrent_instances
@@ -70,7 +70,7 @@ class TreesBackend:
             InternalError: the library cannot read the file.
         """
         kind = _model_type(config, source)
-        path = existing(model_path(source, config, _TYPES[kind][0]), source, "*.json", "*.ubj", "*.txt", "*.tl")
+        path = require_file(model_path(source, config, _TYPES[kind][0]), source, "*.json", "*.ubj", "*.txt", "*.tl")
         try:
             forest = _TYPES[kind][1](source.name, path, max(1, source.cpus // concurrent_instances(config)))
         except ConfigError:
@@ -138,10 +138,10 @@ class TreesModel:
 
 def plan_trees(config: ModelConfig, settings: Mapping[str, str], kind: str, classes: int) -> TreePlan:
     """What the parameters ask of a forest with so many classes. Raises ConfigError."""
-    classifier = truth(config, settings, "is_classifier", default=classes > 0)
-    output_class = truth(config, settings, "output_class", default=classifier)
-    probabilities = truth(config, settings, "predict_proba", default=False)
-    text = said(config, settings, "threshold") or "0.5"
+    classifier = get_bool(config, settings, "is_classifier", default=classes > 0)
+    output_class = get_bool(config, settings, "output_class", default=classifier)
+    probabilities = get_bool(config, settings, "predict_proba", default=False)
+    text = get_parameter(config, settings, "threshold") or "0.5"
     try:
         threshold = float(text)
     except ValueError as error:
@@ -200,7 +200,7 @@ def finished(values: Array, plan: TreePlan, classes: int, width: int) -> Array:
 
 def _model_type(config: ModelConfig, source: Source) -> str:
     """The parameter ``model_type``, or what the file's name says. Raises ConfigError."""
-    given = said(config, source.settings, "model_type")
+    given = get_parameter(config, source.settings, "model_type")
     if given == "xgboost":
         raise ConfigError(
             f"model '{config.name}': XGBoost has given up its old binary format: load the model with an older XGBoost "

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any
 
 from remora.backends.calling import Busy, ModelCall, ModelCaller, Origin
-from remora.backends.worker.connection import Link
+from remora.backends.worker.connection import WorkerConnection
 from remora.backends.worker.encoding import OutcomeWriter, error_head
 from remora.backends.worker.logs import Budget
-from remora.backends.worker.wire import FINAL, Draft, Item, Kind, Message, head
+from remora.backends.worker.wire import FINAL, Draft, Item, Message, MessageKind, head
 from remora.custom_metrics import REGISTRY, Claim, MetricError, Series
-from remora.custom_metrics import Kind as MetricKind
+from remora.custom_metrics import MetricKind as MetricKind
 from remora.errors import InternalError, InvalidArgumentError, RemoraError
 from remora.messages import InferForm, InputSpec, Outcome, OutputSpec, Request
 
 
-class Errands:
+class WorkerCallbacks:
     """Does what one instance's worker asks for.
 
     Args:
@@ -47,38 +47,40 @@ class Errands:
         self._now_ns = now_ns
         self._budget = Budget()
         self._metrics = _Metrics()
-        self._cancels: dict[tuple[Link, int], Callable[[], None]] = {}
+        self._cancels: dict[tuple[WorkerConnection, int], Callable[[], None]] = {}
         self._outcomes = OutcomeWriter()
 
-    def run(self, link: Link, message: Message) -> None:
+    def run(self, link: WorkerConnection, message: Message) -> None:
         """Do what the message asks for. What the worker gets wrong is answered or logged, never raised."""
         try:
             self._run(link, message)
         except RemoraError as error:
-            link.tell(Kind.REFUSED, message.number, [Draft(error_head(error))])
+            link.tell(MessageKind.REFUSED, message.number, [Draft(error_head(error))])
         except MetricError as error:
-            link.tell(Kind.REFUSED, message.number, [Draft(head(error=["INVALID_ARG", str(error), True, False]))])
+            link.tell(
+                MessageKind.REFUSED, message.number, [Draft(head(error=["INVALID_ARG", str(error), True, False]))]
+            )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             refusal = InternalError(f"the worker of '{self.instance}' asked for nonsense: {error!r}")
-            link.tell(Kind.REFUSED, message.number, [Draft(error_head(refusal))])
+            link.tell(MessageKind.REFUSED, message.number, [Draft(error_head(refusal))])
 
-    def _run(self, link: Link, message: Message) -> None:
+    def _run(self, link: WorkerConnection, message: Message) -> None:
         item = message.items[0]
         fields = item.head.fields
         match message.kind:
-            case Kind.LOG:
+            case MessageKind.LOG:
                 self.log_record(link, fields)
-            case Kind.METRIC:
+            case MessageKind.METRIC:
                 self._metrics.change(fields)
-            case Kind.METRIC_CALL:
-                link.tell(Kind.ANSWER, message.number, [Draft(head(value=self._metrics.ask(fields)))])
-            case Kind.CALL:
+            case MessageKind.METRIC_CALL:
+                link.tell(MessageKind.ANSWER, message.number, [Draft(head(value=self._metrics.ask(fields)))])
+            case MessageKind.CALL:
                 self._call(link, message.number, item)
-            case Kind.CALL_CANCEL:
+            case MessageKind.CALL_CANCEL:
                 cancel = self._cancels.get((link, message.number))
                 if cancel is not None:
                     cancel()
-            case Kind.MODEL_CALL:
+            case MessageKind.MODEL_CALL:
                 threading.Thread(
                     target=self._model_call, args=(link, message.number, item), name="remora model call", daemon=True
                 ).start()
@@ -94,7 +96,7 @@ class Errands:
         for line in lines[: self._budget.grant(len(lines), now_ns)]:
             self._emit(level, f"{self.instance}: {line}", request_ids, "(output)", 0, "")
 
-    def log_record(self, link: Link, fields: dict[str, Any]) -> None:
+    def log_record(self, link: WorkerConnection, fields: dict[str, Any]) -> None:
         """A line that the model's code has logged; the worker keeps to a budget of its own."""
         ids = fields["requests"] or link.current
         self._emit(fields["level"], fields["text"], ids, fields["file"], fields["line"], fields["function"])
@@ -109,7 +111,7 @@ class Errands:
 
     # -- calls of other models --------------------------------------------------------------------------------------
 
-    def _call(self, link: Link, number: int, item: Item) -> None:
+    def _call(self, link: WorkerConnection, number: int, item: Item) -> None:
         fields = item.head.fields
         caller = self._caller()
         specs = tuple(InputSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in item.head.tensors)
@@ -138,14 +140,14 @@ class Errands:
         if key in self._cancels:  # else it is answered already
             self._cancels[key] = cancel
 
-    def _answer(self, link: Link, number: int, outcome: Outcome) -> None:
+    def _answer(self, link: WorkerConnection, number: int, outcome: Outcome) -> None:
         draft = self._outcomes.draft(outcome)
         final = bool(draft.flags & FINAL) or not isinstance(outcome, tuple)
         if final:
             self._cancels.pop((link, number), None)
-        link.tell(Kind.CALL_STREAMED, number, [draft._replace(flags=FINAL if final else 0)])
+        link.tell(MessageKind.CALL_STREAMED, number, [draft._replace(flags=FINAL if final else 0)])
 
-    def _origin(self, link: Link, fields: dict[str, Any]) -> Origin:
+    def _origin(self, link: WorkerConnection, fields: dict[str, Any]) -> Origin:
         requests: list[Request] = []
         for number, index in fields["requests"]:
             requests += link.requests_of(number)[index : index + 1]
@@ -157,16 +159,16 @@ class Errands:
             raise InvalidArgumentError("calls of other models are not offered here")
         return self._calls()
 
-    def _model_call(self, link: Link, number: int, item: Item) -> None:
+    def _model_call(self, link: WorkerConnection, number: int, item: Item) -> None:
         try:
-            link.tell(Kind.ANSWER, number, [Draft(head(value=self._control(link, item)))])
+            link.tell(MessageKind.ANSWER, number, [Draft(head(value=self._control(link, item)))])
         except RemoraError as error:
-            link.tell(Kind.REFUSED, number, [Draft(error_head(error))])
+            link.tell(MessageKind.REFUSED, number, [Draft(error_head(error))])
         except Exception as error:
             refusal = InternalError(f"{type(error).__name__}: {error}")
-            link.tell(Kind.REFUSED, number, [Draft(error_head(refusal))])
+            link.tell(MessageKind.REFUSED, number, [Draft(error_head(refusal))])
 
-    def _control(self, link: Link, item: Item) -> bool | None:
+    def _control(self, link: WorkerConnection, item: Item) -> bool | None:
         fields = item.head.fields
         caller = self._caller()
         if fields["do"] == "is_ready":
@@ -182,7 +184,7 @@ class Errands:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: WorkerConnection) -> None:
         """That worker is gone: end its calls and its metrics."""
         for key in [key for key in self._cancels if key[0] is link]:
             cancel = self._cancels.pop(key, None)

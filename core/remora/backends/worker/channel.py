@@ -29,7 +29,7 @@ import numpy as np
 
 from remora.backends.worker import wire
 from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING, Ring
-from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Kind, Message, Stack, WireError
+from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Message, MessageKind, Stack, WireError
 from remora.messages import Array, Watcher
 
 ALIGNMENT = 64
@@ -211,7 +211,7 @@ class MemoryChannel:
 
     def send(
         self,
-        kind: Kind,
+        kind: MessageKind,
         number: int = 0,
         items: Drafts = (),
         *,
@@ -249,7 +249,7 @@ class MemoryChannel:
                 if len(record) > self._out.longest:
                     spilled = np.frombuffer(record, np.uint8)
                     draft = Draft(wire.head([("", "UINT8", spilled.shape)]), [spilled])
-                    record = wire.encode(Kind.SPILLED, 0, [draft], lambda array: self._place(array, end, placed))
+                    record = wire.encode(MessageKind.SPILLED, 0, [draft], lambda array: self._place(array, end, placed))
                 while not self._out.put(record):
                     self._wait_for_room(end)
             except BaseException as error:
@@ -259,7 +259,7 @@ class MemoryChannel:
                 if wait_s == 0 and isinstance(error, NoRoomError):
                     return False
                 raise
-            if kind is not Kind.EXECUTE or self._out.state != AWAY:
+            if kind is not MessageKind.EXECUTE or self._out.state != AWAY:
                 self._wake()
             return True
         finally:
@@ -309,7 +309,7 @@ class MemoryChannel:
         """Tell the other side which of its room is free again; nobody is woken for that. ``_sending`` is held."""
         while self._returned:
             offsets = [self._returned.popleft() for _ in range(min(len(self._returned), 256))]
-            record = wire.encode(Kind.RELEASE, 0, [Draft(wire.head(offsets=offsets))])
+            record = wire.encode(MessageKind.RELEASE, 0, [Draft(wire.head(offsets=offsets))])
             if not self._out.put(record):
                 self._returned.extend(offsets)
                 return
@@ -424,9 +424,9 @@ class MemoryChannel:
     def _take(self) -> Message | None:
         while (record := self._in.take()) is not None:
             message = wire.decode(record, self._heads, self._fetch)
-            if message.kind is Kind.SPILLED:
+            if message.kind is MessageKind.SPILLED:
                 message = wire.decode(bytearray(message.items[0].arrays[0].tobytes()), self._heads, self._fetch)
-            if message.kind is not Kind.RELEASE:
+            if message.kind is not MessageKind.RELEASE:
                 return message
             self._take_back(message)
         return None

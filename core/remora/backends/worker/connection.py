@@ -31,7 +31,7 @@ from remora.backends.worker.encoding import (
 )
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
-from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Kind, Message, Stacked, WireError
+from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Message, MessageKind, Stacked, WireError
 from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Request, Streamed, Watcher
 
@@ -48,7 +48,7 @@ class Channel(Protocol):
     def back_fd(self) -> int: ...
     def send(
         self,
-        kind: Kind,
+        kind: MessageKind,
         number: int = 0,
         items: Drafts = (),
         *,
@@ -129,7 +129,7 @@ class _Running:
 
     def answered(self, message: Message) -> None:
         """The worker's ``execute`` has returned. Streams that it has answered by that are ended by the scheduler."""
-        if message.kind is Kind.DONE:
+        if message.kind is MessageKind.DONE:
             for stream, item in zip(self.streams, message.items, strict=False):
                 stream.open = stream.open and is_open(item)
         self.answer = message
@@ -142,7 +142,7 @@ class _Late(NamedTuple):
     open: set[int]
 
 
-class Link:
+class WorkerConnection:
     """A connection to a running worker.
 
     Args:
@@ -153,7 +153,11 @@ class Link:
     """
 
     def __init__(
-        self, channel: Channel, process: WorkerProcess, instance: str, aside: Callable[[Link, Message], None]
+        self,
+        channel: Channel,
+        process: WorkerProcess,
+        instance: str,
+        aside: Callable[[WorkerConnection, Message], None],
     ) -> None:
         self.channel = channel
         self.process = process
@@ -171,11 +175,11 @@ class Link:
         self._late: dict[int, _Late] = {}
         self._watched: tuple[Watcher, MemoryChannel] | None = None
         self._flushing = threading.Lock()
-        self._outbox: deque[tuple[Kind, int, Sequence[Draft]]] = deque()
+        self._outbox: deque[tuple[MessageKind, int, Sequence[Draft]]] = deque()
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
-    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> Future[Sequence[Item]]:
+    def ask(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Future[Sequence[Item]]:
         """Ask for something that is no execution; the future gets the answer's items, or a RemoraError."""
         number = next(self._numbers) & 0xFFFFFFFF
         future: Future[Sequence[Item]] = Future()
@@ -186,7 +190,7 @@ class Link:
             self._fail(self.died())
         return future
 
-    def tell(self, kind: Kind, number: int, items: Sequence[Draft] = ()) -> None:
+    def tell(self, kind: MessageKind, number: int, items: Sequence[Draft] = ()) -> None:
         """Send something without waiting; it goes out later when there is no room now."""
         self._outbox.append((kind, number, items))
         self.flush()
@@ -213,7 +217,7 @@ class Link:
             self._outbox.clear()  # the end of the process answers
             return True
         except NoRoomError as error:
-            if kind is Kind.CALL_STREAMED:  # the model waits for an answer
+            if kind is MessageKind.CALL_STREAMED:  # the model waits for an answer
                 failure = InternalError(f"the answer does not get into the worker process: {error}")
                 self._outbox[0] = (kind, number, [Draft(error_head(failure), flags=FINAL)])
                 return True
@@ -235,10 +239,10 @@ class Link:
         done = False
         try:
             with self.channel.front():
-                sent = self.channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
+                sent = self.channel.send(MessageKind.EXECUTE, number, drafts, wait_s=0)
                 message = self._await(number, running) if sent else None
             if message is None:  # there is no room now: who reads must not wait for it
-                self.channel.send(Kind.EXECUTE, number, drafts, wait_s=timeout_s or None)
+                self.channel.send(MessageKind.EXECUTE, number, drafts, wait_s=timeout_s or None)
                 with self.channel.front():
                     message = self._await(number, running)
             outcomes = self._outcomes(message, running)
@@ -274,7 +278,7 @@ class Link:
             running.has_its_turn()
         sent = False
         with suppress(PeerLostError, NoRoomError):
-            sent = channel.send(Kind.EXECUTE, number, drafts, wait_s=0)
+            sent = channel.send(MessageKind.EXECUTE, number, drafts, wait_s=0)
         if not sent or self.ended.is_set():
             return self._running.pop(number, None) is None  # its end may have been told already
         running.told = set()
@@ -304,7 +308,9 @@ class Link:
         return self._watched[1] if self._watched is not None and self._watched[0] is watcher else None
 
     def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
-        return _Stream(execution, index, lambda index: self.tell(Kind.STREAM_READ, number, [Draft(flags=index << 8)]))
+        return _Stream(
+            execution, index, lambda index: self.tell(MessageKind.STREAM_READ, number, [Draft(flags=index << 8)])
+        )
 
     def _await(self, number: int, running: _Running) -> Message:
         running.told = set()
@@ -329,7 +335,7 @@ class Link:
     def _outcomes(self, message: Message, running: _Running) -> Sequence[Outcome | None]:
         execution = running.execution
         execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
-        if message.kind is Kind.FAILED:
+        if message.kind is MessageKind.FAILED:
             raise _failure(message)
         execution.again = turns_again(message.items)
         execution.late = running.late
@@ -351,17 +357,17 @@ class Link:
 
     def _cancel_late(self, number: int, cancel: Sequence[Draft]) -> None:
         if number in self._late:
-            self.tell(Kind.CANCEL, number, cancel)
+            self.tell(MessageKind.CANCEL, number, cancel)
 
     # -- handling ---------------------------------------------------------------------------------------------------
 
     def handle(self, message: Message) -> None:
         """Do what a message asks for. Called by who reads; does not wait."""
         match message.kind:
-            case Kind.DONE | Kind.FAILED:
+            case MessageKind.DONE | MessageKind.FAILED:
                 running = self._running.get(message.number)
                 future = self._asked.pop(message.number, None)
-                if running is not None and not running.streams and message.kind is Kind.DONE:
+                if running is not None and not running.streams and message.kind is MessageKind.DONE:
                     self._expect_late(message, running)
                 if running is not None and running.done is not None:
                     self._finish(message, running)
@@ -369,11 +375,11 @@ class Link:
                     running.answered(message)
                 elif future is None:
                     return
-                elif message.kind is Kind.DONE:
+                elif message.kind is MessageKind.DONE:
                     future.set_result(message.items)
                 else:
                     future.set_exception(_failure(message))
-            case Kind.STREAMED:
+            case MessageKind.STREAMED:
                 self._stream(message)
             case _:
                 self._aside(self, message)
@@ -450,7 +456,7 @@ class Link:
             return
         for index, request in enumerate(running.execution.requests):
             if request.cancelled and index not in told:
-                self.tell(Kind.CANCEL, number, [Draft(flags=index << 8)])
+                self.tell(MessageKind.CANCEL, number, [Draft(flags=index << 8)])
                 told.add(index)  # afterwards: another thread may look meanwhile, and twice does no harm
 
     # -- the end ----------------------------------------------------------------------------------------------------

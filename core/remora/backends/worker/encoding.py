@@ -135,7 +135,7 @@ class RequestReader:
         request.trace = trace
         return request
 
-    def _form(self, head: wire.Head) -> _Form:
+    def _form(self, head: wire.MessageHeader) -> _Form:
         known = self._forms.get(id(head))
         if known is None or known.head is not head:
             known = _form_of(head)
@@ -149,7 +149,7 @@ class RequestReader:
 class _Form(NamedTuple):
     """What a head says about requests."""
 
-    head: wire.Head
+    head: wire.MessageHeader
     names: tuple[str, ...]
     form: InferForm
     requested: tuple[str, ...]
@@ -157,7 +157,7 @@ class _Form(NamedTuple):
     trace: TraceMark | None = None
 
 
-def _form_of(head: wire.Head) -> _Form:
+def _form_of(head: wire.MessageHeader) -> _Form:
     fields = head.fields
     try:
         sequence_id, start, end = fields["sequence"]

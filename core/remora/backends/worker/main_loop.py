@@ -29,7 +29,7 @@ from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.connection import Channel
 from remora.backends.worker.encoding import OutcomeWriter, RequestReader, error_head, index_of
 from remora.backends.worker.proxies import Questions, ServerCalls, ServerLog, ServerMetrics
-from remora.backends.worker.wire import Draft, Drafts, Item, Kind, Message, head
+from remora.backends.worker.wire import Draft, Drafts, Item, Message, MessageKind, head
 from remora.errors import CancelledError, InternalError, RemoraError, about
 from remora.messages import Outcome, Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
@@ -78,7 +78,7 @@ class Worker:
                 message = self._next()
             except PeerLostError:
                 os._exit(0)
-            if message.kind is Kind.CLOSE:
+            if message.kind is MessageKind.CLOSE:
                 break
             self._do(message)
             del message
@@ -104,12 +104,12 @@ class Worker:
         drafts: Drafts
         try:
             drafts = self._answer(message)
-            kind = Kind.DONE
+            kind = MessageKind.DONE
         except RemoraError as error:
-            kind, drafts = Kind.FAILED, [Draft(error_head(error))]
+            kind, drafts = MessageKind.FAILED, [Draft(error_head(error))]
         except Exception as error:  # ours, not the model's: that has its own words by now
             failure = InternalError(f"{type(error).__name__}: {error}", from_model=True)
-            kind, drafts = Kind.FAILED, [Draft(error_head(failure))]
+            kind, drafts = MessageKind.FAILED, [Draft(error_head(failure))]
         try:
             self._channel.send(kind, number, drafts, begin_ns=begin_ns, end_ns=monotonic_ns())
         except NoRoomError as error:
@@ -118,23 +118,23 @@ class Worker:
                 "--backend-config=python,transfer-limit-byte-size=BYTES",
                 from_model=True,
             )
-            self._channel.send(Kind.FAILED, number, [Draft(error_head(failure))])
+            self._channel.send(MessageKind.FAILED, number, [Draft(error_head(failure))])
 
     def _answer(self, message: Message) -> Drafts:
         match message.kind:
-            case Kind.EXECUTE:
+            case MessageKind.EXECUTE:
                 return self._execute(message)
-            case Kind.OPEN:
+            case MessageKind.OPEN:
                 self._open(message.items[0])
                 return []
-            case Kind.COMPLETE:
+            case MessageKind.COMPLETE:
                 config = _config(message.items[0])
                 self._opened().complete(config)
                 import numpy as np
 
                 data = np.frombuffer(config.SerializeToString(), np.uint8)
                 return [Draft(head([("config", "UINT8", data.shape)]), [data])]
-            case Kind.START:
+            case MessageKind.START:
                 name, kind, device_id = message.items[0].head.fields["placement"]
                 config = _config(message.items[0])
                 self._decoupled = config.model_transaction_policy.decoupled
@@ -190,7 +190,7 @@ class Worker:
         finally:
             sys.stdout.flush()
             try:
-                self._channel.send(Kind.DONE, number)
+                self._channel.send(MessageKind.DONE, number)
             except PeerLostError:
                 os._exit(0)
 
@@ -227,10 +227,12 @@ class Worker:
             executing.ahead[index].acquire()
         draft = self._writer.draft(streamed, index)
         try:
-            self._channel.send(Kind.STREAMED, executing.number, [draft])
+            self._channel.send(MessageKind.STREAMED, executing.number, [draft])
         except NoRoomError as error:
             failure = InternalError(f"an output does not get out of the worker process: {error}", from_model=True)
-            self._channel.send(Kind.STREAMED, executing.number, [self._writer.draft(Streamed(failure, True), index)])
+            self._channel.send(
+                MessageKind.STREAMED, executing.number, [self._writer.draft(Streamed(failure, True), index)]
+            )
             streamed = Streamed(failure, True)
         if streamed.final:
             executing.open.discard(index)
@@ -287,15 +289,17 @@ class Worker:
     def _aside(self, message: Message) -> bool:
         """Do what does not concern the model's thread; False for what does."""
         match message.kind:
-            case Kind.EXECUTE:  # known from now on: what is told of it may be read before the model's thread gets to it
+            case (
+                MessageKind.EXECUTE
+            ):  # known from now on: what is told of it may be read before the model's thread gets to it
                 self._executing[message.number] = _Executing(self, message.number)
                 return False
-            case Kind.CANCEL | Kind.STREAM_READ:
+            case MessageKind.CANCEL | MessageKind.STREAM_READ:
                 executing = self._executing.get(message.number)
                 if executing is not None:
                     executing.told(message)
-            case Kind.ANSWER | Kind.REFUSED | Kind.CALL_STREAMED:
-                if message.kind is Kind.CALL_STREAMED or not self._questions.answered(message):
+            case MessageKind.ANSWER | MessageKind.REFUSED | MessageKind.CALL_STREAMED:
+                if message.kind is MessageKind.CALL_STREAMED or not self._questions.answered(message):
                     self._calls.answered(message)
             case _:
                 return False
@@ -364,7 +368,7 @@ class _Executing:
         """Requests were cancelled, or answers were read."""
         for item in message.items:
             index, _ = index_of(item)
-            if message.kind is Kind.CANCEL:
+            if message.kind is MessageKind.CANCEL:
                 self._cancelled.append(index)
                 if self.requests:
                     self.requests[index].cancel()

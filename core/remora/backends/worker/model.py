@@ -14,11 +14,11 @@ import numpy as np
 
 from remora.backends import Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
-from remora.backends.worker.callbacks import Errands
+from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
-from remora.backends.worker.supervisor import Keeper, Steps
-from remora.backends.worker.wire import Draft, Kind, head, nbytes_of
+from remora.backends.worker.supervisor import Steps, Supervisor
+from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
 from remora.errors import ConfigError, InvalidArgumentError
 from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
@@ -44,7 +44,7 @@ class WorkerModel:
     def _open(self) -> WorkerInstance:
         instance = WorkerInstance(self._source, self._settings, self._python)
         try:
-            instance.keeper.ask(Kind.OPEN, self._opening)
+            instance.keeper.ask(MessageKind.OPEN, self._opening)
         except InvalidArgumentError as error:
             instance.abandon()
             raise ConfigError(error.message, from_model=error.from_model) from None
@@ -57,7 +57,7 @@ class WorkerModel:
         """Let the model's ``auto_complete_config`` fill in its configuration, in its process."""
         self._spare = self._spare or self._open()
         try:
-            (item,) = self._spare.keeper.ask(Kind.COMPLETE, [_config_draft(config)])
+            (item,) = self._spare.keeper.ask(MessageKind.COMPLETE, [_config_draft(config)])
         except InvalidArgumentError as error:
             raise ConfigError(error.message, from_model=error.from_model) from None
         config.Clear()
@@ -92,9 +92,9 @@ class WorkerInstance:
         self._settings = settings
         self._decoupled = False
         self._writer = RequestWriter()
-        errands = Errands(source.name, source.name, self, source.calls, monotonic_ns)
+        errands = WorkerCallbacks(source.name, source.name, self, source.calls, monotonic_ns)
         self._errands = errands
-        self.keeper = Keeper(source.name, errands, settings, python)
+        self.keeper = Supervisor(source.name, errands, settings, python)
 
     def start(self, config: ModelConfig, placement: Placement, opening: Sequence[Draft]) -> None:
         """Make the opened model an instance. Raises InternalError."""
@@ -102,8 +102,8 @@ class WorkerInstance:
         self._decoupled = config.model_transaction_policy.decoupled
         self._errands.instance = placement.name
         starting = [_config_draft(config, placement=[placement.name, placement.kind, placement.device_id])]
-        steps: Steps = [(Kind.OPEN, opening), (Kind.START, starting)]
-        self.keeper.ask(Kind.START, starting)
+        steps: Steps = [(MessageKind.OPEN, opening), (MessageKind.START, starting)]
+        self.keeper.ask(MessageKind.START, starting)
         self.keeper.serve(placement.name, steps)
 
     @property

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from remora.backends.worker import wire
 from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
-from remora.backends.worker.wire import Drafts, Heads, Kind, Message, WireError
+from remora.backends.worker.wire import Drafts, Heads, Message, MessageKind, WireError
 
 LONGEST_BYTES = 1 << 31
 _LENGTH_BYTES = 4
@@ -45,7 +45,7 @@ class PipeChannel:
 
     def send(
         self,
-        kind: Kind,
+        kind: MessageKind,
         number: int = 0,
         items: Drafts = (),
         *,

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from remora.backends.calling import ModelCall, Origin
 from remora.backends.worker.encoding import error_from, index_of, outcome_from
 from remora.backends.worker.logs import Budget
-from remora.backends.worker.wire import Draft, Item, Kind, Message, WireError, head
-from remora.custom_metrics import Kind as MetricKind
+from remora.backends.worker.wire import Draft, Item, Message, MessageKind, WireError, head
 from remora.custom_metrics import MetricError
+from remora.custom_metrics import MetricKind as MetricKind
 from remora.custom_metrics import Series as LocalSeries
 from remora.errors import InternalError, RemoraError
 from remora.messages import Array, Outcome, Request, Streamed, datatype_of
@@ -30,7 +30,7 @@ class Sending(Protocol):
     """The part of a channel that is needed here."""
 
     def send(
-        self, kind: Kind, number: int = 0, items: Sequence[Draft] = (), *, wait_s: float | None = None
+        self, kind: MessageKind, number: int = 0, items: Sequence[Draft] = (), *, wait_s: float | None = None
     ) -> bool: ...
 
 
@@ -42,7 +42,7 @@ class Questions:
         self.numbers = itertools.count(1)
         self._asked: dict[int, Future[Item]] = {}
 
-    def ask(self, kind: Kind, draft: Draft) -> Item:
+    def ask(self, kind: MessageKind, draft: Draft) -> Item:
         """The answer's item. Raises RemoraError: the server's refusal."""
         number = next(self.numbers)
         future: Future[Item] = Future()
@@ -95,7 +95,7 @@ class ServerLog(logging.Handler):
             "requests": list(self._request_ids()),
         }
         try:
-            self._channel.send(Kind.LOG, 0, [Draft(head(**fields))], wait_s=0.1)
+            self._channel.send(MessageKind.LOG, 0, [Draft(head(**fields))], wait_s=0.1)
         except Exception:  # a log line is no reason to fail
             self.handleError(record)
 
@@ -139,13 +139,13 @@ class ServerMetrics:
         except TypeError as error:
             raise MetricError(str(error)) from None
         try:
-            return self._questions.ask(Kind.METRIC_CALL, draft).head.fields.get("value")
+            return self._questions.ask(MessageKind.METRIC_CALL, draft).head.fields.get("value")
         except RemoraError as error:
             raise MetricError(str(error)) from None
 
     def change(self, do: str, number: int, value: float) -> None:
         """Count, without waiting for an answer."""
-        self._questions.channel.send(Kind.METRIC, 0, [Draft(head(do=do, number=number, value=float(value)))])
+        self._questions.channel.send(MessageKind.METRIC, 0, [Draft(head(do=do, number=number, value=float(value)))])
 
     def value(self, number: int) -> float:
         """Read a series."""
@@ -190,7 +190,7 @@ class ServerSeries(LocalSeries):
 def _try_to_send(channel: Sending, items: Sequence[Draft]) -> None:
     """From a destructor, which may run anywhere: if it cannot be sent now, the worker's end says the same."""
     try:
-        channel.send(Kind.METRIC, 0, items, wait_s=0)
+        channel.send(MessageKind.METRIC, 0, items, wait_s=0)
     except Exception:
         return
 
@@ -230,7 +230,7 @@ class ServerCalls:
         }
         self._replies[number] = reply
         try:
-            self._questions.channel.send(Kind.CALL, number, [Draft(head(tensors, **fields), call.data, form.id)])
+            self._questions.channel.send(MessageKind.CALL, number, [Draft(head(tensors, **fields), call.data, form.id)])
         except BaseException as error:
             self._replies.pop(number, None)
             raise InternalError(f"the call of model '{call.model}' cannot be sent: {error}") from error
@@ -239,7 +239,7 @@ class ServerCalls:
     def _cancel(self, number: int) -> None:
         if number in self._replies:
             try:
-                self._questions.channel.send(Kind.CALL_CANCEL, number, [Draft()], wait_s=0)
+                self._questions.channel.send(MessageKind.CALL_CANCEL, number, [Draft()], wait_s=0)
             except Exception:
                 return
 
@@ -250,7 +250,7 @@ class ServerCalls:
             return
         for item in message.items:
             error = error_from(item)
-            if message.kind is Kind.REFUSED:
+            if message.kind is MessageKind.REFUSED:
                 self._replies.pop(message.number, None)
                 reply(error or InternalError("a call was refused without a reason"))
                 return
@@ -272,16 +272,16 @@ class ServerCalls:
         }
         tensors = [(name, datatype_of(array), array.shape) for name, array in files.items()]
         fields = {"do": "load", "model": model, "texts": texts, **self._origin(origin)}
-        self._questions.ask(Kind.MODEL_CALL, Draft(head(tensors, **fields), list(files.values())))
+        self._questions.ask(MessageKind.MODEL_CALL, Draft(head(tensors, **fields), list(files.values())))
 
     def unload(self, model: str, *, unload_dependents: bool) -> None:
         """Take a model out of service. Raises RemoraError."""
         fields: dict[str, Any] = {"do": "unload", "model": model, "unload_dependents": unload_dependents}
-        self._questions.ask(Kind.MODEL_CALL, Draft(head(**fields)))
+        self._questions.ask(MessageKind.MODEL_CALL, Draft(head(**fields)))
 
     def is_ready(self, model: str, version: int) -> bool:
         """Would a request to this version be taken?"""
-        answer = self._questions.ask(Kind.MODEL_CALL, Draft(head(do="is_ready", model=model, version=version)))
+        answer = self._questions.ask(MessageKind.MODEL_CALL, Draft(head(do="is_ready", model=model, version=version)))
         return bool(answer.head.fields.get("value"))
 
     def _origin(self, origin: Origin) -> dict[str, object]:

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remora.backends.worker import channel as channels
-from remora.backends.worker.callbacks import Errands
+from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.channel import MemoryChannel, NoRoomError, PeerLostError
-from remora.backends.worker.connection import LOOK_S, Link
+from remora.backends.worker.connection import LOOK_S, WorkerConnection
 from remora.backends.worker.logs import Lines
 from remora.backends.worker.pipes import PipeChannel
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
 from remora.backends.worker.settings import WorkerSettings
-from remora.backends.worker.wire import Draft, Item, Kind, WireError
+from remora.backends.worker.wire import Draft, Item, MessageKind, WireError
 from remora.errors import InternalError, RemoraError
 
 FIRST_DELAY_S = 0.5
@@ -41,7 +41,7 @@ RESTART_WAIT_S = 5.0
 _IDLE_S = 1.0
 _CHUNK = 1 << 16
 
-Steps = Sequence[tuple[Kind, Sequence[Draft]]]
+Steps = Sequence[tuple[MessageKind, Sequence[Draft]]]
 
 
 class Backoff:
@@ -60,12 +60,12 @@ class _State(NamedTuple):
     """Where the worker stands. ``link`` only while it serves; ``since`` and ``delay_s`` only while it waits."""
 
     trouble: str
-    link: Link | None = None
+    link: WorkerConnection | None = None
     starting: bool = False
     retry_at: float = 0.0
 
 
-class Keeper:
+class Supervisor:
     """One worker and its successors.
 
     Args:
@@ -75,7 +75,7 @@ class Keeper:
         python: the interpreter that the worker runs on.
     """
 
-    def __init__(self, name: str, errands: Errands, settings: WorkerSettings, python: Path) -> None:
+    def __init__(self, name: str, errands: WorkerCallbacks, settings: WorkerSettings, python: Path) -> None:
         self.name = name
         self._python = python
         self._errands = errands
@@ -86,7 +86,7 @@ class Keeper:
         self.in_memory = settings.transport != "pipe" and hasattr(os, "memfd_create") and hasattr(os, "eventfd")
         """Whether messages travel through shared memory."""
         self._steps: Steps | None = None  # what a new process is told before it serves
-        self._living: Link | None = None
+        self._living: WorkerConnection | None = None
         self._lines = {1: Lines(), 2: Lines()}
         self._thread = threading.Thread(target=self._live, name=f"remora worker {name}", daemon=True)
         self._log = errands.logger
@@ -100,7 +100,7 @@ class Keeper:
         return "" if self._state.link is not None else self._state.trouble
 
     @property
-    def serving(self) -> Link | None:
+    def serving(self) -> WorkerConnection | None:
         """The connection, when the worker serves now."""
         return self._state.link
 
@@ -110,7 +110,7 @@ class Keeper:
         link = self._state.link
         return link.process.pid if link is not None else 0
 
-    def link(self) -> Link:
+    def link(self) -> WorkerConnection:
         """The connection. Waits a moment for a worker that is being started. Raises InternalError without one."""
         state = self._state
         if state.link is not None:
@@ -125,7 +125,7 @@ class Keeper:
         again = "it is being started again" if state.starting else f"the server starts it again in {left:.1f} s"
         raise InternalError(f"Stub process '{self.name}' is not healthy: {state.trouble}; {again}", from_model=True)
 
-    def ask(self, kind: Kind, items: Sequence[Draft] = ()) -> Sequence[Item]:
+    def ask(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Sequence[Item]:
         """Ask the worker and wait for its answer. Raises RemoraError: the worker's own, or that it died."""
         return self.link().ask(kind, items).result()
 
@@ -144,7 +144,7 @@ class Keeper:
         self._closing.set()
         if state.link is not None:
             with suppress(RemoraError, TimeoutError):
-                state.link.ask(Kind.CLOSE).result(self._settings.finalize_timeout_s)
+                state.link.ask(MessageKind.CLOSE).result(self._settings.finalize_timeout_s)
                 state.link.ended.wait(_GOODBYE_S)
         living = self._living
         if living is not None:
@@ -203,7 +203,7 @@ class Keeper:
         self._errands.forget(link)
         return link.reason
 
-    def _start(self) -> tuple[Link, socket.socket]:
+    def _start(self) -> tuple[WorkerConnection, socket.socket]:
         settings = self._settings
         lifeline, theirs = socket.socketpair()
         fds = [theirs.fileno()]
@@ -224,9 +224,9 @@ class Keeper:
             theirs.close()
         gone = process.exit_fd if process.exit_fd >= 0 else lifeline.fileno()
         channel = MemoryChannel(ends, gone, serves=True) if ends is not None else PipeChannel(lifeline)
-        return Link(channel, process, self.name, self._errands.run), lifeline
+        return WorkerConnection(channel, process, self.name, self._errands.run), lifeline
 
-    def _prepare(self, link: Link) -> None:
+    def _prepare(self, link: WorkerConnection) -> None:
         """Tell a new process what it has to know; the first one is told by who loads the model."""
         if self._steps is None:
             self._set(_State("", link))
@@ -236,7 +236,7 @@ class Keeper:
             future = link.ask(kind, items)
         future.add_done_callback(lambda done: self._prepared(link, done.exception()))
 
-    def _prepared(self, link: Link, error: BaseException | None) -> None:
+    def _prepared(self, link: WorkerConnection, error: BaseException | None) -> None:
         if error is None:
             self._log.info("instance '%s' serves again", self.name)
             self._set(_State("", link))
@@ -244,7 +244,7 @@ class Keeper:
             link.reason = f"it could not be started again: {error}"
             link.process.kill()
 
-    def _watch(self, link: Link) -> str:
+    def _watch(self, link: WorkerConnection) -> str:
         """Do what comes up until the process ends; returns a reason when there is one besides how it ended."""
         process, channel = link.process, link.channel
         poller = select.poll()
@@ -274,7 +274,7 @@ class Keeper:
                     channel.background(link.handle)  # its last words
                 return ""
 
-    def _drain(self, link: Link, fds: Sequence[int] | set[int], *, ended: bool = False) -> list[int]:
+    def _drain(self, link: WorkerConnection, fds: Sequence[int] | set[int], *, ended: bool = False) -> list[int]:
         """Read what was printed and log it; returns the pipes that have come to their end."""
         closed: list[int] = []
         for fd in fds:

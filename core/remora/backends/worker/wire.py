@@ -37,7 +37,7 @@ AGAIN = 2
 """The item's flag that says: the model wants this request to be scheduled again."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is for. The numbers are the wire's and never change their meaning."""
 
     # the server asks, the worker answers with DONE or FAILED of the same number
@@ -83,7 +83,7 @@ class TensorHead(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Head(NamedTuple):
+class MessageHeader(NamedTuple):
     """A decoded head: its tensors, and the other fields as plain JSON values.
 
     ``remembered`` heads are the same object when their bytes come again.
@@ -97,7 +97,7 @@ class Head(NamedTuple):
 class Item(NamedTuple):
     """One request or answer of a message, decoded. ``arrays`` are parallel to ``head.tensors``."""
 
-    head: Head
+    head: MessageHeader
     id: str
     flags: int
     arrays: list[Array]
@@ -107,7 +107,7 @@ class Stacked(Sequence[Item]):
     """The items of a decoded stack, each made when it is asked for. ``columns`` hold, for each of the head's tensors,
     the arrays of all items; there is at least one."""
 
-    def __init__(self, head: Head, columns: list[list[Array]]) -> None:
+    def __init__(self, head: MessageHeader, columns: list[list[Array]]) -> None:
         self.head = head
         self.columns = columns
 
@@ -123,7 +123,7 @@ class Stacked(Sequence[Item]):
 class Message(NamedTuple):
     """A decoded message."""
 
-    kind: Kind
+    kind: MessageKind
     number: int
     begin_ns: int
     end_ns: int
@@ -171,7 +171,7 @@ _ARRAY = struct.Struct("<IIQQ")
 _LENGTH = struct.Struct("<I")
 _unpack_item = _ITEM.unpack_from
 _unpack_array = _ARRAY.unpack_from
-_NO_HEAD = Head((), {})
+_NO_HEAD = MessageHeader((), {})
 _ZEROS = bytes(16)
 _IN_ARENA = 1
 _REMEMBERED_HEADS = 512
@@ -191,9 +191,9 @@ class Heads:
     """Reads heads and remembers them. Not thread-safe: each reader has its own."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes, MessageHeader] = {}
 
-    def read(self, data: bytes) -> Head:
+    def read(self, data: bytes) -> MessageHeader:
         """The head of these bytes. Raises WireError."""
         known = self._known.get(data)
         if known is None:
@@ -206,13 +206,13 @@ class Heads:
         return known
 
 
-def _read_head(data: bytes) -> Head:
+def _read_head(data: bytes) -> MessageHeader:
     try:
         fields = json.loads(data)
         tensors = tuple(_tensor_head(*row) for row in fields.pop("tensors"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise WireError(f"a head that cannot be read: {error}") from None
-    return Head(tensors, fields)
+    return MessageHeader(tensors, fields)
 
 
 def _tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
@@ -229,7 +229,7 @@ def _tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
 
 
 def encode(
-    kind: Kind,
+    kind: MessageKind,
     number: int = 0,
     items: Drafts = (),
     place: Place | None = None,
@@ -296,7 +296,7 @@ def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message
     try:
         kind, layout, count, number, begin_ns, end_ns = _MESSAGE.unpack_from(data)
         if layout == STACK:
-            return Message(Kind(kind), number, begin_ns, end_ns, _read_stack(data, count, heads))
+            return Message(MessageKind(kind), number, begin_ns, end_ns, _read_stack(data, count, heads))
         if layout != ITEMS:
             raise WireError(f"a message of layout {layout}; this end knows {ITEMS} and {STACK}")
         read, offset = _read_items(data, count, heads)
@@ -312,15 +312,15 @@ def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message
                 else:
                     views.append(_array(data, place, start, length, tensor, fetch))
             items.append(Item(found, name, flags, views))
-        return Message(Kind(kind), number, begin_ns, end_ns, items)
+        return Message(MessageKind(kind), number, begin_ns, end_ns, items)
     except (struct.error, ValueError) as error:
         raise WireError(f"a message that cannot be read: {error}") from None
 
 
-def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[Head, str, int]], int]:
+def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[MessageHeader, str, int]], int]:
     """The heads, ids and flags of a message's items, and where its arrays begin."""
     offset = _MESSAGE.size
-    read: list[tuple[Head, str, int]] = []
+    read: list[tuple[MessageHeader, str, int]] = []
     last, found = b"", _NO_HEAD
     for _ in range(count):
         head_length, id_length, arrays, flags = _unpack_item(data, offset)

@@ -21,7 +21,7 @@ from remora.errors import InternalError, InvalidArgumentError, given_twice
 from remora.messages import Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.management import RPCS, Rpc
-from remora.protocols.grpc.request import Head, again, parsed, read_head, version_of
+from remora.protocols.grpc.request import InferHeader, again, parsed, read_head, version_of
 from remora.protocols.grpc.status import (
     DECOUPLED_TEXT,
     SHUTDOWN_TEXT,
@@ -96,7 +96,7 @@ class InferMessage:
     model: str
     version: int
     id: str
-    _head: Head
+    _head: InferHeader
     _raw: list[Data]
 
     def decode(self, forwarded: Mapping[str, str] | None = None, regions: Regions = DISABLED) -> InferCall:
@@ -248,7 +248,7 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
 
 
 @lru_cache(maxsize=_MEMO_ENTRIES)
-def _head(model: str, rest: bytes) -> Head:
+def _head(model: str, rest: bytes) -> InferHeader:
     request = parsed(pb.ModelInferRequest, rest)
     request.model_name = model
     return read_head(request)

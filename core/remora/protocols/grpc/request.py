@@ -31,7 +31,7 @@ class Source(NamedTuple):
     place: Place | None = None
 
 
-class Head(NamedTuple):
+class InferHeader(NamedTuple):
     """What a request says besides names, id and raw bytes. Refusals wait here until it is their turn to be raised."""
 
     form: InferForm
@@ -44,7 +44,7 @@ class Head(NamedTuple):
     """The outputs that go into shared memory."""
 
 
-def read_head(request: pb.ModelInferRequest) -> Head:
+def read_head(request: pb.ModelInferRequest) -> InferHeader:
     """What a parsed request means, whatever its raw entries. Raises InvalidArgumentError only for too many tensors."""
     if len(request.inputs) + len(request.outputs) > MAX_TENSORS:
         raise too_many()
@@ -57,7 +57,7 @@ def read_head(request: pb.ModelInferRequest) -> Head:
     try:
         known, parameters, empty_final = _read_parameters(request.parameters)
     except RemoraError as error:
-        return Head(InferForm(inputs), sources, plain, refused=error.with_traceback(None))
+        return InferHeader(InferForm(inputs), sources, plain, refused=error.with_traceback(None))
     try:
         outputs = tuple(OutputSpec(each.name, _classes(each)) for each in request.outputs)
         places = tuple(
@@ -65,8 +65,10 @@ def read_head(request: pb.ModelInferRequest) -> Head:
         )
     except RemoraError as error:
         form = InferForm(inputs, parameters=parameters, **known)
-        return Head(form, sources, plain, empty_final, refused_outputs=error.with_traceback(None))
-    return Head(InferForm(inputs, outputs, parameters=parameters, **known), sources, plain, empty_final, places=places)
+        return InferHeader(form, sources, plain, empty_final, refused_outputs=error.with_traceback(None))
+    return InferHeader(
+        InferForm(inputs, outputs, parameters=parameters, **known), sources, plain, empty_final, places=places
+    )
 
 
 # The typed fields in the order in which Triton looks at them, and the datatypes each may carry (spec R05); the first

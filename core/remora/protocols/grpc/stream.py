@@ -65,7 +65,7 @@ def encode_answer(
     return pb.ModelStreamInferResponse(error_message=text, infer_response=response).SerializeToString()
 
 
-class Answer(NamedTuple):
+class StreamAnswer(NamedTuple):
     """A message for the client, None for none. ``error`` is what a model failed with; refusals have none.
 
     ``request_bytes`` is the size of the request that a final answer is done with.
@@ -85,7 +85,7 @@ class Entry:
     def __init__(self, *, in_line: bool) -> None:
         self.in_line = in_line
         self.ended = False
-        self.parked: list[Answer] = []
+        self.parked: list[StreamAnswer] = []
 
 
 class AnswerOrder:
@@ -101,7 +101,7 @@ class AnswerOrder:
         if entry.in_line:
             self._line.append(entry)
 
-    def answer(self, entry: Entry, answer: Answer) -> list[Answer]:
+    def answer(self, entry: Entry, answer: StreamAnswer) -> list[StreamAnswer]:
         """An answer has come; gives those that leave now. What comes after the final one is dropped."""
         if entry.ended:
             return []
@@ -110,7 +110,7 @@ class AnswerOrder:
         if not entry.in_line:
             return [answer]
         entry.parked.append(answer)
-        leaving: list[Answer] = []
+        leaving: list[StreamAnswer] = []
         while self._line:
             first = self._line[0]
             leaving += first.parked

@@ -58,7 +58,7 @@ _TINY_BYTES = 64
 """Nobody has a reason to continue a header block with less, but at its end."""
 
 
-class Limits:
+class Http2Limits:
     """What one connection may ask for.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Stream:
 class Http2:
     """The state of one connection. `receive`, `took` and the sending of one thread only."""
 
-    def __init__(self, handler: Handler, limits: type[Limits] = Limits) -> None:
+    def __init__(self, handler: Handler, limits: type[Http2Limits] = Http2Limits) -> None:
         self._handler = handler
         self._limits = limits
         self._unpacker = Unpacker(limits.header_bytes)

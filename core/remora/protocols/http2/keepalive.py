@@ -16,7 +16,7 @@ _IDLE_PING_S = 7_200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class KeepalivePolicy:
     """What a server asks of its connections.
 
     Args:
@@ -40,7 +40,7 @@ class Terms:
     grace_s: float = inf
 
 
-class Due(NamedTuple):
+class KeepaliveAction(NamedTuple):
     """What is to be done now, and when to look again; ``ends`` says why the connection is to be closed, if it is."""
 
     wake: float
@@ -49,7 +49,7 @@ class Due(NamedTuple):
     ends: str = ""
 
 
-class Upkeep:
+class Keepalive:
     """One connection's. Its age is multiplied with ``spread``, so that those made together do not end together."""
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Upkeep:
         "heard",
     )
 
-    def __init__(self, terms: Terms, now: float, spread: float = 1.0) -> None:
+    def __init__(self, terms: KeepalivePolicy, now: float, spread: float = 1.0) -> None:
         self._terms = terms
         self.heard = now
         """When anything came from the client. The transport's to set."""
@@ -91,11 +91,11 @@ class Upkeep:
         self._strikes += soon
         return soon and 0 < terms.strikes < self._strikes
 
-    def due(self, now: float, calls: int) -> Due:
+    def due(self, now: float, calls: int) -> KeepaliveAction:
         """What is to be done now, with so many calls under way."""
         terms = self._terms
         if now >= self._grace_at:
-            return Due(inf, ends="it is too old")
+            return KeepaliveAction(inf, ends="it is too old")
         leaves = now >= self._age_at and not self._left
         self._left = self._left or leaves
         age_at = self._grace_at if self._left else self._age_at
@@ -105,14 +105,14 @@ class Upkeep:
             self._quiet_since = max(self._quiet_since, self.heard)
             silence_at = self._quiet_since + terms.silence_s
             if now < silence_at:
-                return Due(min(age_at, silence_at), leaves=leaves)
+                return KeepaliveAction(min(age_at, silence_at), leaves=leaves)
             self._quiet_since = now
             if not (calls or terms.without_calls) or 0 < terms.pings <= self._pings:
-                return Due(min(age_at, now + terms.silence_s), leaves=leaves)
+                return KeepaliveAction(min(age_at, now + terms.silence_s), leaves=leaves)
             self._pings += 1
             self._asked = now
-            return Due(min(age_at, now + terms.answer_s), pings=True, leaves=leaves)
+            return KeepaliveAction(min(age_at, now + terms.answer_s), pings=True, leaves=leaves)
         answer_at = self._asked + terms.answer_s
         if now >= answer_at:
-            return Due(inf, ends="a ping stays unanswered")
-        return Due(min(age_at, answer_at), leaves=leaves)
+            return KeepaliveAction(inf, ends="a ping stays unanswered")
+        return KeepaliveAction(min(age_at, answer_at), leaves=leaves)

@@ -20,7 +20,7 @@ from remora.protocols.json import printer as json_print
 from remora.protocols.json import tensors as json_tensors
 from remora.protocols.json.reader import Members, has_more_members, parse_members
 from remora.protocols.rest.answer import Refusal
-from remora.protocols.rest.request import Limits, as_parameter, check_values
+from remora.protocols.rest.request import RequestLimits, as_parameter, check_values
 from remora.protocols.rest.response import elements
 from remora.tensors.float_text import number
 
@@ -47,7 +47,7 @@ def check_encoding(encoding: bytes) -> None:
 
 
 def decode_generate(
-    body: bytes | bytearray | memoryview, inputs: Sequence[TensorInfo], limits: Limits
+    body: bytes | bytearray | memoryview, inputs: Sequence[TensorInfo], limits: RequestLimits
 ) -> tuple[InferForm, list[Data]]:
     """The request in ``body`` for a model with these ``inputs``, and its tensors in the order of the form's inputs.
 
@@ -101,7 +101,7 @@ class _Reading:
 
     __slots__ = ("_limits", "_rows", "data", "id", "parameters", "specs")
 
-    def __init__(self, rows: Mapping[str, TensorInfo], request_id: str, limits: Limits) -> None:
+    def __init__(self, rows: Mapping[str, TensorInfo], request_id: str, limits: RequestLimits) -> None:
         self._rows = rows
         self._limits = limits
         self.id = request_id
@@ -137,7 +137,7 @@ class _Reading:
         self.data.append(data)
 
 
-def _tensor(row: TensorInfo, values: list[Any], limits: Limits) -> tuple[Data, tuple[int, ...]]:
+def _tensor(row: TensorInfo, values: list[Any], limits: RequestLimits) -> tuple[Data, tuple[int, ...]]:
     """An input's values and the shape they have. Text is looked at before the shape, numbers after it, as in Triton."""
     data: Data
     if row.datatype == "BYTES":

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from remora.errors import InvalidArgumentError
 from remora.messages import Data, InferForm, Response
 from remora.protocols.rest.answer import HttpAnswer, Refusal
-from remora.protocols.rest.request import DEFAULT_LIMITS, Limits, read_request
+from remora.protocols.rest.request import DEFAULT_LIMITS, RequestLimits, read_request
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, ReplyPrinter, v2_binary_headers
 from remora.tensors.shared_memory import DISABLED, Regions
 
@@ -51,7 +51,7 @@ class InferCodec:
 
     def __init__(
         self,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: RequestLimits = DEFAULT_LIMITS,
         forward_pattern: re.Pattern[str] | None = None,
         regions: Regions = DISABLED,
         binary_headers: BinaryHeaders = v2_binary_headers,

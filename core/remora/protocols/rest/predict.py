@@ -19,7 +19,7 @@ from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor
 from remora.protocols.json.reader import MAX_DEPTH
 from remora.protocols.json.tensors import flatten
-from remora.protocols.rest.request import Limits, check_values
+from remora.protocols.rest.request import RequestLimits, check_values
 
 _ONE_BY_ONE = 1
 _MAX_ROWS = 1 << 20
@@ -62,7 +62,7 @@ def decode_predict(
     """
     if len(body) > limit:
         raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
-    check_values(memoryview(body), Limits(limit))
+    check_values(memoryview(body), RequestLimits(limit))
     found = _instances(body)
     if isinstance(found, Mapping):
         return _cut(_columns(found, inputs, optional), rows)

@@ -26,7 +26,7 @@ _FLOAT_BYTES = 4
 _MORE_VALUES = 1024 * 1024
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """What one request may take (spec H28).
 
     ``input_bytes`` is the most that one JSON input may have as a tensor; as many arrays in each other as ``json_depth``
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     json_values: int | None = None
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = RequestLimits()
 
 
 class Reading(NamedTuple):
@@ -66,7 +66,7 @@ class _Parameters:
 
 
 def read_request(
-    body: memoryview, header_length: int, model: str, limits: Limits, regions: Regions = DISABLED
+    body: memoryview, header_length: int, model: str, limits: RequestLimits, regions: Regions = DISABLED
 ) -> Reading:
     """The request in ``body``, whose first ``header_length`` bytes are JSON. ``model`` is named in some errors.
 
@@ -101,7 +101,7 @@ def read_request(
     return Reading(form, inputs.data, ReplyFormat.of(parameters.binary_output, listed, places), slices)
 
 
-def check_values(header: memoryview, limits: Limits) -> None:
+def check_values(header: memoryview, limits: RequestLimits) -> None:
     """Refuse JSON text of more values than may be read at once, before it is read. Raises InvalidArgumentError."""
     # Every value but the first follows a comma or opens a container, so the text tells before anything is built.
     most = limits.input_bytes // _FLOAT_BYTES + _MORE_VALUES if limits.json_values is None else limits.json_values
@@ -180,7 +180,7 @@ class _Inputs:
     __slots__ = ("_body", "_id", "_limits", "_model", "_names", "_regions", "at", "data", "slices", "specs")
 
     def __init__(
-        self, body: memoryview, at: int, model: str, request_id: str, limits: Limits, regions: Regions
+        self, body: memoryview, at: int, model: str, request_id: str, limits: RequestLimits, regions: Regions
     ) -> None:
         self._body = body
         self._model = model

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _FLOWS_KEPT = 256
 
 
-class Step(NamedTuple):
+class EnsembleStep(NamedTuple):
     """One model of an ensemble and its place in the flow.
 
     ``inputs`` and ``outputs`` pair the model's tensor with the ensemble's. ``version`` is -1 for the newest ready one.
@@ -45,7 +45,7 @@ class Start(NamedTuple, Generic[T]):
     ``iteration`` tells the executions of one step apart: they count the responses of the decoupled step before it.
     """
 
-    step: Step
+    step: EnsembleStep
     iteration: int
     inputs: dict[str, T]
 
@@ -72,7 +72,7 @@ class Flow(NamedTuple):
     ``places`` are the answer's outputs in its order. ``streamed``: any number of answers.
     """
 
-    readers: Mapping[str, tuple[Step, ...]]
+    readers: Mapping[str, tuple[EnsembleStep, ...]]
     uses: Mapping[str, int]
     shared: frozenset[str]
     places: tuple[str, ...]
@@ -93,7 +93,7 @@ class EnsemblePlan:
 
     def __init__(
         self,
-        steps: Iterable[Step],
+        steps: Iterable[EnsembleStep],
         inputs: Collection[str],
         optional: Collection[str],
         outputs: Collection[str],
@@ -112,7 +112,7 @@ class EnsemblePlan:
     def of(config: ModelConfig, decoupled: Collection[str] = ()) -> EnsemblePlan:
         """The plan of a valid configuration; ``decoupled`` names the composing models that are (spec E05)."""
         steps = [
-            Step(
+            EnsembleStep(
                 index,
                 step.model_name,
                 step.model_version if step.model_version > 0 else -1,
@@ -153,7 +153,7 @@ class EnsemblePlan:
             if maker is not None and maker.number not in needed:
                 needed.add(maker.number)
                 look += [tensor for _, tensor in maker.inputs]
-        readers: dict[str, tuple[Step, ...]] = {}
+        readers: dict[str, tuple[EnsembleStep, ...]] = {}
         for step in self.steps:
             for tensor in dict.fromkeys(tensor for _, tensor in step.inputs) if step.number in needed else ():
                 readers[tensor] = (*readers.get(tensor, ()), step)
@@ -166,7 +166,7 @@ class EnsemblePlan:
         shared = frozenset(tensor for tensor, count in goes.items() if count > 1)
         return Flow(readers, uses, shared, places, bool(places) and self.source(places[0]) >= 0)
 
-    def returns_to(self, step: Step) -> bool:
+    def returns_to(self, step: EnsembleStep) -> bool:
         """Whether a step further on runs on the same model, so that it may need the very instance that ``step`` has."""
         seen: set[int] = set()
         look = [step]
@@ -223,7 +223,7 @@ class EnsembleRun(Generic[T]):
         """The outputs that an answer has when the steps give all of them."""
         return self._flow.places
 
-    def open(self, step: Step) -> int:
+    def open(self, step: EnsembleStep) -> int:
         """How many executions of a step are under way."""
         return self._open.get(step.number, 0)
 
@@ -231,7 +231,7 @@ class EnsembleRun(Generic[T]):
         """Whether a tensor goes to more than one place."""
         return tensor in self._flow.shared
 
-    def readers(self, step: Step) -> list[Step]:
+    def readers(self, step: EnsembleStep) -> list[EnsembleStep]:
         """The steps that run on what this one gives."""
         return [reader for _, tensor in step.outputs for reader in self._flow.readers.get(tensor, ())]
 
@@ -289,7 +289,7 @@ class EnsembleRun(Generic[T]):
             self._waiting.pop(key, None)
         return not left
 
-    def _start(self, step: Step, iteration: int) -> Start[T]:
+    def _start(self, step: EnsembleStep, iteration: int) -> Start[T]:
         self._started = True
         self._open[step.number] = self._open.get(step.number, 0) + 1
         taken = {tensor: self._take(tensor, iteration) for tensor in dict.fromkeys(name for _, name in step.inputs)}

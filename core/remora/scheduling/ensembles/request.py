@@ -31,7 +31,7 @@ from remora.messages import (
     Ticket,
 )
 from remora.scheduling.delivery import failure_of
-from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, Progress, Start, Step
+from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, EnsembleStep, Progress, Start
 from remora.signature import Signature, UnreadableError
 from remora.tensors.device import DeviceArray, DeviceId, on_host
 
@@ -133,7 +133,7 @@ class Owner(Protocol):
     def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
         """Where answers of steps go when the ensemble's request came with this mailbox."""
 
-    def form(self, request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) -> InferForm:
+    def form(self, request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
         """What a step's request says."""
 
     def emit(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -283,7 +283,7 @@ class EnsembleRequest:
         if any(model.devices for model in self._models.values()):
             self._stays = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))
 
-    def _stays_on_device(self, step: Step) -> bool:
+    def _stays_on_device(self, step: EnsembleStep) -> bool:
         """Whether anyone who reads what the step gives takes it where the step's model leaves it."""
         devices = self._models[step.model, step.version].devices
         return bool(devices) and any(
@@ -393,7 +393,7 @@ class EnsembleRequest:
                     return
                 outcome = self._outbox.popleft()
 
-    def _wait_for_room(self, step: Step) -> None:
+    def _wait_for_room(self, step: EnsembleStep) -> None:
         """Hold up the sender of a response while a step that reads from it has its fill (spec E06)."""
         plan, moved = self._owner.plan, self._moved
         if moved is None or plan.returns_to(step):

@@ -19,7 +19,7 @@ from remora.messages import InferForm, InputSpec, Mailbox, Outcome, Streamed, Ti
 from remora.proto.model_config_pb2 import ModelConfig, ModelEnsembling
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, run_replies, stopping
-from remora.scheduling.ensembles.plan import EnsemblePlan, Step
+from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleStep
 from remora.scheduling.ensembles.request import EnsembleRequest, StepModel, StepModels, in_ensemble
 from remora.signature import Signature, UnreadableError
 from remora.system.clock import Clock
@@ -112,7 +112,7 @@ class EnsembleScheduler:
             current = self._mailbox = _StepMailbox(self, mailbox)
         return current
 
-    def form(self, request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) -> InferForm:
+    def form(self, request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
         """See ``Owner``. The same object for the same words, so that the step's model need not check it again."""
         if request.id or request.parameters:
             return _step_form(request, step, inputs)
@@ -192,7 +192,7 @@ def _never(work: Callable[[], None]) -> bool:
     return False
 
 
-def _step_form(request: InferForm, step: Step, inputs: tuple[InputSpec, ...]) -> InferForm:
+def _step_form(request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
     """A step is asked with everything that the ensemble was asked with (spec E02)."""
     return InferForm(
         inputs,

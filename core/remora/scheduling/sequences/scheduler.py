@@ -100,7 +100,7 @@ class SequenceScheduler:
         self._sleeps_until_ns = 0
         self.costs = CostModel()
         may_wait = policy.max_delay_ns > 0 or hold > 0
-        told = _Told(self, recorder)
+        told = _RecorderAdapter(self, recorder)
         self._lanes = [
             Scheduler(
                 self._queue(hold),
@@ -337,7 +337,7 @@ class SequenceScheduler:
             lane.abandon(error)
 
 
-class _Told:
+class _RecorderAdapter:
     """Hears from the instances' schedulers what has run, and passes it on without what only fills slots."""
 
     def __init__(self, scheduler: SequenceScheduler, recorder: Recorder) -> None:

@@ -38,7 +38,7 @@ class Place(NamedTuple):
     instance: int
 
 
-class Step(NamedTuple):
+class SequenceStep(NamedTuple):
     """A request that may go now. ``start`` and ``end`` say where in its sequence it stands.
 
     ``states`` is where the sequence's states are kept (spec S13): empty at its start, the caller's to fill, and gone
@@ -63,7 +63,7 @@ class Ended(NamedTuple):
 class Orders(NamedTuple):
     """What follows from an event: requests that go, those that never run, with the answer of each, and what ended."""
 
-    steps: list[Step]
+    steps: list[SequenceStep]
     dropped: list[tuple[Ticket, RemoraError]]
     ended: list[Ended]
 
@@ -320,7 +320,7 @@ class SequenceTable:
         start = sequence.fresh if self._policy.iterative else form.sequence_start
         if start:
             sequence.states = {}
-        orders.steps.append(Step(ticket, sequence.place, start, form.sequence_end, sequence.states))
+        orders.steps.append(SequenceStep(ticket, sequence.place, start, form.sequence_end, sequence.states))
 
     def _leave(self, sequence: _Sequence, why: str, orders: Orders) -> None:
         """Give up the slot; iterative requests of the same id wait for one like all others."""

@@ -27,9 +27,9 @@ from remora.protocols.grpc.framing import (
     framed,
     trailers,
 )
-from remora.scheduling.backpressure import Allowance
-from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, Context, status_of_error
-from remora.server.http.http2 import Link
+from remora.scheduling.backpressure import Backpressure
+from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, CallContext, status_of_error
+from remora.server.http.http2 import StreamConnection
 
 _UNSENT_ITEMS, _UNSENT_BYTES = 64, 1 << 20
 """How far the answers of a stream may be ahead of what the client's windows let through."""
@@ -37,7 +37,7 @@ _UNTAKEN_ITEMS = 65_536
 """How many messages of a stream may wait for its thread. Flow control counts their bytes, and empty ones have few."""
 _LATE = "Deadline Exceeded"
 
-StreamBehaviour = Callable[[Iterator[bytes], Context], Iterator[bytes]]
+StreamBehaviour = Callable[[Iterator[bytes], CallContext], Iterator[bytes]]
 
 
 class Threads(Protocol):
@@ -54,7 +54,7 @@ class Threads(Protocol):
     def stream_ended(self, call: Streaming, /) -> None:
         """Count a stream no longer."""
 
-    def convert(self, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
+    def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
         """Inflate or compress a message in another thread, and go on with it in the loop."""
 
 
@@ -63,10 +63,10 @@ def status_of_failure(error: Exception) -> tuple[int, str]:
     return (error.status, error.message) if isinstance(error, StatusError) else status_of_error(error)
 
 
-class Call:
+class GrpcCall:
     """What calls of both kinds have: a deadline, an end, and those who want to hear of it. See `rpcs.Context`."""
 
-    def __init__(self, front: Threads, link: Link, opening: Opening) -> None:
+    def __init__(self, front: Threads, link: StreamConnection, opening: Opening) -> None:
         self._front = front
         self._link = link
         self.opening = opening
@@ -138,15 +138,15 @@ _ENDING = threading.Lock()
 """Of all calls together: it is held for some instructions, and a lock for each would cost every call."""
 
 
-class Unary(Call):
+class UnaryCall(GrpcCall):
     """A call of one message."""
 
     def __init__(
         self,
         front: Threads,
-        link: Link,
+        link: StreamConnection,
         opening: Opening,
-        begin: Callable[[Unary, bytes], None],
+        begin: Callable[[UnaryCall, bytes], None],
         coding: bytes = b"",
     ) -> None:
         super().__init__(front, link, opening)
@@ -220,18 +220,18 @@ class Unary(Call):
             self.ticket.cancel()
 
 
-class Streaming(Call):
+class Streaming(GrpcCall):
     """A call of any number of messages and answers. Its behaviour runs in a thread from the first message on, so that
     clients that open calls and send nothing hold no threads."""
 
     def __init__(
-        self, front: Threads, link: Link, opening: Opening, behaviour: StreamBehaviour, coding: bytes = b""
+        self, front: Threads, link: StreamConnection, opening: Opening, behaviour: StreamBehaviour, coding: bytes = b""
     ) -> None:
         super().__init__(front, link, opening)
         self._behaviour = behaviour
         self._coding = coding
         self._incoming: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
-        self._unsent = Allowance(_UNSENT_ITEMS, _UNSENT_BYTES)
+        self._unsent = Backpressure(_UNSENT_ITEMS, _UNSENT_BYTES)
         self._headed = False
         self._waiting: deque[list[int]] = deque()  # answers that have not left: their size, and what is left of it
         self._begun = False

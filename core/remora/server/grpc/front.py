@@ -20,9 +20,9 @@ from remora.models.table import LoadingError
 from remora.protocols.grpc.framing import UNIMPLEMENTED, Opening, StatusError, coding_of, read_opening, trailers
 from remora.protocols.grpc.infer import DECOUPLED_TEXT, SHUTDOWN_TEXT, InferCall, encode_infer, forwarded, read_infer
 from remora.protocols.http2.frames import Fields
-from remora.server.grpc.call import StreamBehaviour, Streaming, Unary, status_of_failure
-from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, Context, Rpcs, carrier, status_of_error
-from remora.server.http.http2 import Link, Stream
+from remora.server.grpc.call import StreamBehaviour, Streaming, UnaryCall, status_of_failure
+from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, CallContext, Rpcs, carrier, status_of_error
+from remora.server.http.http2 import Stream, StreamConnection
 from remora.tracing.tracer import Arrival
 
 
@@ -66,17 +66,19 @@ class GrpcFront:
         self._working = ThreadPoolExecutor(workers, thread_name_prefix="remora-grpc")
         self._streaming = ThreadPoolExecutor(2 * streams + 2, thread_name_prefix="remora-grpc-stream")
 
-    def open(self, link: Link, fields: Fields) -> Stream | None:
+    def open(self, link: StreamConnection, fields: Fields) -> Stream | None:
         """Take a call; None when it is refused, and answered."""
         try:
             opening = read_opening(fields)
             path = opening.path
             if path == INFER:
-                return Unary(self, link, opening, self.infer, coding_of(self._compression, opening.accepts))
+                return UnaryCall(self, link, opening, self.infer, coding_of(self._compression, opening.accepts))
             unary = self.calls.unary.get(path)
             if unary is not None:
                 pool = self._working if unary.lasts else self._asking
-                return Unary(self, link, opening, lambda call, message: self.run(pool, unary.behaviour, call, message))
+                return UnaryCall(
+                    self, link, opening, lambda call, message: self.run(pool, unary.behaviour, call, message)
+                )
             if path == STREAM:
                 return self._open_stream(link, opening)
             behaviour = self._reflection(path)
@@ -124,7 +126,7 @@ class GrpcFront:
         for call in list(self._silent):
             call.begin()
 
-    def _open_stream(self, link: Link, opening: Opening) -> Stream:
+    def _open_stream(self, link: StreamConnection, opening: Opening) -> Stream:
         coding = coding_of(self._compression, opening.accepts)
         call = Streaming(self, link, opening, self._stream, coding)
         try:
@@ -138,21 +140,21 @@ class GrpcFront:
             call.begin()
         return call
 
-    def _stream(self, messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def _stream(self, messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
         return self.calls.stream(messages, context, self._streaming.submit)
 
     # -- calls of one message ---------------------------------------------------------------------------------------
 
-    def run(self, pool: ThreadPoolExecutor, behaviour: Behaviour, call: Unary, message: bytes) -> None:
+    def run(self, pool: ThreadPoolExecutor, behaviour: Behaviour, call: UnaryCall, message: bytes) -> None:
         """Answer a call in another thread."""
         self._work(pool, call, lambda: behaviour(message, call), call.answer)
 
-    def convert(self, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
+    def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
         """Inflate or compress a message in another thread, and go on with it in the loop."""
         self._work(self._working, call, work, then)
 
     def _work(
-        self, pool: ThreadPoolExecutor, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None]
+        self, pool: ThreadPoolExecutor, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None]
     ) -> None:
         def run() -> None:
             if call.ended:  # reset while it waited for this thread
@@ -169,7 +171,7 @@ class GrpcFront:
         except RuntimeError:
             call.fail(*status_of_error(UnavailableError(SHUTDOWN_TEXT)))
 
-    def infer(self, call: Unary, message: bytes, retired: object = None) -> None:
+    def infer(self, call: UnaryCall, message: bytes, retired: object = None) -> None:
         """Begin an inference in the loop; one whose model is on its way waits in a thread."""
         calls = self.calls
         try:
@@ -203,7 +205,7 @@ class GrpcFront:
 
     @staticmethod
     def _inferred(ticket: Ticket, outcome: Outcome) -> None:
-        context: tuple[Unary, ServedModel, InferCall] = ticket.context  # type: ignore[assignment]
+        context: tuple[UnaryCall, ServedModel, InferCall] = ticket.context  # type: ignore[assignment]
         call, served, asked = context
         try:
             if isinstance(outcome, RemoraError):

@@ -19,14 +19,14 @@ from remora.errors import UnavailableError
 from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
 from remora.protocols.restriction import Restrictions
 from remora.server.grpc.reflection import Reflection
-from remora.server.grpc.rpcs import HEALTH_SERVICE, Behaviour, Context, Engine, Rpcs, status_of_error
+from remora.server.grpc.rpcs import HEALTH_SERVICE, Behaviour, CallContext, EngineCalls, Rpcs, status_of_error
 from remora.server.grpc.tls import read
 from remora.tensors.shared_memory import DISABLED, Regions
 
 _CODES: Mapping[int, Any] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class Calls:
+class GrpcioCalls:
     """Those of one server. Thread-safe."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Calls:
     def unary(self, behaviour: Behaviour, pool: ThreadPoolExecutor | None = None) -> Any:
         """A handler on bytes, errors turned into statuses; ``pool`` for other threads than the server's."""
 
-        def serve(message: bytes, context: Context) -> bytes:
+        def serve(message: bytes, context: CallContext) -> bytes:
             self._follow(context)
             try:
                 return behaviour(message, context)
@@ -56,11 +56,11 @@ class Calls:
         return grpc.unary_unary_rpc_method_handler(serve)
 
     def streaming(
-        self, behaviour: Callable[[Iterator[bytes], Context], Iterator[bytes]], pool: ThreadPoolExecutor
+        self, behaviour: Callable[[Iterator[bytes], CallContext], Iterator[bytes]], pool: ThreadPoolExecutor
     ) -> Any:
         """A handler on streams of bytes, errors turned into statuses, its answers written by threads of ``pool``."""
 
-        def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        def serve(messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
             self._follow(context)
             try:
                 yield from behaviour(messages, context)
@@ -81,7 +81,7 @@ class Calls:
             self._under_way -= 1
             self._changed.notify_all()
 
-    def _follow(self, context: Context) -> None:
+    def _follow(self, context: CallContext) -> None:
         """Count a call until it is over, its answer sent."""
         self.begin()
         if not context.add_callback(self.end):
@@ -101,7 +101,7 @@ class Calls:
 class _Pool(ThreadPoolExecutor):
     """Counts what waits for a thread, too."""
 
-    def __init__(self, calls: Calls, threads: int, name: str) -> None:
+    def __init__(self, calls: GrpcioCalls, threads: int, name: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
         self._calls = calls
 
@@ -190,12 +190,12 @@ _GOODBYE_S = 1.0
 class GrpcServer:
     """V2, health and reflection on one port. `start` once, `stop` once; neither is for an event loop's thread."""
 
-    def __init__(self, engine: Engine, options: GrpcOptions | None = None, regions: Regions = DISABLED) -> None:
+    def __init__(self, engine: EngineCalls, options: GrpcOptions | None = None, regions: Regions = DISABLED) -> None:
         """Nothing is bound yet. Raises ConfigError when the forward pattern is no regular expression."""
         self._options = options or GrpcOptions()
         restricted = Restrictions(self._options.restricted, "--grpc-restricted-protocol")
         self._rpcs = Rpcs(engine, restricted, self._options.streams, self._options.forward_pattern, regions)
-        self._calls = Calls()
+        self._calls = GrpcioCalls()
         self._asking = self._calls.pool(4, "remora-grpc-asking")
         self._working = self._calls.pool(self._options.workers, "remora-grpc")
         self._streaming = self._calls.pool(self._options.streams + 2, "remora-grpc-stream")
@@ -258,7 +258,7 @@ class GrpcServer:
         handlers[SERVICE]["ModelStreamInfer"] = self._calls.streaming(self._stream, self._streaming)
         return [grpc.method_handlers_generic_handler(service, rpcs) for service, rpcs in handlers.items()]
 
-    def _stream(self, messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def _stream(self, messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
         return self._rpcs.stream(messages, context, self._reading.submit)
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from remora.errors import UnavailableError
 from remora.options import ServerOptions
 from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
-from remora.protocols.http2.keepalive import Terms
+from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.restriction import Restrictions
 from remora.server.grpc.call import StreamBehaviour
 from remora.server.grpc.front import GrpcFront
-from remora.server.grpc.rpcs import HEALTH_SERVICE, Context, Rpcs
+from remora.server.grpc.rpcs import HEALTH_SERVICE, CallContext, Rpcs
 from remora.server.grpc.tls import TlsFiles, context_of
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.http1 import Handover, Service
 from remora.server.http.http2 import ALPN, Http2Listener
 from remora.server.http.http2_requests import Requests
@@ -34,7 +34,11 @@ class OwnGrpc:
     """
 
     def __init__(
-        self, inside: Inside, restricted: Restrictions, regions: Regions, make_room: Callable[[], bool] = lambda: False
+        self,
+        inside: ServerContext,
+        restricted: Restrictions,
+        regions: Regions,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._inside = inside
         self._make_room = make_room
@@ -123,9 +127,9 @@ def _everywhere(port: int, reuse: bool) -> socket.socket | None:
         raise
 
 
-def terms_of(options: ServerOptions) -> Terms:
+def terms_of(options: ServerOptions) -> KeepalivePolicy:
     """What connections keep to, from milliseconds."""
-    return Terms(
+    return KeepalivePolicy(
         silence_s=options.grpc_keepalive_time / 1e3,
         answer_s=options.grpc_keepalive_timeout / 1e3,
         without_calls=options.grpc_keepalive_permit_without_calls,
@@ -154,7 +158,7 @@ def reflection(services: Sequence[str]) -> Callable[[str], StreamBehaviour | Non
         if handler is None:
             return None
 
-        def answer(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        def answer(messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
             asked = map(handler.request_deserializer, messages)
             return map(handler.response_serializer, handler.stream_stream(asked, context))
 

@@ -43,7 +43,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 """Keys in lower case; values of keys that end in ``-bin`` are bytes."""
 
 
-class Context(Protocol):
+class CallContext(Protocol):
     """One call, as a transport has it. Thread-safe."""
 
     def invocation_metadata(self) -> Metadata:
@@ -59,11 +59,11 @@ class Context(Protocol):
         """End the call."""
 
 
-Behaviour = Callable[[bytes, Context], bytes]
+Behaviour = Callable[[bytes, CallContext], bytes]
 """Answers one message. May block; raises whatever `status_of_error` turns into a status."""
 
 
-class Engine(Protocol):
+class EngineCalls(Protocol):
     """What this front end asks of the engine. `perform` may block; each may raise RemoraError.
 
     `resolve` gives something with ``name``, ``version`` and ``decoupled``; `submit` takes it back and calls ``reply``
@@ -89,7 +89,7 @@ class Engine(Protocol):
     ) -> Ticket: ...
 
 
-class Unary(NamedTuple):
+class UnaryMethod(NamedTuple):
     """How an RPC of one message and one answer is answered; ``lasts`` when that may take long."""
 
     behaviour: Behaviour
@@ -115,7 +115,7 @@ class Rpcs:
     """
 
     def __init__(
-        self, engine: Engine, restricted: Restrictions, streams: int, pattern: str, regions: Regions = DISABLED
+        self, engine: EngineCalls, restricted: Restrictions, streams: int, pattern: str, regions: Regions = DISABLED
     ) -> None:
         self.engine = engine
         self.regions = regions
@@ -133,11 +133,11 @@ class Rpcs:
         for stream in list(self._streams):
             stream.drain()
 
-    def _all(self) -> dict[str, Unary]:
-        found: dict[str, Unary] = {}
+    def _all(self) -> dict[str, UnaryMethod]:
+        found: dict[str, UnaryMethod] = {}
 
         def add(service: str, name: str, behaviour: Behaviour, rpc: str = "", *, lasts: bool = False) -> None:
-            found[f"/{service}/{name}"] = Unary(self._unlocked(rpc or name, behaviour), lasts)
+            found[f"/{service}/{name}"] = UnaryMethod(self._unlocked(rpc or name, behaviour), lasts)
 
         for name, work in REGION_RPCS.items():
             add(SERVICE, name, self._in_regions(work))
@@ -147,7 +147,7 @@ class Rpcs:
         add(HEALTH_SERVICE, "Check", self._check, "Health.Check")
         return found
 
-    def _check(self, _message: bytes, _context: Context) -> bytes:
+    def _check(self, _message: bytes, _context: CallContext) -> bytes:
         """grpc.health.v1: HealthCheckResponse, the same for every service name (spec R02)."""
         serving = not self.draining and self.engine.perform(ServerReady())
         return b"\x08\x01" if serving else b"\x08\x02"
@@ -157,13 +157,13 @@ class Rpcs:
         if not self.restricted:
             return behaviour
 
-        def guarded(message: bytes, context: Context) -> bytes:
+        def guarded(message: bytes, context: CallContext) -> bytes:
             self.check_secret(rpc, context)
             return behaviour(message, context)
 
         return guarded
 
-    def check_secret(self, rpc: str, context: Context) -> None:
+    def check_secret(self, rpc: str, context: CallContext) -> None:
         """Raises UnavailableError when the call lacks the secret of its RPC's group."""
 
         def value_of(key: str) -> bytes | None:
@@ -180,7 +180,7 @@ class Rpcs:
         return lambda message, _context: work(message, self.regions)
 
     def _performing(self, rpc: Rpc) -> Behaviour:
-        def perform(message: bytes, context: Context) -> bytes:
+        def perform(message: bytes, context: CallContext) -> bytes:
             call = rpc.decode(message)
             while True:
                 try:
@@ -194,7 +194,7 @@ class Rpcs:
 
     # -- Inference --------------------------------------------------------------------------------------------------
 
-    def _infer(self, message: bytes, context: Context, retired: object = None) -> bytes:
+    def _infer(self, message: bytes, context: CallContext, retired: object = None) -> bytes:
         if self.draining:
             raise UnavailableError(SHUTDOWN_TEXT)
         request = read_infer(message)
@@ -212,7 +212,7 @@ class Rpcs:
             return self._infer(message, context, served)
         return encode_infer(served.name, str(served.version), call.form, response, call.places)
 
-    def _answer(self, served: Any, form: InferForm, data: list[Data], context: Context) -> Response:
+    def _answer(self, served: Any, form: InferForm, data: list[Data], context: CallContext) -> Response:
         """Hand the request in and wait for its one answer, the client's deadline or its departure."""
         answers: SimpleQueue[Outcome] = SimpleQueue()
         left_s = _seconds_left(context)
@@ -244,7 +244,7 @@ class Rpcs:
         return outcome
 
     def stream(
-        self, messages: Iterator[bytes], context: Context, read: Callable[[Callable[[], None]], object]
+        self, messages: Iterator[bytes], context: CallContext, read: Callable[[Callable[[], None]], object]
     ) -> Iterator[bytes]:
         """ModelStreamInfer: the answers to ``messages``, which ``read`` has another thread take in."""
 
@@ -292,7 +292,7 @@ FOREVER_S = 365 * 86_400.0
 """A deadline further away is none: so grpcio's clients spell that."""
 
 
-def _seconds_left(context: Context) -> float | None:
+def _seconds_left(context: CallContext) -> float | None:
     """Until the client's deadline; None when there is none, which grpcio spells as one in the far future."""
     left = context.time_remaining()
     return None if left is None or left > FOREVER_S else float(left)

@@ -25,8 +25,16 @@ from remora.errors import (
 )
 from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
 from remora.protocols.grpc.infer import SHUTDOWN_TEXT, InferCall, InferMessage, read_infer
-from remora.protocols.grpc.stream import Answer, AnswerOrder, Entry, encode_answer, encode_refusal, final_of, id_of
-from remora.scheduling.backpressure import Allowance
+from remora.protocols.grpc.stream import (
+    AnswerOrder,
+    Entry,
+    StreamAnswer,
+    encode_answer,
+    encode_refusal,
+    final_of,
+    id_of,
+)
+from remora.scheduling.backpressure import Backpressure
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival, Traces
 
@@ -36,7 +44,7 @@ STALL_S = 30.0
 """How long a model may be held up by a client that reads nothing."""
 
 
-class Engine(Protocol):
+class StreamEngine(Protocol):
     """What a stream asks of the engine; see ``rpcs.Engine``."""
 
     @property
@@ -69,7 +77,7 @@ class _Opened(NamedTuple):
 
 class _Answered(NamedTuple):
     entry: Entry
-    answer: Answer
+    answer: StreamAnswer
 
 
 _Event = _Opened | _Answered | _Signal | RemoraError
@@ -88,7 +96,7 @@ class InferStream:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: StreamEngine,
         parameters: dict[str, str] | None,
         *,
         strict: bool,
@@ -104,8 +112,8 @@ class InferStream:
         self._strict = strict
         self._hang_up = hang_up
         self._limits = limits or StreamLimits()
-        self._requests = Allowance(self._limits.items, self._limits.size)
-        self._answers = Allowance(self._limits.items, self._limits.size)
+        self._requests = Backpressure(self._limits.items, self._limits.size)
+        self._answers = Backpressure(self._limits.items, self._limits.size)
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._tickets: dict[Entry, Ticket] = {}
         self._left = False
@@ -164,7 +172,7 @@ class InferStream:
 
     def _refuse(self, entry: Entry, refusal: bytes, request_bytes: int) -> None:
         self._answers.add(len(refusal))
-        self._events.put(_Answered(entry, Answer(refusal, True, request_bytes=request_bytes)))
+        self._events.put(_Answered(entry, StreamAnswer(refusal, True, request_bytes=request_bytes)))
 
     def _resolve(self, message: bytes) -> tuple[InferMessage, Any] | bytes:
         """The request and the model that serves it, or the refusal. Raises MalformedError for bytes that are none."""
@@ -217,7 +225,7 @@ class InferStream:
                 return
             failure = streamed.outcome if isinstance(streamed.outcome, RemoraError) else None
             request_bytes = size if streamed.final else 0
-            self._events.put(_Answered(entry, Answer(message, streamed.final, failure, request_bytes)))
+            self._events.put(_Answered(entry, StreamAnswer(message, streamed.final, failure, request_bytes)))
 
         return reply
 
@@ -263,7 +271,7 @@ class InferStream:
             else:
                 draining = True
 
-    def _write(self, leaving: list[Answer]) -> Iterator[bytes]:
+    def _write(self, leaving: list[StreamAnswer]) -> Iterator[bytes]:
         for answer in leaving:
             if answer.error is not None and self._strict:
                 # The requests of a batch may have failed with one and the same object.

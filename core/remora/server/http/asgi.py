@@ -21,7 +21,7 @@ from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
 from remora.protocols.http1 import Head, too_large
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
-from remora.protocols.rest.request import Limits
+from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.v2_rest import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.http.exchange import STREAM_BACKLOG, Exchange
@@ -145,7 +145,7 @@ class V2App:
             limit = options.http_max_input_size
             service = RestService(
                 self._engine,
-                InferCodec(Limits(limit, options.http_max_json_depth), forward_pattern=self._forward),
+                InferCodec(RequestLimits(limit, options.http_max_json_depth), forward_pattern=self._forward),
                 LoopMailbox(loop),
                 answer_in_thread(loop),
                 max_input_bytes=limit,

@@ -29,7 +29,7 @@ from remora.protocols.rest.generate import (
     event,
     load_report,
 )
-from remora.protocols.rest.request import Limits
+from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
@@ -46,7 +46,7 @@ class GenerateRoutes:
         malformed: the HTTP status of a body that cannot be read; 0 for Triton's.
     """
 
-    def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: Limits, malformed: int = 0) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: RequestLimits, malformed: int = 0) -> None:
         self._engine = engine
         self._mailbox = mailbox
         self._limits = limits

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from remora.protocols.grpc.framing import CONTENT_TYPE
 from remora.protocols.http2.connection import Http2
 from remora.protocols.http2.frames import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, Fields, Http2Error, pack
-from remora.protocols.http2.keepalive import Terms, Upkeep
+from remora.protocols.http2.keepalive import Keepalive, KeepalivePolicy
 from remora.protocols.rest.answer import INTERNAL
 from remora.server.http.exchange import SILENCE_S
 
@@ -38,7 +38,7 @@ class Stream(Protocol):
     """What takes a request in, and answers it."""
 
     def received(self, data: bytes, ended: bool, /) -> None:
-        """A piece of the body. `Link.took` is to be called when it is used."""
+        """A piece of the body. `StreamConnection.took` is to be called when it is used."""
 
     def lost(self) -> None:
         """The client gave it up, or is gone."""
@@ -50,7 +50,7 @@ class Stream(Protocol):
         """Whether it waits for the rest of a request, which does not come."""
 
 
-class Link:
+class StreamConnection:
     """A stream's way to its client; everything in the loop's thread. After the client is gone it does nothing."""
 
     __slots__ = ("_connection", "_stream")
@@ -96,9 +96,9 @@ class Link:
         self._connection.flush_soon()
 
 
-OpenStream = Callable[[Link, Fields], Stream | None]
+OpenStream = Callable[[StreamConnection, Fields], Stream | None]
 """Takes a call or a request; None when it is answered already."""
-_TERMS = Terms()
+_TERMS = KeepalivePolicy()
 
 
 class Http2Listener:
@@ -110,7 +110,9 @@ class Http2Listener:
         terms: see there.
     """
 
-    def __init__(self, open_call: OpenStream, open_request: OpenStream | None = None, terms: Terms = _TERMS) -> None:
+    def __init__(
+        self, open_call: OpenStream, open_request: OpenStream | None = None, terms: KeepalivePolicy = _TERMS
+    ) -> None:
         self.open_call = open_call
         self.open_request = open_request
         self.terms = terms
@@ -164,7 +166,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._streams: dict[int, Stream] = {}
         self._coming: dict[int, float] = {}  # requests that were not whole when last looked at, and since when
-        self._upkeep = cast(Upkeep, None)
+        self._upkeep = cast(Keepalive, None)
         self._look_again: asyncio.TimerHandle | None = None
         self._parting: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
@@ -191,7 +193,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             return
         spread = random.uniform(1 - _SPREAD, 1 + _SPREAD)
         self.idle_since = self._loop.time()
-        self._upkeep = Upkeep(self._listener.terms, self.idle_since, spread)
+        self._upkeep = Keepalive(self._listener.terms, self.idle_since, spread)
         self._listener.connections[self] = None
         self._look()
 
@@ -269,7 +271,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     # -- its life ---------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Do what `Upkeep` says that is due."""
+        """Do what `Keepalive` says that is due."""
         if self._gone or self._transport.is_closing():
             return
         if self.machine.spoke():
@@ -317,7 +319,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def opened(self, stream: int, fields: Fields, ended: bool) -> None:
         self._stirred = True
-        link = Link(self, stream)
+        link = StreamConnection(self, stream)
         found: Stream | None = None
         kind = next((value for name, value in fields if name == b"content-type"), b"")
         if kind.startswith(CONTENT_TYPE):

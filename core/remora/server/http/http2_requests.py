@@ -11,7 +11,7 @@ from remora.protocols.http2.frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
 from remora.server.http.exchange import STREAM_BACKLOG, Cancellable
 from remora.server.http.http1 import Service
-from remora.server.http.http2 import Link, Stream
+from remora.server.http.http2 import Stream, StreamConnection
 
 _log = logging.getLogger("remora.http")
 
@@ -25,7 +25,7 @@ class Requests:
         self._service = service
         self._limit = max_body_bytes
 
-    def open(self, link: Link, fields: Fields) -> Stream:
+    def open(self, link: StreamConnection, fields: Fields) -> Stream:
         """Take a request."""
         return _Request(link, fields, self._service, self._limit)
 
@@ -48,7 +48,7 @@ class _Request:
         "_whole",
     )
 
-    def __init__(self, link: Link, fields: Fields, service: Service, limit: int) -> None:
+    def __init__(self, link: StreamConnection, fields: Fields, service: Service, limit: int) -> None:
         self._link = link
         self._service = service
         self._limit = limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 
 METRICS = "/metrics"
@@ -13,7 +13,7 @@ METRICS = "/metrics"
 class OnePortService:
     """V2, and the metrics at ``/metrics`` as well."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: ServerContext) -> None:
         self._rest = inside.rest
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:

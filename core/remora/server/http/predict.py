@@ -14,14 +14,14 @@ from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
-from remora.server.host import Inside
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 
 
 class Predictor:
     """Answers predict requests of a host's own routes; errors are JSON."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: ServerContext) -> None:
         self._resolve = inside.engine.resolve
         self._traces = inside.engine.traces
         self._when_loaded = inside.rest.when_loaded

@@ -42,7 +42,7 @@ from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
-from remora.server.http.waiting import WaitingRoom
+from remora.server.http.waiting import LoadWaiters
 
 if TYPE_CHECKING:
     from remora.server.http.http1 import Service
@@ -202,7 +202,7 @@ class RestService:
         self._later = later
         self._limit = max_input_bytes
         self._pages = pages
-        self._waiting = WaitingRoom(engine.options.max_waiting_requests, engine.options.waiting_secs)
+        self._waiting = LoadWaiters(engine.options.max_waiting_requests, engine.options.waiting_secs)
         self._serves_metrics = serves_metrics
         self._known_as = ""
         self._malformed = malformed

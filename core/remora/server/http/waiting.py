@@ -19,7 +19,7 @@ GoOn = Callable[[int], Cancellable | None]
 """Handles a request that has waited for so many nanoseconds; what it has become can be cancelled."""
 
 
-class WaitingRoom:
+class LoadWaiters:
     """Holds requests until what they need is loaded. All of it happens in the event loop's thread.
 
     Args:
@@ -79,7 +79,7 @@ class _Waiting:
     """A request in the room; once it has gone on, it stands for what the request has become."""
 
     def __init__(
-        self, room: WaitingRoom, loading: LoadingError, exchange: Exchange, limit_s: float, go_on: GoOn
+        self, room: LoadWaiters, loading: LoadingError, exchange: Exchange, limit_s: float, go_on: GoOn
     ) -> None:
         self._room = room
         self._loading = loading

@@ -10,7 +10,7 @@ import pytest
 
 from remora.backends.python.host import Host, hosted
 from remora.backends.triton_python_backend_utils import MetricFamily, TritonModelException
-from remora.custom_metrics import REGISTRY, Family, Kind, Sample, snapshot
+from remora.custom_metrics import REGISTRY, Family, MetricKind, MetricSample, snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert snapshot() == []
 
 
-def family(kind: Kind = MetricFamily.COUNTER, name: str = "f", description: str = "what") -> MetricFamily:
+def family(kind: MetricKind = MetricFamily.COUNTER, name: str = "f", description: str = "what") -> MetricFamily:
     return MetricFamily(name=name, description=description, kind=kind)
 
 
@@ -33,8 +33,8 @@ def test_counters_and_gauges_say_what_was_counted() -> None:
     gauge.increment(-1)
     assert (counter.value(), gauge.value()) == (5.5, 2)
     assert snapshot() == [
-        Family("f", "what", Kind.COUNTER, (Sample("", {"a": "1", "b": "2"}, 5.5),)),
-        Family("g", "what", Kind.GAUGE, (Sample("", {}, 2),)),
+        Family("f", "what", MetricKind.COUNTER, (MetricSample("", {"a": "1", "b": "2"}, 5.5),)),
+        Family("g", "what", MetricKind.GAUGE, (MetricSample("", {}, 2),)),
     ]
 
 
@@ -58,7 +58,7 @@ def test_a_family_of_the_same_name_is_the_same_and_shares_its_series() -> None:
     del second
     gc.collect()
     (read,) = snapshot()
-    assert read.samples == (Sample("", {"a": "1"}, 2),)
+    assert read.samples == (MetricSample("", {"a": "1"}, 2),)
     del first
 
 

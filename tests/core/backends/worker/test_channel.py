@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remora.backends.worker.wire import Kind
+from remora.backends.worker.wire import MessageKind
 
 channels = pytest.importorskip("remora.backends.worker.channel", reason="needs mmap and select.poll")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
@@ -51,7 +51,7 @@ def test_a_message_that_arrives_while_the_role_is_given_back_wakes_the_backgroun
     def send() -> None:
         for number in range(3000):
             turns.wait()
-            worker.send(Kind.LOG, number)
+            worker.send(MessageKind.LOG, number)
 
     sender = threading.Thread(target=send)
     sender.start()
@@ -70,15 +70,15 @@ def test_a_wake_up_is_kept_for_later_only_if_the_reader_still_looks(
     sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
 ) -> None:
     server, worker = sides
-    seen: list[Kind] = []
+    seen: list[MessageKind] = []
     server.enter()
-    worker.send(Kind.LOG)
+    worker.send(MessageKind.LOG)
     server.background(lambda message: seen.append(message.kind))  # the front reads: it is not the background's turn
     assert seen == []
     server.leave()
     assert select.select([server.back_fd], [], [], 0)[0], "who leaves a message behind wakes the background"
     server.background(lambda message: seen.append(message.kind))
-    assert seen == [Kind.LOG]
+    assert seen == [MessageKind.LOG]
 
 
 def test_an_execution_disturbs_nobody_and_is_found_by_who_reads_next(
@@ -87,11 +87,11 @@ def test_an_execution_disturbs_nobody_and_is_found_by_who_reads_next(
     server, worker = sides
     with worker.front():
         pass
-    server.send(Kind.EXECUTE, 1)
+    server.send(MessageKind.EXECUTE, 1)
     poller = select.poll()
     poller.register(worker.back_fd, select.POLLIN)
     assert not poller.poll(0)
-    server.send(Kind.CANCEL, 2)
+    server.send(MessageKind.CANCEL, 2)
     assert poller.poll(0)
     with worker.front():
         assert [message.number for message in (worker.next(0), worker.next(0)) if message] == [1, 2]
@@ -105,7 +105,7 @@ def test_who_has_read_all_leaves_nothing_to_the_background(
     poller.register(worker.back_fd, select.POLLIN)
     with worker.front():
         for number in range(3):
-            server.send(Kind.CANCEL, number)
+            server.send(MessageKind.CANCEL, number)
         first = worker.next(0)
         assert first is not None
         assert [first.number, *(message.number for message in worker.rest())] == [0, 1, 2]
@@ -130,7 +130,7 @@ def test_an_execution_wakes_who_waits_for_one(
     reader = threading.Thread(target=front)
     reader.start()
     for number in range(300):
-        server.send(Kind.EXECUTE, number)
+        server.send(MessageKind.EXECUTE, number)
         assert turns.acquire(timeout=PATIENCE_S / 2), f"message {number} was left lying"
     reader.join()
     assert numbers == list(range(300))

@@ -19,7 +19,7 @@ from remora.backends.worker.encoding import (
     outcomes_from,
     turns_again,
 )
-from remora.backends.worker.wire import INLINE_BYTES, Drafts, Heads, Item, Kind, Stack, Stacked, WireError
+from remora.backends.worker.wire import INLINE_BYTES, Drafts, Heads, Item, MessageKind, Stack, Stacked, WireError
 from remora.errors import NotFoundError, RemoraError
 from remora.messages import DTYPES, Array, InferForm, Outcome, Request, Response, Tensor
 
@@ -29,7 +29,7 @@ NAMED = InferForm((), id="r1")
 
 
 def travelled(drafts: Drafts) -> Sequence[Item]:
-    return wire.decode(bytearray(wire.encode(Kind.EXECUTE, 1, drafts)), Heads()).items
+    return wire.decode(bytearray(wire.encode(MessageKind.EXECUTE, 1, drafts)), Heads()).items
 
 
 def array_of(shape: tuple[int, ...], datatype: str = "INT32", value: int = 0) -> Array:
@@ -108,8 +108,8 @@ def test_what_is_remembered_of_requests_is_what_is_made_anew(batches: list[list[
     for batch in batches * 2:
         for each in batch:
             assume(kinds.setdefault(each.form, each.inputs["IN"].dtype) == each.inputs["IN"].dtype)
-        encoded = wire.encode(Kind.EXECUTE, 1, writer.drafts(batch))
-        assert encoded == wire.encode(Kind.EXECUTE, 1, RequestWriter().drafts(batch))
+        encoded = wire.encode(MessageKind.EXECUTE, 1, writer.drafts(batch))
+        assert encoded == wire.encode(MessageKind.EXECUTE, 1, RequestWriter().drafts(batch))
         found = reader.requests(wire.decode(bytearray(encoded), heads).items)
         assert repr([told(each) for each in found]) == repr([told(each) for each in batch])
 
@@ -134,14 +134,16 @@ def test_what_is_remembered_of_requests_is_what_is_made_anew(batches: list[list[
 def test_what_is_remembered_of_answers_is_what_is_made_anew(batches: list[list[Response]]) -> None:
     writer = OutcomeWriter()
     for batch in batches * 2:
-        encoded = wire.encode(Kind.EXECUTE, 1, writer.drafts(batch))
-        assert encoded == wire.encode(Kind.EXECUTE, 1, OutcomeWriter().drafts(batch))
+        encoded = wire.encode(MessageKind.EXECUTE, 1, writer.drafts(batch))
+        assert encoded == wire.encode(MessageKind.EXECUTE, 1, OutcomeWriter().drafts(batch))
 
 
 def test_long_heads_and_ids_are_not_remembered() -> None:
     writer, heads, reader = RequestWriter(), Heads(), RequestReader()
     for form in (InferForm((), parameters={"long": "x" * 10_000}), InferForm((), id="r" * 10_000)):
-        items = wire.decode(bytearray(wire.encode(Kind.EXECUTE, 1, writer.drafts([request_of(form)]))), heads).items
+        items = wire.decode(
+            bytearray(wire.encode(MessageKind.EXECUTE, 1, writer.drafts([request_of(form)]))), heads
+        ).items
         assert told(reader.requests(items)[0]) == told(request_of(form))
     assert not writer._heads
     assert [len(known.head.fields["parameters"]) for known in reader._forms.values()] == [0]
@@ -194,7 +196,9 @@ def test_requests_with_ids_and_requests_without_inputs_are_not_stacked() -> None
 
 def test_a_stack_that_claims_to_be_traced_is_none() -> None:
     head = (
-        wire.decode(bytearray(wire.encode(Kind.EXECUTE, 1, [RequestWriter().draft(traced())])), Heads()).items[0].head
+        wire.decode(bytearray(wire.encode(MessageKind.EXECUTE, 1, [RequestWriter().draft(traced())])), Heads())
+        .items[0]
+        .head
     )
     with pytest.raises(WireError, match="traced"):
         RequestReader().requests(Stacked(head, [[array_of((1, 3))]]))

@@ -19,7 +19,7 @@ from remora.backends.worker.encoding import (
     index_of,
     outcome_from,
 )
-from remora.backends.worker.wire import FINAL, Draft, Heads, Kind, Stack, WireError
+from remora.backends.worker.wire import FINAL, Draft, Heads, MessageKind, Stack, WireError
 from remora.errors import NotFoundError
 from remora.messages import DTYPES, Array, InferForm, Request, Response, Streamed, Tensor, datatype_of
 
@@ -53,14 +53,14 @@ def same(one: Array, other: Array) -> bool:
 @pytest.mark.parametrize(
     ("message", "pinned"),
     [
-        (wire.encode(Kind.CLOSE, 7), "0401000007000000" + "00" * 16),
+        (wire.encode(MessageKind.CLOSE, 7), "0401000007000000" + "00" * 16),
         (
-            wire.encode(Kind.STREAMED, 1, [Draft(b'{"tensors":[]}', flags=FINAL | 2 << 8, id="é")], begin_ns=2),
+            wire.encode(MessageKind.STREAMED, 1, [Draft(b'{"tensors":[]}', flags=FINAL | 2 << 8, id="é")], begin_ns=2),
             "0c01010001000000" "0200000000000000" "0000000000000000"
             "0e000000" "0200" "0000" "01020000" + b'{"tensors":[]}'.hex() + "c3a9" "00000000",
         ),
         (
-            wire.encode(Kind.EXECUTE, 1, [Draft(wire.head([("x", "INT16", [2])]), [np.array([1, 2], np.int16)])]),
+            wire.encode(MessageKind.EXECUTE, 1, [Draft(wire.head([("x", "INT16", [2])]), [np.array([1, 2], np.int16)])]),
             "0501010001000000" + "00" * 16
             + "1f000000" "0000" "0100" "00000000" + b'{"tensors":[["x","INT16",[2]]]}'.hex() + "0000000000"
             "00000000" "00000000" "6000000000000000" "0400000000000000" + "00" * 0 + "01000200",
@@ -72,15 +72,15 @@ def test_the_bytes_of_messages_are_pinned(message: bytes, pinned: str) -> None:
 
 
 def test_the_numbers_of_kinds_are_pinned() -> None:
-    assert {kind.name: kind.value for kind in Kind} == {
+    assert {kind.name: kind.value for kind in MessageKind} == {
         "OPEN": 1, "COMPLETE": 2, "START": 3, "CLOSE": 4, "EXECUTE": 5, "DONE": 10, "FAILED": 11, "STREAMED": 12,
         "CANCEL": 20, "RELEASE": 21, "STREAM_READ": 22, "LOG": 30, "METRIC": 31, "METRIC_CALL": 40, "CALL": 41,
         "MODEL_CALL": 42, "ANSWER": 43, "REFUSED": 44, "CALL_STREAMED": 45, "CALL_CANCEL": 46, "SPILLED": 50,
     }  # fmt: skip
 
 
-@given(st.sampled_from(Kind), st.integers(0, 2**32 - 1), st.lists(st.tuples(tensors, st.text(max_size=5))))
-def test_messages_come_back_as_they_were(kind: Kind, number: int, contents: list[tuple[Array, str]]) -> None:
+@given(st.sampled_from(MessageKind), st.integers(0, 2**32 - 1), st.lists(st.tuples(tensors, st.text(max_size=5))))
+def test_messages_come_back_as_they_were(kind: MessageKind, number: int, contents: list[tuple[Array, str]]) -> None:
     drafts = [
         Draft(wire.head([("t", datatype_of(array), array.shape)], text=text), [array], text, index)
         for index, (array, text) in enumerate(contents)
@@ -112,12 +112,12 @@ def stack_of(drafts: list[Draft]) -> Stack:
 
 @given(alike())
 def test_items_that_look_alike_come_back_one_by_one_however_they_travel(drafts: list[Draft]) -> None:
-    stacked = wire.encode(Kind.EXECUTE, 5, stack_of(drafts), begin_ns=3, end_ns=4)
+    stacked = wire.encode(MessageKind.EXECUTE, 5, stack_of(drafts), begin_ns=3, end_ns=4)
     assert stacked[1] == wire.STACK
     assert wire.nbytes_of(stack_of(drafts)) == wire.nbytes_of(drafts)
-    for data in (stacked, wire.encode(Kind.EXECUTE, 5, drafts, begin_ns=3, end_ns=4)):
+    for data in (stacked, wire.encode(MessageKind.EXECUTE, 5, drafts, begin_ns=3, end_ns=4)):
         message = there_and_back(data)
-        assert (message.kind, message.number, message.begin_ns, message.end_ns) == (Kind.EXECUTE, 5, 3, 4)
+        assert (message.kind, message.number, message.begin_ns, message.end_ns) == (MessageKind.EXECUTE, 5, 3, 4)
         assert len(message.items) == len(drafts)
         assert len(message.items[1:]) == len(drafts) - 1
         for item, draft in zip(message.items, drafts, strict=True):
@@ -129,13 +129,13 @@ def test_items_that_look_alike_come_back_one_by_one_however_they_travel(drafts: 
 def test_arrays_with_gaps_are_stacked_as_well() -> None:
     array = np.arange(6, dtype=np.int32)
     stack = Stack(wire.head([("t", "INT32", (3,))]), [[array[::2], array[1::2]]])
-    found = there_and_back(wire.encode(Kind.EXECUTE, 1, stack)).items
+    found = there_and_back(wire.encode(MessageKind.EXECUTE, 1, stack)).items
     assert [item.arrays[0].tolist() for item in found] == [[0, 2, 4], [1, 3, 5]]
 
 
 @given(st.data(), alike())
 def test_a_damaged_stack_is_a_message_or_a_wire_error(data: st.DataObject, drafts: list[Draft]) -> None:
-    whole = bytearray(wire.encode(Kind.DONE, 1, stack_of(drafts)))
+    whole = bytearray(wire.encode(MessageKind.DONE, 1, stack_of(drafts)))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(whole)))
@@ -156,7 +156,8 @@ def test_arrays_in_the_arena_are_views_of_it(array: Array) -> None:
 
     draft = Draft(wire.head([("t", datatype_of(array), array.shape)]), [array])
     message = there_and_back(
-        wire.encode(Kind.EXECUTE, 1, [draft], place), fetch=lambda offset, length: memory[offset : offset + length]
+        wire.encode(MessageKind.EXECUTE, 1, [draft], place),
+        fetch=lambda offset, length: memory[offset : offset + length],
     )
     (found,) = message.items[0].arrays
     assert same(found, array)
@@ -176,7 +177,7 @@ def test_any_bytes_are_a_message_or_a_wire_error(data: bytes) -> None:
 @given(st.data(), tensors)
 def test_a_damaged_message_is_a_message_or_a_wire_error(data: st.DataObject, array: Array) -> None:
     draft = Draft(wire.head([("t", datatype_of(array), array.shape)], parameters={"a": 1}), [array], "id")
-    whole = bytearray(wire.encode(Kind.DONE, 1, [draft, Draft(error_head(NotFoundError("no")))]))
+    whole = bytearray(wire.encode(MessageKind.DONE, 1, [draft, Draft(error_head(NotFoundError("no")))]))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(whole)))
@@ -192,7 +193,7 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(data: st.DataObject, arr
 
 
 def test_a_message_of_an_unknown_layout_is_refused() -> None:
-    data = bytearray(wire.encode(Kind.CLOSE))
+    data = bytearray(wire.encode(MessageKind.CLOSE))
     data[1] = 9
     with pytest.raises(WireError, match="layout 9"):
         wire.decode(data, Heads())
@@ -212,7 +213,7 @@ def test_a_request_says_all_that_it_did() -> None:
     request = Request(form, {"IN": np.arange(6, dtype=np.int32).reshape(2, 3)}, ("OUT", "MORE"), 2, "key")
     writer, reader = RequestWriter(), RequestReader()
     for _ in range(2):  # the second time from memory
-        message = there_and_back(wire.encode(Kind.EXECUTE, 1, [writer.draft(request)]))
+        message = there_and_back(wire.encode(MessageKind.EXECUTE, 1, [writer.draft(request)]))
         again = reader.request(message.items[0])
         assert (again.form, again.requested, again.rows) == (again.form, ("OUT", "MORE"), 2)
         for field in ("id", "parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end"):
@@ -227,7 +228,7 @@ def test_a_traced_request_says_whose_trace_it_is_and_the_next_one_says_nothing()
     for trace in (TraceMark(7, '{"traceparent":"x"}'), None):
         request = Request(form, {"IN": np.arange(2, dtype=np.int32)}, ("OUT",), 1, "key")
         request.trace = trace
-        again = reader.request(there_and_back(wire.encode(Kind.EXECUTE, 1, [writer.draft(request)])).items[0])
+        again = reader.request(there_and_back(wire.encode(MessageKind.EXECUTE, 1, [writer.draft(request)])).items[0])
         marks.append(again.trace)
     assert marks == [TraceMark(7, '{"traceparent":"x"}'), None]
 
@@ -245,7 +246,7 @@ def test_a_traced_request_says_whose_trace_it_is_and_the_next_one_says_nothing()
 @pytest.mark.parametrize("final", [None, False, True])
 def test_an_outcome_comes_back_as_it_was(outcome: Response | NotFoundError | None, final: bool | None) -> None:
     sent = outcome if final is None else Streamed(outcome, final)
-    message = there_and_back(wire.encode(Kind.DONE, 1, [OutcomeWriter().draft(sent, 5)]))
+    message = there_and_back(wire.encode(MessageKind.DONE, 1, [OutcomeWriter().draft(sent, 5)]))
     (item,) = message.items
     assert index_of(item) == (5, bool(final))
     found = outcome_from(item)

@@ -21,7 +21,7 @@ from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
 from remora.backends.worker import connection as link
 from remora.backends.worker.model import LOOP_BYTES, WorkerInstance
-from remora.backends.worker.wire import Kind
+from remora.backends.worker.wire import MessageKind
 from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
@@ -239,8 +239,8 @@ def test_a_cancel_is_not_told_before_the_request_and_lost(loop: Loop, monkeypatc
         link, waits = loop.instance.keeper.link(), request("until cancelled")
         send = link.channel.send
 
-        def leave_then_send(kind: Kind, *args: Any, **more: Any) -> bool:
-            if kind is Kind.EXECUTE:
+        def leave_then_send(kind: MessageKind, *args: Any, **more: Any) -> bool:
+            if kind is MessageKind.EXECUTE:
                 waits.cancel()
                 link.look()  # as the keeper does now and then
             return send(kind, *args, **more)

@@ -373,18 +373,18 @@ def test_a_model_that_does_not_start_says_why(models: Models, code: str, kind: t
 def test_a_load_waits_longer_for_its_process_than_a_request_for_a_new_one(
     fast: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, start, link = threading.Event(), keeper.WorkerProcess, keeper.Keeper.link
+    asked, start, link = threading.Event(), keeper.WorkerProcess, keeper.Supervisor.link
 
     def started_late(*arguments: Any) -> Any:
         assert asked.wait(30)
         return start(*arguments)
 
-    def ask(self: keeper.Keeper) -> Any:
+    def ask(self: keeper.Supervisor) -> Any:
         asked.set()
         return link(self)
 
     monkeypatch.setattr(keeper, "WorkerProcess", started_late)
-    monkeypatch.setattr(keeper.Keeper, "link", ask)
+    monkeypatch.setattr(keeper.Supervisor, "link", ask)
     monkeypatch.setattr(keeper, "RESTART_WAIT_S", 0.0)
     assert values(run(fast.start(ANSWER))[0]) == [7]
 

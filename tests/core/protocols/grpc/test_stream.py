@@ -12,9 +12,9 @@ from remora.errors import InternalError, MalformedError, NotFoundError
 from remora.messages import InferForm, Response, Streamed, Tensor
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.stream import (
-    Answer,
     AnswerOrder,
     Entry,
+    StreamAnswer,
     encode_answer,
     encode_refusal,
     final_of,
@@ -142,7 +142,7 @@ def test_every_request_gets_its_answers_in_order_with_one_final(events: list[tup
             continue
         index = numbers[n] = numbers.get(n, -1) + 1
         sent.append((n, index, flag))
-        for answer in order.answer(entries[n], Answer(b"%d %d" % (n, index), flag)):
+        for answer in order.answer(entries[n], StreamAnswer(b"%d %d" % (n, index), flag)):
             assert answer.message is not None
             number, at = map(int, answer.message.split())
             leaving.append((number, at, answer.final))
@@ -164,7 +164,7 @@ def test_what_may_leave_leaves_at_once(events: list[tuple[str, int, bool]]) -> N
             entries[n] = Entry(in_line=flag)
             order.add(entries[n])
             continue
-        answers = order.answer(entries[n], Answer(b"%d" % n, flag))
+        answers = order.answer(entries[n], StreamAnswer(b"%d" % n, flag))
         ahead = [m for m, entry in entries.items() if m < n and entry.in_line and m not in done]
         if flag:
             done.add(n)
@@ -174,6 +174,6 @@ def test_what_may_leave_leaves_at_once(events: list[tuple[str, int, bool]]) -> N
 def test_what_comes_after_the_final_answer_is_dropped() -> None:
     order, entry = AnswerOrder(), Entry(in_line=False)
     order.add(entry)
-    assert len(order.answer(entry, Answer(b"a", True))) == 1
-    assert order.answer(entry, Answer(b"b", True)) == []
+    assert len(order.answer(entry, StreamAnswer(b"a", True))) == 1
+    assert order.answer(entry, StreamAnswer(b"b", True)) == []
     assert order.open == 0

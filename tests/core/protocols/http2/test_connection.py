@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.protocols.http2.connection import Http2, Limits
+from remora.protocols.http2.connection import Http2, Http2Limits
 from remora.protocols.http2.frames import (
     COMPRESSION_ERROR,
     ENHANCE_YOUR_CALM,
@@ -76,7 +76,7 @@ class Streams:
 class Pair:
     """A server of ours and h2's client."""
 
-    def __init__(self, limits: type[Limits] = Limits) -> None:
+    def __init__(self, limits: type[Http2Limits] = Http2Limits) -> None:
         self.streams = Streams()
         self.server = Http2(self.streams, limits)
         self.client: Any = h2_connection.H2Connection(h2_config.H2Configuration(client_side=True))
@@ -176,7 +176,7 @@ def test_what_waits_for_a_window_is_told_of_when_it_leaves() -> None:
 
 
 def test_streams_beyond_the_limit_are_refused_and_may_come_again() -> None:
-    class Few(Limits):
+    class Few(Http2Limits):
         streams = 2
 
     pair = Pair(Few)
@@ -260,7 +260,7 @@ def test_pings_are_answered_and_told_of_and_what_is_sent_meanwhile_too() -> None
 # -- clients that mean no good -----------------------------------------------------------------------------------------
 
 
-def greeted(limits: type[Limits] = Limits) -> tuple[Http2, Streams]:
+def greeted(limits: type[Http2Limits] = Http2Limits) -> tuple[Http2, Streams]:
     streams = Streams()
     server = Http2(streams, limits)
     server.receive(PREFACE + frame(SETTINGS, 0, 0, b""))
@@ -334,7 +334,7 @@ def test_a_client_that_only_makes_work_is_sent_away(raw: Any) -> None:
     server, _ = greeted()
     server.receive(OPEN)
     with pytest.raises(Http2Error) as caught:
-        server.receive(b"".join(raw(number) for number in range(Limits.whims + 1)))
+        server.receive(b"".join(raw(number) for number in range(Http2Limits.whims + 1)))
     assert caught.value.code == ENHANCE_YOUR_CALM
 
 
@@ -343,21 +343,21 @@ def test_a_client_that_makes_the_server_reset_its_streams_is_sent_away(size: int
     server, seen = greeted()
     sent = b"".join(
         frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK) + frame(WINDOW, 0, number, size.to_bytes(4, "big"))
-        for number in range(1, 4 * Limits.whims, 2)
+        for number in range(1, 4 * Http2Limits.whims, 2)
     )
     with pytest.raises(Http2Error) as caught:
         server.receive(sent)
     assert caught.value.code == ENHANCE_YOUR_CALM
-    assert Limits.whims - 2 <= len(seen.gone) <= Limits.whims
+    assert Http2Limits.whims - 2 <= len(seen.gone) <= Http2Limits.whims
 
 
 def test_requests_that_the_server_resets_count_as_those_that_the_client_resets() -> None:
     server, seen = greeted()
-    for number in range(1, 2 * Limits.whims, 2):
+    for number in range(1, 2 * Http2Limits.whims, 2):
         server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
         server.reset(number, PROTOCOL_ERROR)
-    assert len(seen.finished) == Limits.whims
-    number = 2 * Limits.whims + 1
+    assert len(seen.finished) == Http2Limits.whims
+    number = 2 * Http2Limits.whims + 1
     with pytest.raises(Http2Error) as caught:
         server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
     assert caught.value.code == ENHANCE_YOUR_CALM
@@ -366,7 +366,7 @@ def test_requests_that_the_server_resets_count_as_those_that_the_client_resets()
 def test_a_client_that_pings_for_years_is_kept() -> None:
     server, _ = greeted()
     for _ in range(20):
-        for _ in range(Limits.whims // 3):
+        for _ in range(Http2Limits.whims // 3):
             server.receive(frame(PING, 0, 0, bytes(8)))
         server.forgive()
     assert server.has_output
@@ -406,7 +406,7 @@ def test_a_header_block_that_unpacks_to_more_than_the_limit_is_refused() -> None
 
 
 def test_more_data_than_the_windows_hold_is_refused() -> None:
-    class Small(Limits):
+    class Small(Http2Limits):
         stream_window = 65_535
         connection_window = 1 << 20
 

@@ -9,37 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.protocols.http2.keepalive import Due, Terms, Upkeep
+from remora.protocols.http2.keepalive import Keepalive, KeepaliveAction, KeepalivePolicy
 
-TERMS = Terms(silence_s=10.0, answer_s=2.0, ping_interval_s=5.0)
+TERMS = KeepalivePolicy(silence_s=10.0, answer_s=2.0, ping_interval_s=5.0)
 
 
 def test_silence_is_followed_by_a_ping_and_a_ping_without_an_answer_by_the_end() -> None:
-    upkeep = Upkeep(TERMS, 100.0)
-    assert upkeep.due(100.0, 1) == Due(110.0)
+    upkeep = Keepalive(TERMS, 100.0)
+    assert upkeep.due(100.0, 1) == KeepaliveAction(110.0)
     upkeep.heard = 104.0
-    assert upkeep.due(110.0, 1) == Due(114.0)
-    assert upkeep.due(114.0, 1) == Due(116.0, pings=True)
-    assert upkeep.due(115.0, 1) == Due(116.0)
-    assert upkeep.due(116.0, 1) == Due(inf, ends="a ping stays unanswered")
+    assert upkeep.due(110.0, 1) == KeepaliveAction(114.0)
+    assert upkeep.due(114.0, 1) == KeepaliveAction(116.0, pings=True)
+    assert upkeep.due(115.0, 1) == KeepaliveAction(116.0)
+    assert upkeep.due(116.0, 1) == KeepaliveAction(inf, ends="a ping stays unanswered")
 
 
 def test_whatever_comes_answers_a_ping() -> None:
-    upkeep = Upkeep(TERMS, 0.0)
+    upkeep = Keepalive(TERMS, 0.0)
     assert upkeep.due(10.0, 1).pings
     upkeep.heard = 10.0
-    assert upkeep.due(12.0, 1) == Due(20.0)
+    assert upkeep.due(12.0, 1) == KeepaliveAction(20.0)
 
 
 @pytest.mark.parametrize("without_calls", [False, True])
 def test_a_connection_without_calls_is_pinged_only_where_that_is_permitted(without_calls: bool) -> None:
-    upkeep = Upkeep(replace(TERMS, without_calls=without_calls), 0.0)
+    upkeep = Keepalive(replace(TERMS, without_calls=without_calls), 0.0)
     assert upkeep.due(10.0, 0).pings == without_calls
     assert upkeep.due(20.0, 1).pings != without_calls
 
 
 def test_only_so_many_pings_are_sent_before_data() -> None:
-    upkeep = Upkeep(replace(TERMS, pings=2), 0.0)
+    upkeep = Keepalive(replace(TERMS, pings=2), 0.0)
 
     def pings(begin: int) -> list[bool]:
         found = []
@@ -54,19 +54,19 @@ def test_only_so_many_pings_are_sent_before_data() -> None:
 
 
 def test_with_no_limit_pings_are_sent_for_ever() -> None:
-    upkeep = Upkeep(replace(TERMS, pings=0), 0.0)
+    upkeep = Keepalive(replace(TERMS, pings=0), 0.0)
     for now in range(10, 1000, 10):
         assert upkeep.due(now, 1).pings
         upkeep.heard = now
 
 
 def test_a_client_that_pings_too_often_gets_strikes_and_then_it_is_too_much() -> None:
-    upkeep = Upkeep(TERMS, 0.0)
+    upkeep = Keepalive(TERMS, 0.0)
     assert [upkeep.is_too_much(now, 1) for now in (0.0, 5.0, 6.0, 7.0, 8.0)] == [False, False, False, False, True]
 
 
 def test_strikes_are_forgotten_when_something_is_sent() -> None:
-    upkeep = Upkeep(TERMS, 0.0)
+    upkeep = Keepalive(TERMS, 0.0)
     for now in range(100):
         upkeep.spoke()
         assert not upkeep.is_too_much(float(now), 1)
@@ -74,26 +74,26 @@ def test_strikes_are_forgotten_when_something_is_sent() -> None:
 
 def test_without_calls_a_client_may_ping_every_two_hours_unless_more_is_permitted() -> None:
     often = [float(now) for now in range(0, 60, 6)]
-    strict, free = Upkeep(TERMS, 0.0), Upkeep(replace(TERMS, without_calls=True), 0.0)
+    strict, free = Keepalive(TERMS, 0.0), Keepalive(replace(TERMS, without_calls=True), 0.0)
     assert [strict.is_too_much(now, 0) for now in often][:4] == [False, False, False, True]
     assert not any(free.is_too_much(now, 0) for now in often)
 
 
 def test_no_number_of_strikes_is_too_much_where_none_is_set() -> None:
-    upkeep = Upkeep(replace(TERMS, strikes=0), 0.0)
+    upkeep = Keepalive(replace(TERMS, strikes=0), 0.0)
     assert not any(upkeep.is_too_much(0.0, 0) for _ in range(100))
 
 
 def test_an_old_connection_is_left_once_and_ended_after_its_grace() -> None:
-    upkeep = Upkeep(replace(TERMS, age_s=6.0, grace_s=3.0), 0.0, spread=1.5)
-    assert upkeep.due(0.0, 1) == Due(9.0)
-    assert upkeep.due(9.0, 1) == Due(10.0, leaves=True)
-    assert upkeep.due(10.0, 1) == Due(12.0, pings=True)
-    assert upkeep.due(12.0, 1) == Due(inf, ends="it is too old")
+    upkeep = Keepalive(replace(TERMS, age_s=6.0, grace_s=3.0), 0.0, spread=1.5)
+    assert upkeep.due(0.0, 1) == KeepaliveAction(9.0)
+    assert upkeep.due(9.0, 1) == KeepaliveAction(10.0, leaves=True)
+    assert upkeep.due(10.0, 1) == KeepaliveAction(12.0, pings=True)
+    assert upkeep.due(12.0, 1) == KeepaliveAction(inf, ends="it is too old")
 
 
 def test_without_a_grace_running_calls_of_an_old_connection_take_their_time() -> None:
-    upkeep = Upkeep(replace(TERMS, age_s=6.0, pings=0), 0.0)
+    upkeep = Keepalive(replace(TERMS, age_s=6.0, pings=0), 0.0)
     assert upkeep.due(6.0, 1).leaves
     for now in range(10, 1000, 10):
         upkeep.heard = now - 1.0
@@ -110,7 +110,11 @@ def test_without_a_grace_running_calls_of_an_old_connection_take_their_time() ->
 def test_a_client_that_answers_is_ended_by_nothing_but_its_age_and_no_wake_is_in_the_past(
     silence_s: float, answer_s: float, age_s: float, grace_s: float, calls: list[int]
 ) -> None:
-    upkeep, now, left = Upkeep(Terms(silence_s, answer_s, pings=0, age_s=age_s, grace_s=grace_s), 0.0), 0.0, 0
+    upkeep, now, left = (
+        Keepalive(KeepalivePolicy(silence_s, answer_s, pings=0, age_s=age_s, grace_s=grace_s), 0.0),
+        0.0,
+        0,
+    )
     for count in calls:
         due = upkeep.due(now, count)
         left += due.leaves

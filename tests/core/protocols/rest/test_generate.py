@@ -17,9 +17,9 @@ from remora.messages import DTYPES, InferForm, InputSpec, Parameter, Response, T
 from remora.protocols.rest import generate as v2_generate
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.generate import check_encoding, decode_generate, encode_generate, error_object, event
-from remora.protocols.rest.request import Limits
+from remora.protocols.rest.request import RequestLimits
 
-LIMITS = Limits()
+LIMITS = RequestLimits()
 INPUTS = (
     TensorInfo("text", "BYTES", (1,)),
     TensorInfo("n", "INT32", (1,)),
@@ -163,9 +163,9 @@ def test_a_model_with_an_input_called_parameters_takes_no_such_member() -> None:
 
 def test_a_body_beyond_the_limits_is_refused_before_it_is_read() -> None:
     with pytest.raises(InvalidArgumentError, match="request JSON holds about"):
-        decode_generate(b'{"rows":[' + b"1," * 50 + b"1]}", INPUTS, Limits(json_values=40))
+        decode_generate(b'{"rows":[' + b"1," * 50 + b"1]}", INPUTS, RequestLimits(json_values=40))
     with pytest.raises(InvalidArgumentError, match="exceeds the maximum allowed value of 8 bytes"):
-        decode_generate(b'{"rows":[1,2,3]}', INPUTS, Limits(input_bytes=8))
+        decode_generate(b'{"rows":[1,2,3]}', INPUTS, RequestLimits(input_bytes=8))
 
 
 # -- parameters -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError
 from remora.messages import DTYPES
-from remora.protocols.rest.request import MAX_TENSORS, Limits, check_values
+from remora.protocols.rest.request import MAX_TENSORS, RequestLimits, check_values
 from remora.protocols.rest.v2_rest import InferCodec
 
 FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
@@ -162,13 +162,13 @@ def test_a_tensor_beyond_the_limit_is_refused_before_it_is_made() -> None:
             "Use --http-max-input-size to increase the limit."
         )
     with pytest.raises(InvalidArgumentError, match="exceeds the maximum allowed value of 100 bytes"):
-        InferCodec(Limits(100)).decode(
+        InferCodec(RequestLimits(100)).decode(
             body_of({"name": "I", "shape": [1], "datatype": "BYTES", "data": ["x" * 97]}), None
         )
 
 
 def test_json_of_too_many_values_is_refused_before_it_is_read() -> None:
-    codec = InferCodec(Limits(json_values=1000))
+    codec = InferCodec(RequestLimits(json_values=1000))
     with pytest.raises(InvalidArgumentError, match="binary data format"):
         codec.decode(b"[" + b"[]," * 1001, None)
     assert codec.decode(body_of({**JSON_INPUT, "shape": [900], "data": [1] * 900}), None)
@@ -177,8 +177,8 @@ def test_json_of_too_many_values_is_refused_before_it_is_read() -> None:
 def test_more_values_may_come_where_a_longer_input_may() -> None:
     text = memoryview(b"," * (17 * 2**20 + 1))
     with pytest.raises(InvalidArgumentError, match="more than the 17825792 that are read at once"):
-        check_values(text, Limits())
-    check_values(text, Limits(65 * 2**20))
+        check_values(text, RequestLimits())
+    check_values(text, RequestLimits(65 * 2**20))
 
 
 @pytest.mark.parametrize(("depth", "limit"), [(99, 100), (500, 100), (100_000, 1024)])
@@ -194,12 +194,12 @@ def test_data_nested_too_deep_is_refused_with_tritons_text(depth: int, limit: in
 def test_how_deep_data_may_nest_is_an_option() -> None:
     body = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":%b1%b}]}'
     for limit in (2, 100, 1000):
-        _, (data,), _ = InferCodec(Limits(json_depth=limit)).decode(
+        _, (data,), _ = InferCodec(RequestLimits(json_depth=limit)).decode(
             body % (b"[" * (limit - 1), b"]" * (limit - 1)), None
         )
         assert np.asarray(data).tolist() == [1.0]
         with pytest.raises(InvalidArgumentError, match="JSON nesting depth exceeds"):
-            InferCodec(Limits(json_depth=limit)).decode(body % (b"[" * limit, b"]" * limit), None)
+            InferCodec(RequestLimits(json_depth=limit)).decode(body % (b"[" * limit, b"]" * limit), None)
 
 
 def test_a_shape_of_more_bytes_than_64_bits_count_is_refused_with_tritons_text() -> None:

@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 
 from fakes import config_of
 from remora.scheduling.ensembles import plan as ensembles
-from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, Progress, Start, Step
+from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, EnsembleStep, Progress, Start
 
 
-def step(number: int, inputs: str, outputs: str, *, model: str = "", decoupled: bool = False) -> Step:
+def step(number: int, inputs: str, outputs: str, *, model: str = "", decoupled: bool = False) -> EnsembleStep:
     """A step whose model calls its tensors as the ensemble does; names are single letters."""
     pairs = [tuple((name, name) for name in names) for names in (inputs, outputs)]
-    return Step(number, model or f"m{number}", -1, pairs[0], pairs[1], decoupled, ())
+    return EnsembleStep(number, model or f"m{number}", -1, pairs[0], pairs[1], decoupled, ())
 
 
-def plan_of(*steps: Step, inputs: str = "a", outputs: str, optional: str = "", max_inflight: int = 0) -> EnsemblePlan:
+def plan_of(
+    *steps: EnsembleStep, inputs: str = "a", outputs: str, optional: str = "", max_inflight: int = 0
+) -> EnsemblePlan:
     return EnsemblePlan(steps, inputs, optional, outputs, max_inflight)
 
 
@@ -106,7 +108,7 @@ def test_an_input_can_be_an_output_as_well() -> None:
 
 
 def test_one_tensor_on_two_inputs_of_a_model_is_one_need_and_is_shared() -> None:
-    twice = Step(0, "m", -1, (("L", "a"), ("R", "a")), (("o", "b"),), False, ())
+    twice = EnsembleStep(0, "m", -1, (("L", "a"), ("R", "a")), (("o", "b"),), False, ())
     plan = EnsemblePlan([twice], "a", "", "b")
     run, first = begun(plan)
     assert first.starts[0].inputs == {"L": "A", "R": "A"}
@@ -146,7 +148,7 @@ def test_each_response_of_a_decoupled_step_runs_the_next_one() -> None:
     assert run.answered(responses[2], {"c": 3}, final=True) == Progress([], [{"c": 3}], ended=True)
 
 
-def plan_step(run: EnsembleRun[object], number: int) -> Step:
+def plan_step(run: EnsembleRun[object], number: int) -> EnsembleStep:
     return run._plan.steps[number]
 
 
@@ -240,12 +242,12 @@ class Flow(NamedTuple):
 def flows(draw: st.DrawFn) -> Flow:
     names = list("abc")
     optional = draw(st.sets(st.sampled_from("abc")))
-    steps: list[Step] = []
+    steps: list[EnsembleStep] = []
     for number in range(draw(st.integers(1, 8))):
         reads = draw(st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True))
         makes = [f"t{number}{suffix}" for suffix in "xy"[: draw(st.integers(1, 2))]]
         pairs = [tuple((name.upper(), name) for name in side) for side in (reads, makes)]
-        steps.append(Step(number, f"m{number % 3}", -1, pairs[0], pairs[1], False, ()))
+        steps.append(EnsembleStep(number, f"m{number % 3}", -1, pairs[0], pairs[1], False, ()))
         names += makes
     made = [name for name in names if len(name) > 1]
     outputs = draw(st.lists(st.sampled_from(made), min_size=1, unique=True))

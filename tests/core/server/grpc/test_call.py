@@ -12,7 +12,7 @@ pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc
 
 from remora.errors import UnavailableError
 from remora.protocols.grpc.framing import GOOD, RESOURCE_EXHAUSTED, Opening, framed, trailers
-from remora.server.grpc.call import Streaming, Unary
+from remora.server.grpc.call import Streaming, UnaryCall
 
 OPENING = Opening("/s/m", (), None, b"identity")
 
@@ -59,13 +59,13 @@ class FakeThreads:
     def stream_ended(self, call: Streaming, /) -> None:
         self.ended.append(call)
 
-    def convert(self, call: Unary, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
+    def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
         then(work())
 
 
-def opened(begun: list[bytes]) -> tuple[Unary, FakeLink]:
+def opened(begun: list[bytes]) -> tuple[UnaryCall, FakeLink]:
     link: Any = FakeLink()
-    return Unary(FakeThreads(), link, OPENING, lambda _, message: begun.append(message)), link
+    return UnaryCall(FakeThreads(), link, OPENING, lambda _, message: begun.append(message)), link
 
 
 def test_a_message_that_comes_slowly_is_waited_for_and_one_that_stands_still_is_not() -> None:

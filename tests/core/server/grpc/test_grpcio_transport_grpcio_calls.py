@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from remora.server.grpc.grpcio_transport import Calls, Context
+from remora.server.grpc.grpcio_transport import CallContext, GrpcioCalls
 
 WAIT_S = 20.0
 
@@ -26,7 +26,7 @@ class Call:
 
 
 def test_what_runs_and_what_waits_for_a_thread_is_under_way() -> None:
-    calls, gate = Calls(), threading.Event()
+    calls, gate = GrpcioCalls(), threading.Event()
     pool = calls.pool(1, "test")
     assert calls.wait(0)
     running, waiting = pool.submit(gate.wait, WAIT_S), pool.submit(int, "no number")
@@ -42,7 +42,7 @@ def test_what_runs_and_what_waits_for_a_thread_is_under_way() -> None:
 
 
 def test_what_is_dropped_at_the_end_is_no_longer_under_way() -> None:
-    calls, gate = Calls(), threading.Event()
+    calls, gate = GrpcioCalls(), threading.Event()
     pool = calls.pool(1, "test")
     pool.submit(gate.wait, WAIT_S)
     dropped = pool.submit(int)
@@ -53,9 +53,9 @@ def test_what_is_dropped_at_the_end_is_no_longer_under_way() -> None:
 
 
 def test_a_call_is_under_way_until_its_answer_is_sent() -> None:
-    calls = Calls()
+    calls = GrpcioCalls()
 
-    def echo(message: bytes, _context: Context) -> bytes:
+    def echo(message: bytes, _context: CallContext) -> bytes:
         return message
 
     behaviour, call = calls.unary(echo).unary_unary, Call()

@@ -13,7 +13,7 @@ from remora.errors import InternalError, NotFoundError, RemoraError, Unavailable
 from remora.messages import Data, InferForm, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
 from remora.protocols.http1 import Head
 from remora.protocols.rest.generate import EVENTS, NOT_ONE_RESPONSE
-from remora.protocols.rest.request import Limits
+from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import route
 from remora.scheduling.batching import expired_error
 from remora.server.http.generate import GenerateRoutes
@@ -90,7 +90,7 @@ class Asked:
         self.model = FakeModel()
         self.engine = FakeEngine(self.model)
         self.exchange = FakeExchange()
-        self.routes = GenerateRoutes(self.engine, None, Limits())  # type: ignore[arg-type]
+        self.routes = GenerateRoutes(self.engine, None, RequestLimits())  # type: ignore[arg-type]
         self._path = f"/v2/models/{model}/{path}"
         self._body = body
         self._headers = tuple((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items())

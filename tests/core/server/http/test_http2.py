@@ -27,11 +27,11 @@ from remora.protocols.http2.frames import (
     frame,
     pack,
 )
-from remora.protocols.http2.keepalive import Terms
+from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http import http2
 from remora.server.http.exchange import Exchange
-from remora.server.http.http2 import Http2Connection, Http2Listener, Link, Stream
+from remora.server.http.http2 import Http2Connection, Http2Listener, Stream, StreamConnection
 from remora.server.http.http2_requests import Requests
 
 PATIENCE_S = 60.0
@@ -85,7 +85,7 @@ class Call:
         return False
 
 
-def refuse(link: Link, fields: Fields) -> Stream | None:
+def refuse(link: StreamConnection, fields: Fields) -> Stream | None:
     raise AssertionError("no call was to come")
 
 
@@ -96,9 +96,11 @@ def connected(listener: Http2Listener, received: bytes = b"") -> tuple[Http2Conn
     return connection, client
 
 
-def listening(open_call: Callable[[Link, Fields], Stream | None] = refuse, **terms: Any) -> tuple[Http2Listener, Later]:
+def listening(
+    open_call: Callable[[StreamConnection, Fields], Stream | None] = refuse, **terms: Any
+) -> tuple[Http2Listener, Later]:
     service = Later()
-    return Http2Listener(open_call, Requests(service, 1000).open, Terms(**terms)), service
+    return Http2Listener(open_call, Requests(service, 1000).open, KeepalivePolicy(**terms)), service
 
 
 def played(play: Coroutine[Any, Any, None]) -> None:
@@ -157,7 +159,7 @@ def test_a_call_that_is_refused_while_it_is_opened_is_not_kept() -> None:
     async def play() -> None:
         call = Call()
 
-        def answer_at_once(link: Link, fields: Fields) -> Stream:
+        def answer_at_once(link: StreamConnection, fields: Fields) -> Stream:
             link.headers(OPEN, end=True)
             return call
 

@@ -18,10 +18,10 @@ from remora.protocols.rest.v2_rest import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.rest import RestService
-from remora.server.http.waiting import WaitingRoom
+from remora.server.http.waiting import LoadWaiters
 
 
-def run(scenario: Callable[[WaitingRoom, Future[None], FakeExchange, list[int]], None], **room: float) -> FakeExchange:
+def run(scenario: Callable[[LoadWaiters, Future[None], FakeExchange, list[int]], None], **room: float) -> FakeExchange:
     """Play a scenario in a loop; returns the exchange of one request when all that was due has happened."""
     exchange, ready, went_on = FakeExchange(), Future[None](), list[int]()
 
@@ -29,7 +29,7 @@ def run(scenario: Callable[[WaitingRoom, Future[None], FakeExchange, list[int]],
         went_on.append(waited_ns)
 
     async def play() -> None:
-        waiting = WaitingRoom(int(room.get("seats", 1)), room.get("patience_s", 60.0))
+        waiting = LoadWaiters(int(room.get("seats", 1)), room.get("patience_s", 60.0))
         waiting.take(LoadingError("m is being loaded", ready), exchange, int(room.get("timeout_ns", 0)), go_on)
         scenario(waiting, ready, exchange, went_on)
         while not exchange.answers and not went_on:
@@ -42,7 +42,7 @@ def run(scenario: Callable[[WaitingRoom, Future[None], FakeExchange, list[int]],
 def test_a_request_goes_on_when_its_model_is_there() -> None:
     went: list[int] = []
 
-    def scenario(_room: WaitingRoom, ready: Future[None], _exchange: FakeExchange, went_on: list[int]) -> None:
+    def scenario(_room: LoadWaiters, ready: Future[None], _exchange: FakeExchange, went_on: list[int]) -> None:
         ready.set_result(None)
         assert not went_on, "in the loop's own time"
         went.append(1)
@@ -57,7 +57,7 @@ def test_a_load_that_fails_is_told_to_all_who_wait() -> None:
 
 
 def test_who_waited_too_long_is_answered_and_not_run_afterwards() -> None:
-    def scenario(_room: WaitingRoom, _ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
+    def scenario(_room: LoadWaiters, _ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
         pass
 
     for limits in ({"patience_s": 0.001}, {"timeout_ns": 1_000_000}):
@@ -72,7 +72,7 @@ def test_what_fails_after_the_wait_is_answered_without_its_text() -> None:
         raise KeyError("a fault of ours")
 
     async def play() -> None:
-        WaitingRoom(1, 60.0).take(LoadingError("m is being loaded", ready), exchange, 0, fail)
+        LoadWaiters(1, 60.0).take(LoadingError("m is being loaded", ready), exchange, 0, fail)
         ready.set_result(None)
         while not exchange.answers:
             await asyncio.sleep(0)
@@ -93,7 +93,7 @@ def test_who_leaves_while_waiting_gives_the_seat_back_and_is_not_run() -> None:
     exchange, ready, went_on = FakeExchange(), Future[None](), list[int]()
 
     async def play() -> None:
-        room = WaitingRoom(1, 60.0)
+        room = LoadWaiters(1, 60.0)
         waiting = room.take(LoadingError("m is being loaded", ready), exchange, 0, lambda ns: went_on.append(ns))
         assert waiting is not None
         waiting.cancel()
@@ -112,7 +112,7 @@ def test_who_leaves_after_the_wait_cancels_what_the_request_has_become() -> None
     ready, again, ticket = Future[None](), Future[None](), FakeTicket()
 
     async def play() -> None:
-        room = WaitingRoom(1, 60.0)
+        room = LoadWaiters(1, 60.0)
 
         def wait_again(_waited_ns: int) -> Cancellable | None:
             return room.take(LoadingError("m is being loaded", again), FakeExchange(), 0, lambda _ns: ticket)
@@ -131,7 +131,7 @@ def test_who_leaves_after_the_wait_cancels_what_the_request_has_become() -> None
 
 def test_who_has_left_is_not_kept_until_the_load_ends() -> None:
     async def play() -> None:
-        room, ready = WaitingRoom(1, 60.0), Future[None]()
+        room, ready = LoadWaiters(1, 60.0), Future[None]()
 
         def come_and_go() -> weakref.ref[object]:
             body = bytearray(8)
@@ -159,7 +159,7 @@ def test_who_has_to_wait_again_waits_no_longer_in_all() -> None:
         return loads[-1]
 
     async def play() -> None:
-        room = WaitingRoom(1, 0.05)
+        room = LoadWaiters(1, 0.05)
 
         def wait_again(waited_ns: int) -> None:
             waits.append(waited_ns)
@@ -242,9 +242,9 @@ def test_who_may_not_ask_does_not_wait_for_a_hosts_own_route_either() -> None:
 
 def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_afterwards() -> None:
     refused, third = FakeExchange(), FakeExchange()
-    rooms: list[WaitingRoom] = []
+    rooms: list[LoadWaiters] = []
 
-    def scenario(room: WaitingRoom, ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
+    def scenario(room: LoadWaiters, ready: Future[None], _exchange: FakeExchange, _went: list[int]) -> None:
         room.take(LoadingError("m is being loaded", ready), refused, 0, lambda _ns: None)
         assert refused.answers[0].status == 503
         rooms.append(room)
