@@ -13,7 +13,8 @@ import pytest
 
 from conftest import ROOT, end, free_ports
 from moto_server import running_moto, wait_for
-from remora.repository import CacheSettings, Repository, open_repository
+from remora.repository import CacheSettings, Repository
+from remora.repository.sources import open_repository
 
 PEERS = ROOT / ".venv-storage"
 AZURITE = PEERS / "node_modules" / ".bin" / "azurite-blob"

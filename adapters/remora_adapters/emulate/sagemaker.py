@@ -18,13 +18,12 @@ from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Plat
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply, Line
 from remora_adapters.emulate.container import must_answer
+from remora_adapters.emulate.sagemaker_runtime import ANSWER_S, PAYLOAD_BYTES
 from remora_adapters.emulate.stage import Stage
 
 PING_S = 2.0
 ACCEPT_S = 0.25
-ANSWER_S = 60.0
 GRACE_S = 30.0
-PAYLOAD_BYTES = 6_291_456
 SAFE_PORTS = range(18_000, 18_100)
 """The range that is told to a container; what it listens to besides the bound port must lie in it."""
 

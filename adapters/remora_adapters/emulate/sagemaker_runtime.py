@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remora_adapters.emulate.asking import Address, HttpReply, ask
-from remora_adapters.emulate.sagemaker import ANSWER_S, PAYLOAD_BYTES
+
+ANSWER_S = 60.0
+PAYLOAD_BYTES = 6_291_456
 
 _PATH = re.compile(
     r"/endpoints/([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/(invocations(?:-response-stream)?|async-invocations)"

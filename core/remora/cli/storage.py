@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from remora.cli.output import columns
 from remora.errors import AlreadyExistsError, NotFoundError
-from remora.repository import CacheSettings, ModelFolder, open_repository
+from remora.repository import CacheSettings, ModelFolder
+from remora.repository.sources import open_repository
 
 if TYPE_CHECKING:
     from remora.storage.cache import ModelCache

@@ -12,8 +12,9 @@ from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.models.load_log import log_failure
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.options import EngineOptions
-from remora.repository import CacheSettings, Repository, open_repository
+from remora.repository import CacheSettings, Repository
 from remora.repository.catalog import Catalog, name_of
+from remora.repository.sources import open_repository
 from remora.startup import Ledger
 
 _log = logging.getLogger("remora.models")

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from remora.storage.archive import is_archive
-
-if TYPE_CHECKING:
-    from remora.startup import Ledger
+from typing import NamedTuple, Protocol
 
 Fingerprint = Mapping[str, Hashable]
 """A model's files as paths relative to its folder (``config.pbtxt``, ``1/model.onnx``), each with a stamp that is
@@ -92,40 +87,3 @@ class CacheSettings(NamedTuple):
 
     directory: str = ""
     limit_bytes: int = 0
-
-
-_USUAL = CacheSettings()
-
-
-def open_repository(
-    location: str | Path,
-    *,
-    any_layout: bool = False,
-    bare_name: str = "",
-    cache: CacheSettings = _USUAL,
-    ledger: Ledger | None = None,
-) -> Repository:
-    """The repository at a path or URL, or in an archive at either.
-
-    Args:
-        location: a local path, or a URL whose scheme says which cloud holds it.
-        any_layout: the place may also be one model's directory or a model file (spec M01 knows repositories alone).
-        bare_name: what a model is called then; its directory's or file's name when empty.
-        cache: for models of clouds and archives.
-        ledger: told how long listings and downloads take.
-
-    Raises:
-        NotFoundError: for a scheme that nothing here understands.
-        InvalidArgumentError: for a URL that cannot be read.
-    """
-    text = str(location)
-    scheme, colon, rest = text.partition("://")
-    if colon and scheme.lower() == "file":
-        text, colon = rest, ""
-    if colon or is_archive(text):
-        from remora.repository.clouds import open_elsewhere  # storage: where models are not simply on disk
-
-        return open_elsewhere(text, any_layout=any_layout, bare_name=bare_name, cache=cache, ledger=ledger)
-    from remora.repository.local import LocalRepository  # it needs the protocol's types
-
-    return LocalRepository(Path(text), any_layout=any_layout, bare_name=bare_name)

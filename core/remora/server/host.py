@@ -71,9 +71,9 @@ def v2_alone(inside: ServerContext) -> Service:
 
 def all_on_one_port(inside: ServerContext) -> Service:
     """The front of a host that lets one port through: the metrics are there as well."""
-    from remora.server.http.one_port import OnePortService
+    from remora.server.http.rest import OnePortService
 
-    return OnePortService(inside)
+    return OnePortService(inside.rest)
 
 
 _ENGINE, _SERVER = EngineOptions(), ServerOptions()

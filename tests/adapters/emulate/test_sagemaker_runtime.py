@@ -21,8 +21,7 @@ import pytest
 from hosting import write_scale
 from remora_adapters import sagemaker
 from remora_adapters.emulate.asking import Address
-from remora_adapters.emulate.sagemaker import PAYLOAD_BYTES
-from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+from remora_adapters.emulate.sagemaker_runtime import PAYLOAD_BYTES, Endpoint, runtime_api
 from sagemaker_door import COUNTER, COUNTS, V2, opened, python_model
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")

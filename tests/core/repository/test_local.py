@@ -9,8 +9,9 @@ import pytest
 
 from fakes import write_model
 from remora.errors import NotFoundError, UnavailableError
-from remora.repository import ModelFolder, open_repository
+from remora.repository import ModelFolder
 from remora.repository.local import LocalRepository, scan, scan_repository
+from remora.repository.sources import open_repository
 
 
 def only(found: dict[str, list[ModelFolder]], name: str) -> ModelFolder:

@@ -11,9 +11,10 @@ import pytest
 
 from object_store import ObjectStore, object_store
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from remora.repository import CacheSettings, Repository, open_repository
+from remora.repository import CacheSettings, Repository
 from remora.repository.local import LocalRepository
 from remora.repository.remote import group, versions_of
+from remora.repository.sources import open_repository
 from remora.storage import StoredObject
 
 Opened = Callable[..., Repository]

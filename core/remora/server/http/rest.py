@@ -468,3 +468,20 @@ class _LoopbackService:
 def at(address: str, service: Service, allowed_hosts: Container[str]) -> Service:
     """Return what answers on a port of ``address``: ``service``, behind a look at the Host header on loopback."""
     return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service
+
+
+_SCRAPED_PATH = "/metrics"
+
+
+class OnePortService:
+    """V2, and the metrics at ``/metrics`` as well."""
+
+    def __init__(self, rest: RestService) -> None:
+        self._rest = rest
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request, now or later."""
+        if head.path == _SCRAPED_PATH and head.method in ("GET", "HEAD"):
+            exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
+            return None
+        return self._rest.handle(head, body, exchange)
