@@ -1,4 +1,4 @@
-"""Requests of the control plane and their results: everything that a client can ask besides inference, as plain data."""
+"""Control-plane requests and their results: everything that a client can ask besides inference, as plain data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ServerLive(NamedTuple):
 
 
 class ServerReady(NamedTuple):
-    """May traffic be sent here (spec V01)? -> bool"""
+    """May traffic be sent here [V01]? -> bool"""
 
 
 class ModelReady(NamedTuple):
-    """Is this version ready (spec H05)? ``version`` -1 means the highest ready one. -> bool"""
+    """Is this version ready [H05]? ``version`` -1 means the highest ready one. -> bool"""
 
     model: str
     version: int = -1
@@ -85,7 +85,7 @@ class ModelLoad(NamedTuple):
 
 
 class ModelUnload(NamedTuple):
-    """-> None, as soon as the wish is noted (spec M12)"""
+    """-> None, as soon as the wish is noted [M12]"""
 
     model: str
     unload_dependents: bool = False
@@ -116,7 +116,7 @@ Call = (
 
 
 class ServerInfo(NamedTuple):
-    """Name, version and extensions of this server (spec H06)."""
+    """Name, version and extensions of this server [H06]."""
 
     name: str
     version: str
@@ -132,7 +132,7 @@ class TensorInfo(NamedTuple):
 
 
 class ModelInfo(NamedTuple):
-    """Metadata of a model (spec H07); ``versions`` are the ready ones, ascending."""
+    """Metadata of a model [H07]; ``versions`` are the ready ones, ascending."""
 
     name: str
     versions: tuple[str, ...]
@@ -142,7 +142,7 @@ class ModelInfo(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """A line of the repository index (spec M08); version, state and reason are empty where there are none."""
+    """A line of the repository index [M08]; version, state and reason are empty where there are none."""
 
     name: str
     version: str = ""
@@ -159,7 +159,7 @@ class Duration:
 
 
 class BatchStats(NamedTuple):
-    """What executions of one batch size cost (spec T01)."""
+    """What executions of one batch size cost [T01]."""
 
     batch_size: int
     compute_input: Duration
@@ -168,7 +168,7 @@ class BatchStats(NamedTuple):
 
 
 class ResponseStats(NamedTuple):
-    """What the answers of one index, over all requests to a decoupled model, came to (spec T03)."""
+    """What the answers of one index, over all requests to a decoupled model, came to [T03]."""
 
     compute_infer: Duration
     compute_output: Duration
@@ -182,7 +182,7 @@ _NO_RESPONSES: Mapping[str, ResponseStats] = {}
 
 
 class ModelStats(NamedTuple):
-    """A snapshot of one model version's statistics (spec T01-T03).
+    """A snapshot of one model version's statistics [T01-T03].
 
     ``last_inference_ms`` is wall time, 0 for never. ``responses`` has the answers of a decoupled model by their index
     as text; none of a Python model, as Triton reports none for those.
@@ -242,7 +242,7 @@ class RefusedRequest(NamedTuple):
 
 
 class SequenceReport(NamedTuple):
-    """The sequences of one model version (spec S01-S06).
+    """The sequences of one model version [S01-S06].
 
     ``slots`` are those of all instances; ``active`` and ``backlog`` count sequences. ``live`` are the first of them, in
     the order in which they began; ``ended`` and ``refused`` the last of their kind, the last one first.

@@ -1,4 +1,4 @@
-"""The metrics that models keep for themselves (spec P11), as plain data for the exporter; the law: a series lives
+"""The metrics that models keep for themselves [P11], as plain data for the exporter; the law: a series lives
 exactly as long as somebody claims it, and nothing here knows a wire format or a framework.
 
 A ``Claim`` is one user's hold on a family: two instances of a model that ask for the same family share its series, and

@@ -183,7 +183,7 @@ class Engine:
     def resolve(self, model: str, version: int = -1) -> ServedModel:
         """The model version that would serve; -1 for the highest ready one.
 
-        Raises NotFoundError or UnavailableError with Triton's texts (spec H09), and LoadingError when it is on its way.
+        Raises NotFoundError or UnavailableError with Triton's texts [H09], and LoadingError when it is on its way.
         """
         return self._table.resolve(model, version)
 

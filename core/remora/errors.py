@@ -14,7 +14,7 @@
     ├── AlreadyExistsError      ALREADY_EXISTS  registered twice
     └── CancelledError          CANCELLED       the caller went away
 
-The codes are Triton's (spec R03, Y05); each protocol maps them to its own numbers in one table.
+The codes are Triton's [R03, Y05]; each protocol maps them to its own numbers in one table.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RemoraError(Exception):
     Args:
         message: what, where, why and what to do, in one line. Triton's exact text where Triton has one.
         from_model: True when the failure came out of the model or its backend rather than out of the checks
-            before it. HTTP gives those another content type (spec H11).
+            before it. HTTP gives those another content type [H11].
         answered: True when a model answered a request with this error on purpose. The request then counts as a
-            success in the statistics, as it does in Triton's (spec T02).
+            success in the statistics, as it does in Triton's [T02].
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -60,7 +60,7 @@ class InternalError(RemoraError):
 
 
 class MalformedError(InternalError):
-    """Bytes that are not what the protocol asks for. Triton reports these as INTERNAL (spec H13)."""
+    """Bytes that are not what the protocol asks for. Triton reports these as INTERNAL [H13]."""
 
 
 class NotFoundError(RemoraError):
@@ -86,7 +86,7 @@ class UnavailableError(RemoraError):
 
 
 class QueueFullError(UnavailableError):
-    """The model's queue has no room now; the same request may well be taken a moment later (spec D12)."""
+    """The model's queue has no room now; the same request may well be taken a moment later [D12]."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -121,7 +121,7 @@ def about(request_id: str, text: str) -> str:
 
 
 def given_twice(request_id: str, name: str) -> InvalidArgumentError:
-    """The error for an input that a request has more than once (spec H19)."""
+    """The error for an input that a request has more than once [H19]."""
     return InvalidArgumentError(about(request_id, f"input '{name}' already exists in request"))
 
 

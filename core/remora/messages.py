@@ -78,7 +78,7 @@ class InputSpec(NamedTuple):
 
 
 class OutputSpec(NamedTuple):
-    """One requested output. ``classes`` > 0 asks for that many class strings instead of the values (spec X06)."""
+    """One requested output. ``classes`` > 0 asks for that many class strings instead of the values [X06]."""
 
     name: str
     classes: int = 0
@@ -92,8 +92,8 @@ class InferForm:
     engine then skips the checks it has already made for it.
 
     ``inputs`` come in the order of the request's data. ``outputs`` is empty for "all of them". ``timeout_us`` is in
-    microseconds, 0 for none (spec H23). ``raw`` marks a request that is nothing but the bytes of the model's one
-    input (spec B03): its ``inputs`` are empty and it has one piece of data.
+    microseconds, 0 for none [H23]. ``raw`` marks a request that is nothing but the bytes of the model's one
+    input [B03]: its ``inputs`` are empty and it has one piece of data.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -117,7 +117,7 @@ class Tensor(NamedTuple):
 
 
 class Response:
-    """What a model answered: outputs in the model's own order, and parameters it set (spec H24)."""
+    """What a model answered: outputs in the model's own order, and parameters it set [H24]."""
 
     __slots__ = ("outputs", "parameters")
 
@@ -130,7 +130,7 @@ class Response:
 
 
 class Streamed(NamedTuple):
-    """One of the answers of a decoupled model to one request (spec K08).
+    """One of the answers of a decoupled model to one request [K08].
 
     ``outcome`` is None for a final mark that carries nothing. After one with ``final`` no more come.
     """
@@ -152,9 +152,9 @@ class Request:
 
     ``inputs`` hold arrays in the *model's* shape (reshape applied, batch dimension first when the model batches).
     ``requested`` names the outputs wanted, never empty. ``rows`` is the batch size, 1 for a model without batching.
-    ``shape_key`` is equal for requests that may share a batch (spec D04). ``cancelled`` may turn True at any time.
-    ``held`` are the instances that wait for this request: whoever made it on their behalf (spec L04). ``states`` are
-    what the server keeps for the request's sequence, by the names of the model's inputs (spec S13); None for nothing.
+    ``shape_key`` is equal for requests that may share a batch [D04]. ``cancelled`` may turn True at any time.
+    ``held`` are the instances that wait for this request: whoever made it on their behalf [L04]. ``states`` are
+    what the server keeps for the request's sequence, by the names of the model's inputs [S13]; None for nothing.
     ``stays``: the outputs may stay on the device where the model makes them, as `DeviceArray`s. ``trace`` follows the
     request where it is traced, None elsewhere.
     """
@@ -261,5 +261,5 @@ class Ticket:
         self.spent_ns = NO_TIME
 
     def cancel(self) -> None:
-        """Ask that the request never run; it is then answered with CancelledError (spec D13). Any thread may call."""
+        """Ask that the request never run; it is then answered with CancelledError [D13]. Any thread may call."""
         self.request.cancel()

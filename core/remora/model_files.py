@@ -55,7 +55,7 @@ MODEL_FILENAMES = tuple(kind.filename for kind in KINDS if kind.by_itself)
 
 
 def parse_version(dirname: str) -> int | None:
-    """The version that a directory's name stands for, or None when it is none (spec M02).
+    """The version that a directory's name stands for, or None when it is none [M02].
 
     As Triton reads it: the number in front counts (``1abc`` is 1), but a longer name must not begin with a zero.
     Negative numbers and numbers beyond 64 bits are no versions.

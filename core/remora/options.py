@@ -13,7 +13,7 @@ from typing import Any
 CONTROL_MODES = ("none", "poll", "explicit", "ondemand")
 RATE_LIMITS = ("off", "execution_count")
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-"""Triton's spelling of booleans (spec V05), in lower case."""
+"""Triton's spelling of booleans [V05], in lower case."""
 
 
 def option(
@@ -216,7 +216,7 @@ class EngineOptions:
 
 
 def rate_limits(options: EngineOptions) -> dict[tuple[str, int | None], int] | None:
-    """How much there is of each (resource, device), device None for all of them (spec I09); None without a limiter.
+    """How much there is of each (resource, device), device None for all of them [I09]; None without a limiter.
 
     Raises ValueError for an entry that is not NAME:COUNT or NAME:COUNT:DEVICE.
     """
@@ -235,7 +235,7 @@ _CACHES = ("local", "redis")
 
 
 def cache_settings(options: EngineOptions) -> tuple[str, dict[str, str]] | None:
-    """The response cache's kind and what was said of it, None for no cache (spec K01).
+    """The response cache's kind and what was said of it, None for no cache [K01].
 
     Raises ValueError for entries that are not CACHE,KEY=VALUE, for an unknown cache, and with Triton's texts for two
     caches. It repeats no values: one of them may be a password.

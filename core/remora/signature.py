@@ -109,7 +109,7 @@ class Signature:
         )
 
     def request(self, form: InferForm, data: Sequence[Data]) -> Request:
-        """The checked request. Raises InvalidArgumentError with Triton's text when it does not fit (spec H18-H22)."""
+        """The checked request. Raises InvalidArgumentError with Triton's text when it does not fit [H18-H22]."""
         if form.raw:
             return self._raw_request(form, data)
         try:
@@ -179,7 +179,7 @@ class Signature:
             if required == total
             else f"expected number of inputs between {required} and {total}"
         )
-        # The bracket that never opens when nothing is missing is Triton's (spec H19).
+        # The bracket that never opens when nothing is missing is Triton's [H19].
         tail = f"[{missing}]" if missing else "]"
         return (
             f"{expected} but got {len(seen)} inputs for model '{self.name}'. Got input(s) [{got}], "
@@ -314,7 +314,7 @@ class Signature:
         return array.reshape(shape)
 
     def _split_bytes(self, form: InferForm, name: str, source: Buffer, count: int) -> list[bytes]:
-        """The elements of a length-prefixed BYTES tensor (spec B02), at most one more than expected."""
+        """The elements of a length-prefixed BYTES tensor [B02], at most one more than expected."""
         view = memoryview(source)
         elements: list[bytes] = []
         at, end = 0, len(view)
@@ -344,7 +344,7 @@ class Signature:
         )
 
     def _raw_request(self, form: InferForm, data: Sequence[Data]) -> Request:
-        """A request that is nothing but the bytes of the one input (spec B03)."""
+        """A request that is nothing but the bytes of the one input [B03]."""
         if len(self._inputs) != 1:
             raise self._refusal(
                 form,
@@ -383,7 +383,7 @@ class Signature:
     # -- the way back -----------------------------------------------------------------------------------------------
 
     def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Outputs in the wire's shape: the model's own, but for outputs with a reshape (spec C06)."""
+        """Outputs in the wire's shape: the model's own, but for outputs with a reshape [C06]."""
         if not self._reshaped:
             return outputs
         return [self._wire_tensor(tensor) for tensor in outputs]

@@ -1,4 +1,4 @@
-"""What each model version has done, as numbers (spec T01-T03); the law: adding is cheap, reading is a snapshot.
+"""What each model version has done, as numbers [T01-T03]; the law: adding is cheap, reading is a snapshot.
 
 The V2 statistics API, Prometheus and `explain` all read from here. Nothing is formatted here.
 """
@@ -27,7 +27,7 @@ _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What ``--metrics-config`` says (spec P03, P06)."""
+    """What ``--metrics-config`` says [P03, P06]."""
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -98,13 +98,13 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
 """Upper bounds of the latency histograms' buckets; the last bucket has none."""
 
 FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"
-"""Triton's name for the waits for first responses, by which models give them other buckets (spec C19, P05)."""
+"""Triton's name for the waits for first responses, by which models give them other buckets [C19, P05]."""
 
 FIRST_RESPONSE_BOUNDS_MS: tuple[float, ...] = (100, 500, 2000, 5000)
-"""Upper bounds of the buckets for first responses, unless a model names its own (spec P05)."""
+"""Upper bounds of the buckets for first responses, unless a model names its own [P05]."""
 
 SUMMARY_SAMPLES = 4096
-"""How many requests the quantiles of the summaries look at, at the most (spec P06)."""
+"""How many requests the quantiles of the summaries look at, at the most [P06]."""
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
@@ -140,7 +140,7 @@ class FirstResponses(NamedTuple):
 
 
 class StatisticsSample(NamedTuple):
-    """What one execution cost each of its requests: when it ended, and nanoseconds by phase (spec P06)."""
+    """What one execution cost each of its requests: when it ended, and nanoseconds by phase [P06]."""
 
     end_ns: int
     request_ns: int
@@ -162,7 +162,7 @@ class RanBatch(NamedTuple):
 
 
 class CacheSample(NamedTuple):
-    """One request that the cache was asked for: when, with what result, and nanoseconds (spec P07)."""
+    """One request that the cache was asked for: when, with what result, and nanoseconds [P07]."""
 
     end_ns: int
     hit: bool
@@ -172,7 +172,7 @@ class CacheSample(NamedTuple):
 
 
 class ModelStatistics:
-    """The numbers of one model version, from its load to its unload (spec T02). Thread-safe.
+    """The numbers of one model version, from its load to its unload [T02]. Thread-safe.
 
     ``samples`` keeps that many single requests besides the sums, for quantiles; 0 keeps none. With ``first_bounds_ms``
     the waits for first responses are counted between them.
@@ -270,7 +270,7 @@ class ModelStatistics:
             self._first_sum_ms += wait_ms
 
     def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
-        """Count one answer of a decoupled model, and its request when it is the final one (spec T03)."""
+        """Count one answer of a decoupled model, and its request when it is the final one [T03]."""
         rows = _rows_of(streamed.outcome)
         with self._lock:
             if self._first_bounds_ms and not index and streamed.outcome is not None:
@@ -291,7 +291,7 @@ class ModelStatistics:
     def record_ensemble(
         self, ticket: Ticket, spent_ns: tuple[int, int, int], first_ns: int, now_ns: int, now_ms: int
     ) -> None:
-        """Count a request that an ensemble answered; ``spent_ns`` are the sums of its steps' phases (spec E08), and
+        """Count a request that an ensemble answered; ``spent_ns`` are the sums of its steps' phases [E08], and
         ``first_ns`` is when it had the first of its answers, 0 for none."""
         with self._lock:
             if self._first_bounds_ms and first_ns:
@@ -304,7 +304,7 @@ class ModelStatistics:
             self._record_done([ticket], ticket.start_ns, now_ns, spent_ns)
 
     def record_cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
-        """Count a request that the cache answered: a success, but neither inference nor execution (spec K05)."""
+        """Count a request that the cache answered: a success, but neither inference nor execution [K05]."""
         request_ns, queue_ns = now_ns - ticket.arrival_ns, begin_ns - ticket.arrival_ns
         with self._lock:
             for row, ns in ((self._success, request_ns), (self._queue, queue_ns), (self._cache_hit, lookup_ns)):
@@ -318,7 +318,7 @@ class ModelStatistics:
                 self._cache_samples.append(CacheSample(now_ns, True, lookup_ns, request_ns, queue_ns))
 
     def record_cache_miss(self, spent_ns: int, now_ns: int) -> None:
-        """Count what the cache cost a request that had to run; the request itself counts as any other (spec K05)."""
+        """Count what the cache cost a request that had to run; the request itself counts as any other [K05]."""
         with self._lock:
             self._cache_miss[0] += 1
             self._cache_miss[1] += spent_ns
@@ -333,12 +333,12 @@ class ModelStatistics:
             self.failures[reason] += 1
 
     def record_rejection(self) -> None:
-        """Count a request refused on arrival. It shows in the metrics alone, not in `fail` (spec D12, T02)."""
+        """Count a request refused on arrival. It shows in the metrics alone, not in `fail` [D12, T02]."""
         with self._lock:
             self.failures[REJECTED] += 1
 
     def record_unreadable(self) -> None:
-        """Count a request whose bytes Triton leaves to its backends to refuse: a failure, in no time (spec T02)."""
+        """Count a request whose bytes Triton leaves to its backends to refuse: a failure, in no time [T02]."""
         with self._lock:
             self._fail[0] += 1
             self.failures[BACKEND] += 1

@@ -1,4 +1,4 @@
-"""What sets requests apart, what the local cache keeps, and what it costs (spec K01, K02, P07)."""
+"""What sets requests apart, what the local cache keeps, and what it costs [K01, K02, P07]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags made from option dataclasses, in the forms that Triton takes (spec V05)."""
+"""Flags made from option dataclasses, in the forms that Triton takes [V05]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests fit a model: Triton's texts (spec H18-H22, B02, B03), reshapes, the memo, and any form at all."""
+"""Which requests fit a model: Triton's texts [H18-H22, B02, B03], reshapes, the memo, and any form at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's statistics count, and what they do not (spec T01, T02, D12)."""
+"""What a model's statistics count, and what they do not [T01, T02, D12]."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_threads_that_count_at_the_same_time_lose_nothing() -> None:
     assert statistics.failures[REJECTED] == 2000
 
 
-# -- Streamed answers (spec T03) ------------------------------------------------------------------------------------
+# -- Streamed answers [T03] ------------------------------------------------------------------------------------
 
 
 def streamed(statistics: ModelStatistics, *answers: Streamed) -> Ticket:

@@ -63,7 +63,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
 
 def beside(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
-    """Triton's SageMaker front end on a port of its own (``--allow-sagemaker``, spec N01), as Triton has it.
+    """Triton's SageMaker front end on a port of its own (``--allow-sagemaker``, [N01]), as Triton has it.
 
     Raises ValueError when another port lies outside ``--sagemaker-safe-port-range``.
     """
@@ -134,7 +134,7 @@ def _server_options(settings: SageMakerSettings) -> ServerOptions:
 
 
 def _default(layout: Layout, named: str, folder: Path) -> str:
-    """The model that answers: the one that is named, or the only one. Raises ValueError (spec N08: it exits)."""
+    """The model that answers: the one that is named, or the only one. Raises ValueError ([N08]: it exits)."""
     if not layout.models:
         return named if named and (folder / named).is_dir() else ""
     if named and named not in layout.models:

@@ -42,7 +42,7 @@ _ASIDE_BYTES = 65_536
 """Longer bodies than this are translated in another thread: /ping has to be answered meanwhile."""
 _PAGE = 100
 MALFORMED = 400
-"""The status of a body that cannot be read: the client's fault, where Triton says 500 (spec H13) but of the models of a
+"""The status of a body that cannot be read: the client's fault, where Triton says 500 [H13] but of the models of a
 multi-model endpoint. A platform that sees a 500 blames the container, and a client that sees one tries again."""
 _NOT_EXPLICIT = "repository registration is not allowed if model control mode is not EXPLICIT"
 _NO_MODEL = "there is no single model to answer: name it in SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
@@ -146,7 +146,7 @@ class SageMakerService:
         if row is None or row.rest is None or row.engine is None:
             exchange.respond(_GONE)
             return None
-        if self._rules.as_triton:  # which knows a model by the target's name alone (spec N07)
+        if self._rules.as_triton:  # which knows a model by the target's name alone [N07]
             asked = _target(head) or row.name
             if asked != row.target:
                 exchange.respond(failure(400, f"Request for unknown model: '{asked}' is not found", plain=False))
@@ -285,7 +285,7 @@ class SageMakerService:
             exchange.respond(locked)
             return
         rows = self._hosted.loaded()
-        if self._rules.as_triton:  # which looks for its models by another name than it gave them (spec N06)
+        if self._rules.as_triton:  # which looks for its models by another name than it gave them [N06]
             exchange.respond(_models([_entry(row) if row.target == row.name else {} for row in rows]))
             return
         start = _page_of(head.query)

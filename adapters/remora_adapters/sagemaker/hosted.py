@@ -183,7 +183,7 @@ def _close(row: Hosted, timeout_s: float) -> None:
 
 
 def _entry(engine: Engine, layout: Layout) -> str:
-    """The model that answers invocations: the only one, or the ensemble among them (spec N05)."""
+    """The model that answers invocations: the only one, or the ensemble among them [N05]."""
     if layout.default:
         return layout.default
     names = layout.models or [entry.name for entry in engine.perform(RepositoryIndex())]

@@ -2,7 +2,7 @@
 
 An invocation becomes a V2 request: the head is rewritten here, the body is what it was. So whatever V2 has, limits,
 restrictions, deadlines, streams, an invocation has too. What Triton's own front end answers to other paths and methods
-(spec N02) is answered here: its refusals have no body.
+[N02] is answered here: its refusals have no body.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SESSION = b"x-amzn-sagemaker-session-id"
 _ATTRIBUTES = ATTRIBUTES.lower()
 _ATTRIBUTE_LIMIT = 1024
 _OWN_HEADERS = frozenset(
-    # What V2 reads in them is said otherwise here, or not at all: SageMaker has no compressed bodies (spec N04).
+    # What V2 reads in them is said otherwise here, or not at all: SageMaker has no compressed bodies [N04].
     (b"content-type", b"content-length", b"content-encoding", b"accept-encoding", b"inference-header-content-length")
 )
 _TRACE = re.compile(rb"(?:^|[;,\s])(traceparent|tracestate)=([!-+\--:<-~]{1,512})")
@@ -143,12 +143,12 @@ def is_out_of_memory(text: bytes) -> bool:
 
 
 def memory_aware(answer: HttpAnswer) -> HttpAnswer:
-    """The answer, with 507 in the place of another error when memory was what was missing (clouds 1.3)."""
+    """The answer, with 507 in the place of another error when memory was what was missing."""
     if answer.status >= 400 and any(is_out_of_memory(bytes(piece)) for piece in answer.body):
         return answer._replace(status=507, wire=None)
     return answer
 
 
 def refused(status: int, text: str = "") -> HttpAnswer:
-    """A refusal of the multi-model API: ``{"error": text}``, or nothing, as text/plain (spec N05, N06)."""
+    """A refusal of the multi-model API: ``{"error": text}``, or nothing, as text/plain [N05, N06]."""
     return failure(status, text, plain=True) if text else HttpAnswer(status, (PLAIN,), [])

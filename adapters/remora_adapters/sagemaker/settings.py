@@ -1,7 +1,7 @@
 """What a SageMaker container's environment says; the law: read here and nowhere else, misfits are errors at the start.
 
 Three families: the platform's own (``SAGEMAKER_BIND_TO_PORT`` ...), those of Triton's start script
-(``SAGEMAKER_TRITON_...``, spec N08), and the toolkits' (``SAGEMAKER_MODEL_SERVER_WORKERS`` ...).
+(``SAGEMAKER_TRITON_...``, [N08]), and the toolkits' (``SAGEMAKER_MODEL_SERVER_WORKERS`` ...).
 """
 
 from __future__ import annotations

@@ -51,14 +51,14 @@ class Execution:
     """One run of one instance: the requests that run together, and when its phases ended.
 
     An instance that can tell sets ``input_end_ns`` when the inputs are assembled and ``output_start_ns`` when the
-    model is done; what is left at 0 counts as compute time (spec T01).
+    model is done; what is left at 0 counts as compute time [T01].
 
     ``send(index, streamed)`` answers the request at ``index``: how instances of decoupled models answer, from any
     thread, during ``execute`` or after it, until they have sent a final one. What comes after that is dropped. It may
     hold up the caller of an answer that is not final, until the client has read some of those before.
 
     An instance of a model with iterative sequences puts into ``again`` the indices of the requests that want one more
-    turn (spec S14); it gives None for those, and their answers come from a later execution.
+    turn [S14]; it gives None for those, and their answers come from a later execution.
 
     An instance with a true ``answers_late`` may answer after ``execute`` has returned though its model is not
     decoupled: it puts the indices of such requests into ``late``, gives None for them, and sends each one final answer.
@@ -117,7 +117,7 @@ class Instance(Protocol):
         An instance gives None for the requests that it answers through ``execution.send``.
 
         An exception raised here fails every request of the batch; a RemoraError keeps its code and text. An error
-        *returned* for a request fails that one alone; mark it ``answered`` when the model itself gave it (spec T02).
+        *returned* for a request fails that one alone; mark it ``answered`` when the model itself gave it [T02].
         """
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class BackendModel(Protocol):
     """One version of one model, opened. It may have ``preferred_kinds``; see `Backend`."""
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` leaves out: max_batch_size, inputs, outputs, policies (spec C13, C14).
+        """Fill in what ``config`` leaves out: max_batch_size, inputs, outputs, policies [C13, C14].
 
         Raises ConfigError when the configuration contradicts the model.
         """

@@ -24,7 +24,7 @@ Run = Callable[[dict[str, Array], tuple[str, ...]], list[Tensor]]
 """Runs a model: inputs by name, the outputs wanted -> those outputs, in that order. Must not change its inputs."""
 
 JOIN_LIMIT_BYTES = 64 * 1024
-"""Up to here joining the bytes beats numpy's concatenation by a factor of three (perf.md section 3); above it the
+"""Up to here joining the bytes beats numpy's concatenation by a factor of three; above it the
 copying dominates, and numpy's gives up the GIL meanwhile."""
 
 
@@ -32,7 +32,7 @@ def gather(requests: Sequence[Request], names: Iterable[str]) -> dict[str, Array
     """The inputs of a batch, each request's rows behind those of the one before.
 
     One request: its own dictionary with its own arrays. Several: one new array for each of ``names`` that the requests
-    have; they all have the same optional inputs and the same shapes but for the first dimension (spec D04). What comes
+    have; they all have the same optional inputs and the same shapes but for the first dimension [D04]. What comes
     back may be read-only.
     """
     first = requests[0].inputs
@@ -115,7 +115,7 @@ class ArrayInstance:
     batching gets them one after the other, each failing alone.
 
     Args:
-        name: the instance's name (spec I03).
+        name: the instance's name [I03].
         config: complete; gives the names and the order of the inputs and outputs.
         run: see ``Run``; any exception is a failure of the model.
         quick: see ``Instance``.

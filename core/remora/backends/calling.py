@@ -46,9 +46,9 @@ class Busy:
 class Origin:
     """Where calls come from, and what waits for their answers.
 
-    ``requests`` are those of the execution that calls: when all of them are cancelled, so are their calls (spec L05).
+    ``requests`` are those of the execution that calls: when all of them are cancelled, so are their calls [L05].
     ``busy`` is the instance of the execution. ``loading`` are the models whose load goes on only when the call is
-    answered: a call that could only be answered by them is refused instead of waiting forever (spec L04).
+    answered: a call that could only be answered by them is refused instead of waiting forever [L04].
     """
 
     requests: tuple[Request, ...] = ()
@@ -115,10 +115,10 @@ class ModelCaller(Protocol):
         """
 
     def load(self, model: str, parameters: Mapping[str, str | bytes], origin: Origin) -> None:
-        """Load or reload a model and wait until that is done (spec L06, M09). Raises RemoraError."""
+        """Load or reload a model and wait until that is done [L06, M09]. Raises RemoraError."""
 
     def unload(self, model: str, *, unload_dependents: bool) -> None:
-        """Take a model out of service (spec L06, M12). Raises RemoraError."""
+        """Take a model out of service [L06, M12]. Raises RemoraError."""
 
     def is_ready(self, model: str, version: int) -> bool:
         """Would a request to this version be taken? -1 stands for any version."""

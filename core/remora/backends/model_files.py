@@ -19,12 +19,12 @@ from remora.system.install_advice import install_command
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_MAX_BATCH = "4"  # spec C13
+_DEFAULT_MAX_BATCH = "4"  # [C13]
 _LFS_POINTER = b"version https://git-lfs"
 
 
 def model_path(source: Source, config: ModelConfig, default: str) -> Path:
-    """Where the model's file or directory should lie (spec C18); it need not exist.
+    """Where the model's file or directory should lie [C18]; it need not exist.
 
     Raises:
         ConfigError: ``default_model_filename`` leaves the version's directory.
@@ -95,7 +95,7 @@ def cpu_as_device(settings: Mapping[str, str]) -> bool:
 
 
 def default_max_batch(settings: Mapping[str, str]) -> int:
-    """The batch size of a model that can batch and whose configuration does not say (spec C13). Raises ConfigError."""
+    """The batch size of a model that can batch and whose configuration does not say [C13]. Raises ConfigError."""
     default = settings.get("default-max-batch-size", "") or _DEFAULT_MAX_BATCH
     if not default.isdecimal():
         raise ConfigError(f"backend setting default-max-batch-size is '{default}'; it must be a whole number")

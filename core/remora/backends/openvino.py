@@ -151,7 +151,7 @@ class _Run:
 
 
 def compile_options(config: ModelConfig, settings: Mapping[str, str], cpus: int, instances: int) -> dict[str, str]:
-    """OpenVINO's properties for a model (spec C16): all its instances together use ``cpus`` and no more.
+    """OpenVINO's properties for a model [C16]: all its instances together use ``cpus`` and no more.
 
     FP32 is computed in FP32 unless ``INFERENCE_PRECISION_HINT`` says otherwise. Raises ConfigError.
     """

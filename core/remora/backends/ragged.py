@@ -2,7 +2,7 @@
 
 Pure but for `RaggedInstance`. A ragged input reaches the model as one flat array of all its elements, always, a
 single request included: a model is built for one rank. What the configuration calls ``batch_input`` is computed from
-the shapes of the source inputs; a ``batch_output`` is cut by them (spec K07).
+the shapes of the source inputs; a ``batch_output`` is cut by them [K07].
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def backend_in(directory: Path, name: str) -> Backend | None:
     """The backend that ``<directory>/<name>`` holds, None when that is none or a built-in backend has the name.
 
     ``backend.py`` has a class ``Backend`` (docs/backends.md), ``model.py`` a Python model that serves all models which
-    name the backend (spec Y16), and ``libremora_<name>.so`` is a native library that does.
+    name the backend [Y16], and ``libremora_<name>.so`` is a native library that does.
 
     Raises:
         ConfigError: there is only a library for Triton's C API, which this engine does not have, or ``backend.py`` has

@@ -158,7 +158,7 @@ def view_at(address: int, size: int) -> Array:
 
 
 def transfer_for(config: ModelConfig, memory: Memory, runtime: Callable[[], Cuda]) -> Transfer:
-    """An instance's transfers: through pinned memory on a GPU, unless its configuration wants none (spec C17).
+    """An instance's transfers: through pinned memory on a GPU, unless its configuration wants none [C17].
 
     Raises UnsupportedError where there is no CUDA runtime.
     """

@@ -1,4 +1,4 @@
-"""The module that Triton's Python models import as ``triton_python_backend_utils`` (spec Y01-Y12); the law: the same
+"""The module that Triton's Python models import as ``triton_python_backend_utils`` [Y01-Y12]; the law: the same
 names mean the same things, whether the model runs in a thread of the server or in a process of its own."""
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ _LEVELS = {
 
 
 class Logger:
-    """Lines into the server's log, under the logger ``remora.model.<name>`` (spec Y12)."""
+    """Lines into the server's log, under the logger ``remora.model.<name>`` [Y12]."""
 
     LogLevel = LogLevel
     INFO = LogLevel.INFO
@@ -202,7 +202,7 @@ def _log(message: str, level: LogLevel) -> None:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model and wait until that is done; servers in explicit mode only (spec L06).
+    """Load or reload a model and wait until that is done; servers in explicit mode only [L06].
 
     Args:
         config: a configuration as JSON text, instead of the one that is written.
@@ -215,7 +215,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Take a model out of service; returns at once (spec L06).
+    """Take a model out of service; returns at once [L06].
 
     Raises:
         TritonModelException: the server is not in explicit mode.
@@ -224,7 +224,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """May requests be sent to that model (spec L06)? An empty version is any.
+    """May requests be sent to that model [L06]? An empty version is any.
 
     Raises:
         TritonModelException: a version that is no number.

@@ -1,7 +1,7 @@
 """Answers kept for requests that come again: the key they are found by, and the cache in this process's memory.
 
 Laws: two requests share a key only if the model must answer them alike; what is kept never changes, whoever reads it;
-the cache never holds more bytes than it was given (spec K01, K02; docs/decisions/0008-cache-key.md).
+the cache never holds more bytes than it was given ([K01, K02]; docs/decisions/0008-cache-key.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TENSOR_BYTES = 256
 
 
 class CacheStats(NamedTuple):
-    """A snapshot of a cache (spec P07). ``util`` is the part of its bytes in use, 0 to 1; durations are sums.
+    """A snapshot of a cache [P07]. ``util`` is the part of its bytes in use, 0 to 1; durations are sums.
 
     NaN is what a cache does not know of itself.
     """
@@ -79,7 +79,7 @@ class ResponseCache(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Part of the keys of models whose answers other models make (spec E09)."""
+        """Part of the keys of models whose answers other models make [E09]."""
 
     def stats(self) -> CacheStats:
         """What the cache has done and holds."""
@@ -90,7 +90,7 @@ def request_key(scope: bytes, request: Request) -> bytes | None:
 
     Args:
         scope: from `ResponseCache.scope`.
-        request: checked. Its id, parameters, priority and timeout are no part of the key (spec K02).
+        request: checked. Its id, parameters, priority and timeout are no part of the key [K02].
 
     Returns KEY_BYTES bytes, or None when the request has values that cannot be read as bytes.
     """

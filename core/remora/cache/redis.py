@@ -1,4 +1,4 @@
-"""The response cache in Redis, shared by many servers (spec K04).
+"""The response cache in Redis, shared by many servers [K04].
 
 Laws: whatever Redis does, a request is answered: what cannot be asked in time is a miss, what cannot be kept is not.
 Nothing waits longer than its timeout, and a Redis that does not answer is left alone for a while.
@@ -31,7 +31,7 @@ _PENDING_BYTES = MAX_BYTES
 
 
 class RedisSettings(NamedTuple):
-    """Where Redis is and how long it is waited for, in milliseconds. Names and meanings are Triton's (spec K04)."""
+    """Where Redis is and how long it is waited for, in milliseconds. Names and meanings are Triton's [K04]."""
 
     host: str
     port: int

@@ -208,7 +208,7 @@ def _gpus_named(config: ModelConfig) -> int:
 
 
 def _repeated(targets: Iterable[Target]) -> list[str]:
-    """Two folders for one name are refused by every server (spec M15)."""
+    """Two folders for one name are refused by every server [M15]."""
     places: dict[str, list[str]] = {}
     for target in targets:
         if target.folder is not None:

@@ -126,7 +126,7 @@ def _read_npy(file: Path) -> Array:
 
 
 def encode_request(request: InferRequest) -> tuple[bytes, int]:
-    """The body of a V2 request with binary tensors, and how many bytes of it are JSON (spec B01, B06)."""
+    """The body of a V2 request with binary tensors, and how many bytes of it are JSON [B01, B06]."""
     pieces = [bytes(serialized(tensor)) for tensor in request.inputs]
     header: dict[str, Any] = {"id": request.id} if request.id else {}
     header["inputs"] = [
@@ -152,7 +152,7 @@ def encode_request(request: InferRequest) -> tuple[bytes, int]:
 
 
 def read_metadata(document: Any) -> ModelInfo:
-    """A model's metadata (spec H07). Raises MalformedError for a document of another form."""
+    """A model's metadata [H07]. Raises MalformedError for a document of another form."""
     try:
         inputs, outputs = (
             tuple(
@@ -168,7 +168,7 @@ def read_metadata(document: Any) -> ModelInfo:
 
 
 def decode_reply(body: bytes, header_length: int | None) -> InferReply:
-    """The answer in a body whose first ``header_length`` bytes (None: all) are JSON (spec H15, B07).
+    """The answer in a body whose first ``header_length`` bytes (None: all) are JSON [H15, B07].
 
     Raises MalformedError when the JSON and the bytes after it do not fit together.
     """
@@ -213,7 +213,7 @@ def _binary_output(row: dict[str, Any], piece: bytes, size: int) -> Tensor:
 
 
 def _split(name: str, piece: bytes) -> list[bytes]:
-    """The elements of a BYTES tensor: each with its length before it, four bytes little-endian (spec B02)."""
+    """The elements of a BYTES tensor: each with its length before it, four bytes little-endian [B02]."""
     items, at = [], 0
     while at < len(piece):
         begin = at + 4

@@ -1,4 +1,4 @@
-"""`remora models`: the repository of a running server, listed and changed over V2 (spec M08-M12)."""
+"""`remora models`: the repository of a running server, listed and changed over V2 [M08-M12]."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load(options: argparse.Namespace) -> int:
 
         parameters["config"] = to_json(read_config(options.config)).decode()
     if options.file and not parameters:
-        raise UsageError("--file needs --config: files that are sent make a model of their own (spec M11)")
+        raise UsageError("--file needs --config: files that are sent make a model of their own [M11]")
     for path, file in options.file:
         parameters[f"file:{path}"] = base64.b64encode(Path(file).read_bytes()).decode()
     return _change(options, "load", {"parameters": parameters} if parameters else {})

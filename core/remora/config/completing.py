@@ -1,6 +1,6 @@
 """Completes a configuration from the model's own tensors, and checks it against them; the law: the model is right.
 
-A pure function for backends whose models know their inputs and outputs (spec C13).
+A pure function for backends whose models know their inputs and outputs [C13].
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The configuration's datatypes and the wire's names for them; the law: one table, read both ways (spec C07)."""
+"""The configuration's datatypes and the wire's names for them; the law: one table, read both ways [C07]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules for ensembles, as far as one configuration shows; the law: every tensor is made once, and used (spec E03).
+"""The rules for ensembles, as far as one configuration shows; the law: every tensor is made once, and used [E03].
 
 What depends on the steps' own models (shapes, datatypes, batch sizes) is checked where those are known.
 """

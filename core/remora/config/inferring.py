@@ -12,11 +12,11 @@ from remora.model_files import KINDS, MODEL_FILENAMES, FileKind
 from remora.proto.model_config_pb2 import ModelConfig
 
 ENSEMBLE = "ensemble"
-"""The platform of models that only join others (spec E01)."""
+"""The platform of models that only join others [E01]."""
 
 
 PLATFORMS = {platform: kind.backend for kind in KINDS for platform in (kind.platform, *kind.aliases) if platform}
-"""The platforms that Triton knows, and the backend of each (spec C03)."""
+"""The platforms that Triton knows, and the backend of each [C03]."""
 
 SINGULAR = frozenset(PLATFORMS.values())
 """The backends that take platforms of their own alone; others leave the platform to whoever wrote it."""

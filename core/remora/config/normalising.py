@@ -1,4 +1,4 @@
-"""Writes the defaults into a configuration; the law: doing it twice changes nothing (spec C10-C12, I01-I03).
+"""Writes the defaults into a configuration; the law: doing it twice changes nothing [C10-C12, I01-I03].
 
 What comes out is what the configuration endpoint shows. A model is normalised when its file is read, and again when
 its backend has completed what the file left out.
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 SEQUENCE_IDLE_US = 1_000_000
-"""How long a sequence may be silent before it loses its slot, in microseconds (spec C12)."""
+"""How long a sequence may be silent before it loses its slot, in microseconds [C12]."""
 
 _PAIRED_ON_CPU = frozenset({"onnxruntime", "tensorflow"})
-"""Backends that get two instances on a CPU when nobody says how many (spec I02)."""
+"""Backends that get two instances on a CPU when nobody says how many [I02]."""
 
 
 ANY_KIND: tuple[str, ...] = ("GPU", "CPU")

@@ -44,7 +44,7 @@ def fill_from_text(message: Message, text: str) -> None:
     """Put all that ``text`` says into ``message``.
 
     Raises:
-        MisfitError: with line and key path of what does not fit (spec C21).
+        MisfitError: with line and key path of what does not fit [C21].
     """
     try:
         text_format.Parse(text, message)

@@ -21,7 +21,7 @@ _NS_PER_US = 1000
 
 
 class QueuePolicy(NamedTuple):
-    """How one priority level's queue treats requests that are late or too many (spec D08-D12).
+    """How one priority level's queue treats requests that are late or too many [D08-D12].
 
     ``default_timeout_ns`` 0 is no timeout; ``max_size`` 0 is no limit, else it counts requests.
     """
@@ -33,7 +33,7 @@ class QueuePolicy(NamedTuple):
 
 
 class BatchPolicy(NamedTuple):
-    """Which requests may share a batch, and how long they wait for each other (spec D01-D08).
+    """Which requests may share a batch, and how long they wait for each other [D01-D08].
 
     ``max_batch_size`` 0 is a model without batching. ``dynamic`` says whether the server makes batches at all.
     ``preferred`` is ascending. ``queue`` is the policy of every priority level that is not in ``level_queues``, which
@@ -62,7 +62,7 @@ class BatchPolicy(NamedTuple):
 
 
 class SequenceControl(NamedTuple):
-    """A tensor that tells a model where it stands in a sequence (spec S09).
+    """A tensor that tells a model where it stands in a sequence [S09].
 
     ``kind`` is ``"START"``, ``"READY"``, ``"END"`` or ``"CORRID"``. ``datatype`` is the wire's name of its type.
     ``false_true`` are the two values of a flag; empty for the correlation id.
@@ -75,7 +75,7 @@ class SequenceControl(NamedTuple):
 
 
 class SequenceState(NamedTuple):
-    """A state tensor that the server keeps for each sequence (spec S13): what the model reads, and what it writes.
+    """A state tensor that the server keeps for each sequence [S13]: what the model reads, and what it writes.
 
     ``datatype`` is the wire's name. ``dims`` are without a batch dimension; -1 is what varies.
     """
@@ -87,7 +87,7 @@ class SequenceState(NamedTuple):
 
 
 class SequencePolicy(NamedTuple):
-    """How requests that belong together are kept together (spec S04-S09, S13, S14).
+    """How requests that belong together are kept together [S04-S09, S13, S14].
 
     ``slots`` is how many sequences one instance serves at a time. ``oldest`` chooses the strategy. A direct batch
     waits up to ``max_delay_ns`` until ``minimum_utilization`` of an instance's slots have a request; oldest ones are
@@ -107,9 +107,9 @@ class SequencePolicy(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` (spec I01-I04).
+    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` [I01-I04].
 
-    ``host_policy`` is the one that its group names, "" for none (spec I06).
+    ``host_policy`` is the one that its group names, "" for none [I06].
     """
 
     name: str
@@ -119,7 +119,7 @@ class Placement(NamedTuple):
 
 
 class RatePolicy(NamedTuple):
-    """What one instance needs of the rate limiter (spec I08-I10).
+    """What one instance needs of the rate limiter [I08-I10].
 
     ``resources`` are ((name, device), count); the device is None for a resource that all devices share. ``priority`` 2
     gets half the turns of 1; 0 counts as 1.
@@ -130,7 +130,7 @@ class RatePolicy(NamedTuple):
 
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """The batching of a valid configuration; without ``dynamic_batching`` every request runs alone (spec D01)."""
+    """The batching of a valid configuration; without ``dynamic_batching`` every request runs alone [D01]."""
     ragged = frozenset(row.name for row in config.input if row.allow_ragged_batch)
     if not config.HasField("dynamic_batching"):
         return BatchPolicy(max_batch_size=config.max_batch_size, ragged_inputs=ragged)
@@ -152,7 +152,7 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
 
 
 def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
-    """The sequence batching of a valid configuration; None when it has none. Direct is the default (spec S07)."""
+    """The sequence batching of a valid configuration; None when it has none. Direct is the default [S07]."""
     if not config.HasField("sequence_batching"):
         return None
     sequences = config.sequence_batching
@@ -181,7 +181,7 @@ def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
 
 
 def placements(config: ModelConfig) -> tuple[Placement, ...]:
-    """Where the instances of a valid configuration live; passive groups are left out (spec I01-I05).
+    """Where the instances of a valid configuration live; passive groups are left out [I01-I05].
 
     Instance ``i`` of a group is called ``<group>_<i>``. A group on GPUs has ``count`` instances on each of them.
     """
@@ -213,7 +213,7 @@ def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]
 
 
 def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """Those of the available versions that the policy wants to serve, ascending; unset means the latest (spec M02)."""
+    """Those of the available versions that the policy wants to serve, ascending; unset means the latest [M02]."""
     versions = sorted(set(available))
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":

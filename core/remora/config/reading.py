@@ -1,7 +1,7 @@
 """Finds, reads and parses model configurations; the law: one schema, three notations, errors that name the place.
 
 ``config.pbtxt``, ``config.json`` and ``config.yaml`` say the same things in protobuf text format, JSON and YAML; each
-becomes a ``ModelConfig`` message (spec C01, C21). The files of data that a configuration names are read here as well.
+becomes a ``ModelConfig`` message [C01, C21]. The files of data that a configuration names are read here as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def find_config(model_dir: Path, config_name: str = "") -> Path | None:
     Args:
         model_dir: the model's directory, the one that holds its versions.
         config_name: the operator's ``--model-config-name``; ``configs/<config_name>.pbtxt`` then comes first
-            (spec M16).
+            [M16].
 
     Raises:
         ConfigError: when the model has a configuration in more than one notation, or the name is a path.

@@ -1,4 +1,4 @@
-"""The rules for the state that a model leaves to the server; the law: what a state begins with is known (spec S13)."""
+"""The rules for the state that a model leaves to the server; the law: what a state begins with is known [S13]."""
 
 from __future__ import annotations
 

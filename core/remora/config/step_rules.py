@@ -29,7 +29,7 @@ def check_steps(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
         models: the complete configuration of each composing model, by name.
 
     Returns:
-        Whether the ensemble is decoupled: it is when one of its models is, whatever it says itself (spec E05).
+        Whether the ensemble is decoupled: it is when one of its models is, whatever it says itself [E05].
 
     Raises:
         ConfigError: with the first rule that is broken.

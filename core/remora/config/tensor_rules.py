@@ -1,6 +1,6 @@
 """The rules for a model's inputs, outputs and batch inputs; the law: a shape that passes here can be computed with.
 
-The texts are Triton's (spec C06, C08, K07), with the model's name at the end; names given twice are our own refusal.
+The texts are Triton's [C06, C08, K07], with the model's name at the end; names given twice are our own refusal.
 """
 
 from __future__ import annotations

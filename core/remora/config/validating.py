@@ -1,7 +1,7 @@
 """Says why a configuration cannot be served; the law: Triton's rules in Triton's words, ours only where it has none.
 
 Works on a complete configuration: inferred, completed and normalised. `tensor_rules` and `ensemble_rules` hold what
-concerns inputs, outputs and ensembles (spec C06, C08, C20, E03, M17).
+concerns inputs, outputs and ensembles [C06, C08, C20, E03, M17].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_INSTANCES = 1024
 """How many instances one group may ask for. Each costs a thread or a process; more than this is a slip of the pen."""
 
 _BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
-"""Libraries made for Triton's process (spec D14)."""
+"""Libraries made for Triton's process [D14]."""
 
 
 def validate(
@@ -36,10 +36,10 @@ def validate(
 
     Args:
         config: complete and normalised.
-        name: the name of the model's directory, which the configuration must repeat (spec M17).
+        name: the name of the model's directory, which the configuration must repeat [M17].
         gpus: the ids of the GPUs that the engine may use.
         least: the compute capability that those have at least.
-        strict: inputs and outputs must be written in the file; for servers that complete nothing (spec C02).
+        strict: inputs and outputs must be written in the file; for servers that complete nothing [C02].
 
     Raises:
         ConfigError: with the first rule that is broken.
@@ -54,7 +54,7 @@ def validate(
 def validate_written(config: ModelConfig, name: str) -> None:
     """Check what must be right before a model is opened: all but its tensors and instance groups.
 
-    Triton refuses these when it looks at the repository, and the rest when it loads a version (spec M09).
+    Triton refuses these when it looks at the repository, and the rest when it loads a version [M09].
 
     Args:
         config: normalised; inputs and outputs may still be missing.
@@ -91,7 +91,7 @@ def validate_written(config: ModelConfig, name: str) -> None:
 
 
 def check_names(config: ModelConfig, name: str) -> None:
-    """Check the model's name against its directory, and that it cannot be taken for a path (spec M17).
+    """Check the model's name against its directory, and that it cannot be taken for a path [M17].
 
     Raises:
         ConfigError: when the names differ, or the name is empty or no plain name.
@@ -137,7 +137,7 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig)
 
 
 def _check_ordering(batching: ModelDynamicBatching, name: str) -> None:
-    """Answers in the order of the requests leave no room for requests that overtake (spec D06)."""
+    """Answers in the order of the requests leave no room for requests that overtake [D06]."""
     if batching.priority_levels > 1:
         raise ConfigError(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())

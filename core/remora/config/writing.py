@@ -1,4 +1,4 @@
-"""Prints model configurations; the law: JSON comes out exactly as Triton's configuration endpoint gives it (spec H08).
+"""Prints model configurations; the law: JSON comes out exactly as Triton's configuration endpoint gives it [H08].
 
 Every field without presence is there, default or not; messages and members of a oneof only when they are set, those of
 them that are no messages at the end. Names are the proto's, enums are names, 64-bit integers are numbers but for three
@@ -38,7 +38,7 @@ def to_dict(config: ModelConfig) -> dict[str, Any]:
 
 
 def to_json(config: ModelConfig) -> bytes:
-    """The configuration as Triton prints it: compact JSON in UTF-8, defaults written out (spec H08)."""
+    """The configuration as Triton prints it: compact JSON in UTF-8, defaults written out [H08]."""
     return _text(_message(config)).encode()
 
 

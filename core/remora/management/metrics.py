@@ -1,4 +1,4 @@
-"""The statistics as Prometheus text (spec P01-P04, P09); the law: built when it is asked for, nothing kept ready.
+"""The statistics as Prometheus text [P01-P04, P09]; the law: built when it is asked for, nothing kept ready.
 
 Triton's ``nv_*`` names, so that dashboards made for Triton work, and our histograms and dispatch reasons beside them.
 """
@@ -92,7 +92,7 @@ class MetricsExporter:
         return "\n".join(lines) + "\n"
 
     def _caches(self, lines: list[str], models: Sequence[ServedModel]) -> None:
-        """The cache's own numbers, and those of the models that use it (spec P07)."""
+        """The cache's own numbers, and those of the models that use it [P07]."""
         for name, kind, help_text, read in _CACHE_FAMILIES if models else ():
             if name.endswith("_duration_per_model") and not self._settings.counter_latencies:
                 continue
@@ -144,7 +144,7 @@ class MetricsExporter:
             _family(lines, name, "gauge", help_text, [_Row("", (), value)])
 
     def _devices(self, lines: list[str]) -> None:
-        """The GPUs (spec P08); nothing at all where there are none. What a device does not tell has no row."""
+        """The GPUs [P08]; nothing at all where there are none. What a device does not tell has no row."""
         readings = self._gpus()
         for name, kind, help_text, read in _GPU_FAMILIES if readings else ():
             values = [(reading, read(reading)) for reading in readings]

@@ -1,4 +1,4 @@
-"""Ensembles are loaded after what they are composed of, and serve as long as that does (spec E03, M12, M14).
+"""Ensembles are loaded after what they are composed of, and serve as long as that does [E03, M12, M14].
 
 The laws: an ensemble that lost a model goes, and comes back with it. No lock of a model is held while another is
 loaded, so that loads that need each other cannot stand still; a circle is found before anything of it is loaded.

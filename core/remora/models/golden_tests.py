@@ -215,7 +215,8 @@ def _judge(model: ServedModel, suite: GoldenSuite, before: ServedModel | None, c
     if failures:
         more = f" (and {len(failures) - _SHOWN_FAULTS} more)" if len(failures) > _SHOWN_FAULTS else ""
         raise InvalidArgumentError(
-            f"{len(failures)} differences in the golden tests of {FILENAME}: {' | '.join(failures[:_SHOWN_FAULTS])}{more}"
+            f"{len(failures)} differences in the golden tests of {FILENAME}: "
+            f"{' | '.join(failures[:_SHOWN_FAULTS])}{more}"
         )
     if suite.max_slowdown and before is not None and before is not model:
         slow = too_slow(suite, *(_times(each, suite, clock) for each in (model, before)))

@@ -139,7 +139,7 @@ class Lifecycle:
         return not self.table.fatal()
 
     def is_ready(self) -> bool:
-        """Whether traffic may come (spec V01): not before the start, nor in a drain; else it depends on the table."""
+        """Whether traffic may come [V01]: not before the start, nor in a drain; else it depends on the table."""
         away = self.draining or self.stopping or self._held or not self.is_live()
         return self.started and not away and (not self._options.strict_readiness or self.table.is_fine())
 
@@ -169,7 +169,7 @@ class Lifecycle:
         raise error
 
     def is_model_ready(self, name: str, version: int) -> bool:
-        """Whether a request would be served (spec H05). Raises NotFoundError or UnavailableError (spec H09)."""
+        """Whether a request would be served [H05]. Raises NotFoundError or UnavailableError [H09]."""
         idle = self._on_demand is not None and self.table.newest(name) is None and not self.table.failure(name)
         if idle and version < 0 and self._offers.is_offered(name):
             return True  # its first request would load it
@@ -192,7 +192,7 @@ class Lifecycle:
                     raise UnavailableError(f"{loading.message}: the request could wait no longer") from None
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        """The repository index (spec M08) of what the repositories have now, by name and version."""
+        """The repository index [M08] of what the repositories have now, by name and version."""
         self._offers.look(forgiving=True)
         entries: list[IndexEntry] = []
         for key in self._offers.all_keys():
@@ -258,7 +258,7 @@ class Lifecycle:
         return keys, {name: self._planner.unpolled(name) for name in nowhere}
 
     def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Load or reload a model and wait until it is done (spec M09). Raises RemoraError with Triton's texts."""
+        """Load or reload a model and wait until it is done [M09]. Raises RemoraError with Triton's texts."""
         if self._options.model_control_mode not in ("explicit", "ondemand"):
             raise UnavailableError(_NOT_ALLOWED)
         if brings_files(parameters):
@@ -276,7 +276,7 @@ class Lifecycle:
             self._ensembles.wish(keys)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Take a model out of service; what runs is finished in the background (spec M12).
+        """Take a model out of service; what runs is finished in the background [M12].
 
         ``unload_dependents``: with the models that were loaded for this ensemble alone.
         """
@@ -289,7 +289,7 @@ class Lifecycle:
             self._ensembles.settle()
 
     def poll(self) -> dict[str, RemoraError]:
-        """Make what serves follow what the repositories have now (spec M06); returns what could not be loaded."""
+        """Make what serves follow what the repositories have now [M06]; returns what could not be loaded."""
         self._offers.look(forgiving=True)
         offered = self._offers.models()
         wanted = offered if self._on_demand is None else [key for key in offered if self.table.newest(key) is not None]

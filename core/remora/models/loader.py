@@ -70,7 +70,7 @@ _LABELS_LIMIT = 64 << 20
 class PollError(Exception):
     """A model that cannot even be planned: no folder, a config that cannot be read, a name that does not fit.
 
-    Triton answers all of these with one text (spec M09); the reason goes to the log.
+    Triton answers all of these with one text [M09]; the reason goes to the log.
     """
 
 
@@ -259,7 +259,7 @@ class ModelLoader:
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
     def adjust(self, model: ServedModel, plan: LoadPlan) -> None:
-        """Give a model that serves the instances that a plan asks for, without a pause (spec M13).
+        """Give a model that serves the instances that a plan asks for, without a pause [M13].
 
         Raises RemoraError; the model then serves as before.
         """
@@ -349,7 +349,7 @@ def _make_limiter(options: EngineOptions) -> RateLimiter | None:
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file (spec C09). Raises InternalError when a named file cannot be read."""
+    """The lines of each output's label file [C09]. Raises InternalError when a named file cannot be read."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.output:
         if not output.label_filename:
@@ -391,7 +391,7 @@ def _is_bare(folder: ModelFolder) -> bool:
 
 
 def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
-    """The bounds that a model names for its first responses, or those of all (spec C19, P05)."""
+    """The bounds that a model names for its first responses, or those of all [C19, P05]."""
     for control in config.model_metrics.metric_control:
         if control.metric_identifier.family == FIRST_RESPONSES:
             return tuple(sorted(set(control.histogram_options.buckets)))
@@ -474,7 +474,7 @@ def _array(state: SequenceState, initial: ModelSequenceBatching.InitialState | N
 
 
 def _elements(content: bytes, count: int, name: str) -> Array:
-    """The elements of a BYTES state in the wire's form (spec B02)."""
+    """The elements of a BYTES state in the wire's form [B02]."""
     elements: list[bytes] = []
     at = 0
     while at < len(content) and len(elements) <= count:

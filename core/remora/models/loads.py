@@ -1,7 +1,7 @@
 """Makes models serve as they are wished: asks the policy what is next for a model, and does it.
 
 Laws: the loads of one model take turns; a load replaces what serves in one step, when all of it is ready, or changes
-nothing (spec M04). What is replaced finishes its requests and is closed by a thread of its own.
+nothing [M04]. What is replaced finishes its requests and is closed by a thread of its own.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ModelLoads:
         table: holds what serves.
         loader: opens versions.
         clock: for load times.
-        retries: how often a version that fails is opened again (spec M18).
+        retries: how often a version that fails is opened again [M18].
         gate: lets a load begin when there is memory for it.
     """
 
@@ -194,7 +194,7 @@ class ModelLoads:
         loaded: dict[int, ServedModel],
         failed: dict[int, RemoraError],
     ) -> None:
-        """Put a load's result into the table: all of it, or none (spec M04). Raises RemoraError for none."""
+        """Put a load's result into the table: all of it, or none [M04]. Raises RemoraError for none."""
         stays = (*action.adjust, *action.keep)
         if failed or not (loaded or stays):
             self._close(key, loaded.values())

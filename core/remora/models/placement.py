@@ -1,6 +1,6 @@
 """Where instances may live: how full a GPU may be, and which processors a host policy gives; pure deciders.
 
-`PlacedModel` applies them around any backend's model (spec I06, I07).
+`PlacedModel` applies them around any backend's model [I06, I07].
 """
 
 from __future__ import annotations

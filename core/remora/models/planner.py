@@ -57,7 +57,7 @@ class Planner:
         return SentModel(name_of(key), files)
 
     def unpolled(self, key: str, cause: Exception | None = None) -> PollFailedError:
-        """The one text for what cannot be planned (spec M09); the cause, by default why there is no one place for it,
+        """The one text for what cannot be planned [M09]; the cause, by default why there is no one place for it,
         goes to the log and along with the error."""
         if cause is None:
             try:

@@ -2,8 +2,8 @@
 
 The wish is a `Revision`: what the repository and the load request say now. The other state is what a model serves
 with. Who writes wishes (the start, a client's call, the poll, a request on demand) makes no difference here. A version
-whose files and configuration are the same stays as it is (spec M09); one whose instances alone differ is adjusted in
-place (spec M13); any other is opened beside what serves, which goes when all of them are ready (spec M04).
+whose files and configuration are the same stays as it is [M09]; one whose instances alone differ is adjusted in
+place [M13]; any other is opened beside what serves, which goes when all of them are ready [M04].
 """
 
 from __future__ import annotations

@@ -52,13 +52,13 @@ class ServedModel:
         labels: the lines of each output's label file.
         steps: what an ensemble is composed of.
         cache: shared by all models; used when the configuration turns it on.
-        hold: a dynamic batcher sends nothing before that many requests wait (spec D16).
+        hold: a dynamic batcher sends nothing before that many requests wait [D16].
         fingerprint: of the model's files, for a cache that other servers share.
         refuse_late: refuse requests on arrival that would be answered after their deadline.
-        turns: one for each instance, where there is a rate limiter (spec I08); given up by `close`.
+        turns: one for each instance, where there is a rate limiter [I08]; given up by `close`.
         backlog_hold: with ``hold``, a direct sequence batcher also sends nothing before that many requests wait for a
-            slot (spec S15).
-        initial_states: what the states of a sequence are when it begins (spec S13).
+            slot [S15].
+        initial_states: what the states of a sequence are when it begins [S13].
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ServedModel:
         self.loaded_ms = 0
         self.file_bytes = 0
         self.predecessor: ServedModel | None = None
-        """What this one replaced, as long as sequences that began there go on (spec V03)."""
+        """What this one replaced, as long as sequences that began there go on [V03]."""
         self.metric_labels: tuple[tuple[str, str], ...] = ()
         """Labels of its metrics besides name and version, where a host has several engines."""
         self.places: tuple[Placement, ...] = ()
@@ -204,7 +204,7 @@ class ServedModel:
         """Check a request and queue it. ``held`` are instances that stay busy until it is answered; after
         ``timeout_ns``, 0 for none, it is not begun any more. ``stays``: see ``Request``. ``trace`` follows it.
 
-        Raises InvalidArgumentError when it does not fit (spec H18-H22), UnavailableError when the queue is full,
+        Raises InvalidArgumentError when it does not fit [H18-H22], UnavailableError when the queue is full,
         RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
         ``reply`` is never called.
         """
@@ -246,7 +246,7 @@ class ServedModel:
         return ticket
 
     def _refuse_circle(self, held: frozenset[object]) -> None:
-        """A call that only those could answer who wait for it would never end (spec L04)."""
+        """A call that only those could answer who wait for it would never end [L04]."""
         if self._instances and held.issuperset(self._instances):
             count = len(self._instances)
             raise InternalError(
@@ -272,7 +272,7 @@ class ServedModel:
         return classify(response, wanted, labels, batches=self.signature.max_batch_size > 0)
 
     def labels_of(self, output: str) -> Sequence[str]:
-        """The lines of an output's label file; an ensemble's outputs have those of where they come from (spec C09)."""
+        """The lines of an output's label file; an ensemble's outputs have those of where they come from [C09]."""
         if output in self._labels or self.steps is None:
             return self._labels.get(output, ())
         from remora.scheduling.ensembles import scheduler as ensemble_ends
@@ -317,7 +317,7 @@ class ServedModel:
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait or run, and sequences whose next request is yet to come (spec V03)."""
+        """Requests that wait or run, and sequences whose next request is yet to come [V03]."""
         return self.scheduler.pending + self.scheduler.running + self.open_sequences
 
     @property
@@ -350,7 +350,7 @@ class ServedModel:
         places: Sequence[Placement],
         warm: Callable[[ServedModel, Sequence[Instance]], None],
     ) -> None:
-        """Serve with instances at these places from now on; those that are there already stay (spec M13).
+        """Serve with instances at these places from now on; those that are there already stay [M13].
 
         Args:
             config: as before but for its instance groups.
@@ -394,11 +394,11 @@ class ServedModel:
         return report()
 
     def stats(self) -> ModelStats:
-        """All numbers of one moment. Triton's Python backend reports no single responses (spec T03)."""
+        """All numbers of one moment. Triton's Python backend reports no single responses [T03]."""
         return self.statistics.snapshot(self.name, self.version_text, responses=self.config.backend != "python")
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
-        """What clients may know (spec H07)."""
+        """What clients may know [H07]."""
         return ModelInfo(self.name, tuple(versions), self.platform, self.signature.inputs, self.signature.outputs)
 
     def borrow(self) -> bool:

@@ -1,7 +1,7 @@
 """The table of models: what is known of each version, and which serves; the law: it is read without a lock.
 
 Every request looks here. A change puts a new state of a model into the table in one step, so that a reader sees all of
-a load or nothing of it (spec M04); what it takes out is handed back for somebody else to close.
+a load or nothing of it [M04]; what it takes out is handed back for somebody else to close.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelState(NamedTuple):
 
     @staticmethod
     def of(versions: Mapping[int, VersionState]) -> ModelState:
-        """The state with its highest ready version picked out (spec M03)."""
+        """The state with its highest ready version picked out [M03]."""
         ready = [number for number, row in versions.items() if row.model is not None]
         return ModelState(versions, versions[max(ready)].model if ready else None)
 
@@ -66,7 +66,7 @@ class ModelState(NamedTuple):
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing that should serve cannot (spec V01); what loads for the first time does no harm."""
+        """Whether nothing that should serve cannot [V01]; what loads for the first time does no harm."""
         return bool(self.versions) and all(
             row.state in (READY, UNLOADING) or (row.state == LOADING and not row.reason) or row.reason == UNLOADED
             for row in self.versions.values()
@@ -99,7 +99,7 @@ class ModelTable:
     def resolve(self, name: str, version: int = -1) -> ServedModel:
         """The version that serves; -1 for the highest ready one.
 
-        Raises NotFoundError or UnavailableError (spec H09), or what ``missing`` does.
+        Raises NotFoundError or UnavailableError [H09], or what ``missing`` does.
         """
         state = self._states.get(name)
         if state is not None and version < 0 and state.newest is not None:
@@ -137,7 +137,7 @@ class ModelTable:
         return state
 
     def _only_namesake(self, name: str) -> str:
-        """The key of the model of this name, whatever its namespace (spec M15). Raises InvalidArgumentError."""
+        """The key of the model of this name, whatever its namespace [M15]. Raises InvalidArgumentError."""
         keys = self.keys_of(name)
         in_use = [key for key in keys if not self._states.get(key, UNKNOWN).is_unloaded]
         if len(in_use) > 1:

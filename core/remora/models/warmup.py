@@ -1,4 +1,4 @@
-"""Runs warmup samples on every instance of a model that does not serve yet (spec K06).
+"""Runs warmup samples on every instance of a model that does not serve yet [K06].
 
 Each instance gets a scheduler of its own for the time of the warmup, so that batches are made, run, answered and
 counted as later ones are. Law: a sample that fails fails the load, with Triton's text: it names itself and the reason

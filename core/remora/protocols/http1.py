@@ -27,7 +27,7 @@ _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 _MEMO_LIMIT = 512
 _MEMO_HEAD_LIMIT = 2_048
-_REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase (spec H03)
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase [H03]
 
 
 class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
@@ -173,7 +173,7 @@ def _read(block: bytes, line: bytes) -> tuple[str, _Collector]:
         found = _METHOD.match(line)
         if found is None or collector.url:
             raise
-        # llhttp knows its list of methods. That nobody takes another one is for the path's route to say (spec H03).
+        # llhttp knows its list of methods. That nobody takes another one is for the path's route to say [H03].
         _, collector = _read(block.replace(found.group(), b"POST", 1), b"")
         return found.group().decode(), collector
     return parser.get_method().decode(), collector
@@ -296,7 +296,7 @@ def head_too_long() -> BadRequest:
 
 
 def too_large(size: int, limit: int, head: Head) -> BadRequest:
-    """The refusal of a body beyond the limit, in the words that Triton has for JSON where it is all JSON (spec H28)."""
+    """The refusal of a body beyond the limit, in the words that Triton has for JSON where it is all JSON [H28]."""
     if head.get(b"inference-header-content-length") is None:
         return BadRequest(
             400,

@@ -1,4 +1,4 @@
-"""Which groups of calls need a shared secret (spec H30, R15); the law: decided here, for every front end.
+"""Which groups of calls need a shared secret [H30, R15]; the law: decided here, for every front end.
 
 An operator names groups and a header with its value: ``model-repository,statistics:admin-key=secret``. A call of such
 a group is answered only when the request carries the header with exactly that value.

@@ -1,4 +1,4 @@
-"""Which texts may name a sequence (spec S01); the law: every protocol that takes one asks here."""
+"""Which texts may name a sequence [S01]; the law: every protocol that takes one asks here."""
 
 from __future__ import annotations
 

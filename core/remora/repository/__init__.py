@@ -36,7 +36,7 @@ class ModelFolder(NamedTuple):
     listed: Mapping[int, tuple[str, ...]] = _NOT_LISTED
 
     def filenames(self, version: int) -> tuple[str, ...]:
-        """Names of the files in a version's directory; what the backend is told by (spec C04)."""
+        """Names of the files in a version's directory; what the backend is told by [C04]."""
         if version in self.listed:
             return self.listed[version]
         path = self.versions[version]

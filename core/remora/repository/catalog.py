@@ -1,6 +1,6 @@
 """What all repositories together offer: each model under the key that it is known by.
 
-A name that more than one place has is offered by none of them (spec M15), unless names are kept apart by namespaces:
+A name that more than one place has is offered by none of them [M15], unless names are kept apart by namespaces:
 then the key is ``<repository>::<name>``, else it is the name. A place that cannot be looked at now keeps offering what
 it showed last: models do not go because a network is down.
 """

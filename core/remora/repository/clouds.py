@@ -53,7 +53,7 @@ def open_storage(url: str) -> tuple[ObjectStorage, Location]:
 
 
 def open_cache(settings: CacheSettings, cloud: str = "") -> ModelCache:
-    """The cache of this machine's processes; Triton's variables may name another for each ``cloud`` (spec M23).
+    """The cache of this machine's processes; Triton's variables may name another for each ``cloud`` [M23].
 
     Raises UnavailableError when there is no place for one.
     """

@@ -1,6 +1,6 @@
 """Model folders on a local disk, in every layout people have; reads directory listings, opens no model.
 
-- A Triton repository: ``<repo>/<model>/[config.pbtxt]/<version>/<model file>`` (spec M01).
+- A Triton repository: ``<repo>/<model>/[config.pbtxt]/<version>/<model file>`` [M01].
 - One model's directory: the same without the repository around it.
 - A version's directory of a model, or a model file in it: that version alone, called as the model's directory is.
 - A model file alone, or a directory with the model file directly in it: version 1.
@@ -51,7 +51,7 @@ class LocalRepository:
         return {name: found[name]} if name in found else {} if name else found
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Modification time in ns and size of each file (spec M06)."""
+        """Modification time in ns and size of each file [M06]."""
         stamps: dict[str, Hashable] = {}
         for folder in self.models(name).get(name, []):
             for path in _files_of(folder):
@@ -88,7 +88,7 @@ def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFol
 def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
     """The models under ``paths``, each a repository, a model's directory or a model file.
 
-    A name that occurs more than once keeps all its folders; the lifecycle refuses it (spec M15).
+    A name that occurs more than once keeps all its folders; the lifecycle refuses it [M15].
     Raises NotFoundError for a path that does not exist or holds no model.
     """
     found: dict[str, list[ModelFolder]] = {}

@@ -61,7 +61,7 @@ class RemoteRepository:
         return self._storage.location
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """See `Repository.models`. One LIST for each thousand files, and no GET (users 15)."""
+        """See `Repository.models`. One LIST for each thousand files, and no GET."""
         if name and not self._any_layout:
             found = {key: files for key, files in self._look(name).items() if key == name}
         else:
@@ -193,7 +193,7 @@ def _is_model(tree: Files) -> bool:
 
 
 def _filenames(files: Files, folder: str) -> tuple[str, ...]:
-    """What the backend is told by (spec C04)."""
+    """What the backend is told by [C04]."""
     if folder in files and not _is_marker(folder, files[folder]):
         return (f"model.{folder.rpartition('.')[2]}",)
     prefix = "" if folder == "." else f"{folder}/"

@@ -1,4 +1,4 @@
-"""A model that came with the load request (spec M11): its files in a folder of their own, gone with the last version.
+"""A model that came with the load request [M11]: its files in a folder of their own, gone with the last version.
 
 Invariant: file names are checked before anything is written, so no file can leave the folder. The folder also holds a
 lock, because a process that was killed cannot remove its folders: the next start of a server does.

@@ -27,7 +27,7 @@ def open_repository(
 
     Args:
         location: a local path, or a URL whose scheme says which cloud holds it.
-        any_layout: the place may also be one model's directory or a model file (spec M01 knows repositories alone).
+        any_layout: the place may also be one model's directory or a model file ([M01] knows repositories alone).
         bare_name: what a model is called then; its directory's or file's name when empty.
         cache: for models of clouds and archives.
         ledger: told how long listings and downloads take.

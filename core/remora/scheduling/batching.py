@@ -1,4 +1,4 @@
-"""Which queued requests run together, and when (spec D01-D13, D16).
+"""Which queued requests run together, and when [D01-D13, D16].
 
 This file knows no threads, no locks and no clock: time comes in as an argument and the decision goes out as data.
 `scheduler` owns everything that moves.
@@ -25,7 +25,7 @@ REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, SINGLE, RESOURCES)
 
 
 _TIMED_OUT = "Request timeout expired"
-"""Triton's text for a timeout of its queue; it names no request, unlike its others (spec D10)."""
+"""Triton's text for a timeout of its queue; it names no request, unlike its others [D10]."""
 
 
 class Plan(NamedTuple):
@@ -73,7 +73,7 @@ class BatchQueue:
 
     Args:
         policy: of a valid configuration.
-        hold: with a dynamic batcher, nothing is sent before that many requests have waited at once (spec D16).
+        hold: with a dynamic batcher, nothing is sent before that many requests have waited at once [D16].
     """
 
     def __init__(self, policy: BatchPolicy, *, hold: int = 0) -> None:
@@ -98,7 +98,7 @@ class BatchQueue:
         return min(sum(ticket.request.rows for ticket in self._waiting), self._policy.max_batch_size)
 
     def push(self, ticket: Ticket) -> None:
-        """Queue a ticket and give it its level. Raises QueueFullError when that level is full (spec D07, D12)."""
+        """Queue a ticket and give it its level. Raises QueueFullError when that level is full [D07, D12]."""
         self._waiting.push(ticket)
 
     def poll(self, now_ns: int) -> Plan:
@@ -127,7 +127,7 @@ class BatchQueue:
         and that need not be given up before its turn. As many must wait as ``instances`` can take, so that none idles
         while it waits. May be put back.
 
-        One request alone is none: its client may leave before its turn, and it must not be run then (spec Q09). Nor is
+        One request alone is none: its client may leave before its turn, and it must not be run then [Q09]. Nor is
         a request that an instance waits for: the one that it would be sent to may be that very instance.
         """
         if not self.crowded(instances):
@@ -242,7 +242,7 @@ class BatchQueue:
 
 
 def cancelled_in_queue(ticket: Ticket) -> CancelledError:
-    """The answer of a request whose caller went away while it waited (spec D13)."""
+    """The answer of a request whose caller went away while it waited [D13]."""
     return CancelledError(about(ticket.request.form.id, "request was cancelled before it ran"))
 
 

@@ -55,7 +55,7 @@ def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
 
 
 class OrderedDelivery:
-    """Hands answers on in the order of their requests (spec D06). Thread-safe.
+    """Hands answers on in the order of their requests [D06]. Thread-safe.
 
     One thread does it at a time, or what was released in order could arrive out of it.
     """
@@ -103,7 +103,7 @@ def run_replies(deliveries: list[tuple[Ticket, Outcome]]) -> None:
 
 
 def stopping() -> UnavailableError:
-    """What a request is refused with that comes after the end (spec D17)."""
+    """What a request is refused with that comes after the end [D17]."""
     return UnavailableError("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 

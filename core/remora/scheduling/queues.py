@@ -1,4 +1,4 @@
-"""Where tickets wait: first in first out, or by level with timeouts (spec D07-D12); the law: time is an argument.
+"""Where tickets wait: first in first out, or by level with timeouts [D07-D12]; the law: time is an argument.
 
 Both kinds of queue list their tickets in the order in which they should run. Neither is thread-safe.
 """
@@ -32,7 +32,7 @@ class Waiting(Protocol):
     def __iter__(self) -> Iterator[Ticket]: ...
 
     def push(self, ticket: Ticket) -> None:
-        """Let a ticket wait. Raises QueueFullError (spec D12)."""
+        """Let a ticket wait. Raises QueueFullError [D12]."""
 
     def take(self, count: int) -> list[Ticket]:
         """Take the first ``count`` tickets out."""
@@ -41,7 +41,7 @@ class Waiting(Protocol):
         """Take these tickets out, wherever they wait; cheap when they are near the front."""
 
     def expire(self, now_ns: int) -> list[Ticket]:
-        """Take out the tickets to refuse whose timeout is over, and put back those to run last (spec D10, D11)."""
+        """Take out the tickets to refuse whose timeout is over, and put back those to run last [D10, D11]."""
 
     def next_expiry_ns(self) -> int:
         """When the next ticket is to be refused; 0 for never."""
@@ -51,7 +51,7 @@ class Waiting(Protocol):
 
 
 def waiting_for(policy: BatchPolicy) -> Waiting:
-    """The simplest queue that does what the policy asks for; without a batcher no queue policy counts (spec D01)."""
+    """The simplest queue that does what the policy asks for; without a batcher no queue policy counts [D01]."""
     usual = policy.queue_at(1)
     if not policy.dynamic:
         return Line()
@@ -121,7 +121,7 @@ class Level:
         return chain(self._fresh, self._late)
 
     def push(self, ticket: Ticket) -> None:
-        """Raises QueueFullError (spec D12)."""
+        """Raises QueueFullError [D12]."""
         if self._policy.max_size and len(self) >= self._policy.max_size:
             raise queue_full(ticket)
         timeout_ns = timeout_of(self._policy, ticket)
@@ -170,7 +170,7 @@ class Level:
 
 
 class Levels:
-    """Tickets by priority: a higher level is emptied before the next one's turn (spec D07).
+    """Tickets by priority: a higher level is emptied before the next one's turn [D07].
 
     Only levels in use cost anything: there may be 2**64-1.
 
@@ -234,18 +234,18 @@ class Levels:
 
 
 def level_of(ticket: Ticket, levels: int, default: int) -> int:
-    """The priority level of a request: what it asks for, or the default where there is no such level (spec D07)."""
+    """The priority level of a request: what it asks for, or the default where there is no such level [D07]."""
     wanted = ticket.request.form.priority
     return wanted if 0 < wanted <= levels else default
 
 
 def timeout_of(policy: QueuePolicy, ticket: Ticket) -> int:
-    """How long a request may wait, in nanoseconds; its own timeout can only shorten the level's (spec D09)."""
+    """How long a request may wait, in nanoseconds; its own timeout can only shorten the level's [D09]."""
     usual_ns = policy.default_timeout_ns
     own_ns = ticket.request.form.timeout_us * _NS_PER_US
     return own_ns if policy.allow_override and 0 < own_ns < usual_ns else usual_ns
 
 
 def queue_full(ticket: Ticket) -> QueueFullError:
-    """The answer of a request that found no room (spec D12)."""
+    """The answer of a request that found no room [D12]."""
     return QueueFullError(about(ticket.request.form.id, "Exceeds maximum queue size"))

@@ -23,7 +23,7 @@ def capacities(policies: Iterable[RatePolicy], stated: Mapping[Resource, int]) -
         stated: what the operator gave (see `remora.options.rate_limits`). With nothing stated there is as much of each
             resource as the most demanding instance asks for; otherwise there is none of what is not stated.
 
-    Raises ConfigError with Triton's texts (spec I09): too little for an instance, or a name shared and of a device.
+    Raises ConfigError with Triton's texts [I09]: too little for an instance, or a name shared and of a device.
     """
     most: dict[Resource, int] = {}
     for policy in policies:
@@ -134,7 +134,7 @@ class RateLimiter:
         self._handed: dict[Seat, Turn] = {}
 
     def join(self, policies: Sequence[RatePolicy]) -> list[Turn]:
-        """A turn for each instance of a model. Raises ConfigError when what they ask for is not there (spec I09)."""
+        """A turn for each instance of a model. Raises ConfigError when what they ask for is not there [I09]."""
         with self._lock:
             turns = [Turn(self, seat, threading.Condition(self._lock)) for seat in self._turns.join(policies)]
             self._handed.update((turn.seat, turn) for turn in turns)

@@ -1,4 +1,4 @@
-"""Answers from the cache before the scheduler is asked, and into it afterwards (spec K03, K05).
+"""Answers from the cache before the scheduler is asked, and into it afterwards [K03, K05].
 
 A scheduler in front of another one, so that models without a cache pay nothing for it. Laws: a hit takes part in no
 queue and no batch; only a model's success is kept; an answer that cannot be kept still goes to its caller.
@@ -60,7 +60,7 @@ class CachedScheduler:
         scope: the model's, from the cache.
         recorder: the model's.
         clock: the engine's.
-        composed: whether other models make the answers, as an ensemble's; theirs change with those models (spec E09).
+        composed: whether other models make the answers, as an ensemble's; theirs change with those models [E09].
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class CachedScheduler:
 
     @property
     def pending(self) -> int:
-        """Requests that wait (spec P04)."""
+        """Requests that wait [P04]."""
         return self.inner.pending
 
     @property
@@ -204,7 +204,7 @@ class OffLoopScheduler:
 
     @property
     def pending(self) -> int:
-        """Requests that wait (spec P04), those that wait for the cache included."""
+        """Requests that wait [P04], those that wait for the cache included."""
         return self._under_way + self.inner.pending
 
     @property

@@ -348,7 +348,7 @@ class Streams:
             self._ended()
 
     def leave(self, index: int) -> None:
-        """Take nothing more here: the request runs again and its next execution goes on with the stream (spec S14)."""
+        """Take nothing more here: the request runs again and its next execution goes on with the stream [S14]."""
         with self._locks[index]:
             was_open, self._open[index] = self._open[index], False
         if was_open:

@@ -49,9 +49,9 @@ class Scheduler:
         recorder: is told of every execution and failure.
         clock: read here and nowhere below.
         threads: False in tests, which turn the crank with `step`.
-        ordered: answers leave in the order of their requests (spec D06); not for decoupled models.
+        ordered: answers leave in the order of their requests [D06]; not for decoupled models.
         costs: learns how long batches take; one of its own unless others read it too.
-        turns: one for each instance, when they share resources with others (spec I08); none without a rate limiter.
+        turns: one for each instance, when they share resources with others [I08]; none without a rate limiter.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Scheduler:
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket; its answer comes through its reply. Any thread may call.
 
-        Raises UnavailableError when the queue is full (spec D12) or the scheduler is stopping (spec D17); the ticket
+        Raises UnavailableError when the queue is full [D12] or the scheduler is stopping [D17]; the ticket
         is then not answered.
         """
         ticket.arrival_ns = ticket.arrival_ns or self._now()
@@ -230,7 +230,7 @@ class Scheduler:
 
     @property
     def pending(self) -> int:
-        """Requests that wait (spec P04)."""
+        """Requests that wait [P04]."""
         return len(self._queue)
 
     @property

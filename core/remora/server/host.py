@@ -133,7 +133,7 @@ def find_adapter(name: str) -> Adapter:
 
 
 def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
-    """The platforms' ports that options ask for beside V2's, as tritonserver has them (spec N01).
+    """The platforms' ports that options ask for beside V2's, as tritonserver has them [N01].
 
     Raises ValueError for settings that cannot be used.
     """

@@ -399,7 +399,7 @@ class Server:
             await asyncio.sleep(self.options.lame_duck_secs)
 
     async def _count_down(self, end: float) -> None:
-        """Say each second what is waited for, in Triton's words (spec V03)."""
+        """Say each second what is waited for, in Triton's words [V03]."""
         loop = asyncio.get_running_loop()
         _log.info("Waiting for in-flight requests to complete.")
         while True:
@@ -519,7 +519,7 @@ def _grpc_restrictions(options: ServerOptions) -> tuple[str, ...]:
 
 
 def _pattern(text: str, flag: str) -> re.Pattern[str] | None:
-    """A pattern of the command line; names match without regard to case (spec H25). Raises StartError."""
+    """A pattern of the command line; names match without regard to case [H25]. Raises StartError."""
     if not text:
         return None
     try:

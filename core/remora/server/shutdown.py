@@ -35,7 +35,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def force_exit() -> NoReturn:
-    """End the process, whose exit timeout is over (spec V03)."""
+    """End the process, whose exit timeout is over [V03]."""
     _log.error("Exit timeout expired. Exiting immediately.")
     exit_now(1)
 

@@ -26,7 +26,7 @@ def with_workers(options: EngineOptions) -> EngineOptions:
 
 
 def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """With what the variables of Triton's own scheduler tests ask for (spec D16, S15). Raises ValueError."""
+    """With what the variables of Triton's own scheduler tests ask for [D16, S15]. Raises ValueError."""
     asked: dict[str, Any] = {}
     for variable, option in _HOOKS.items():
         value = environ.get(variable)
@@ -39,7 +39,7 @@ def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOpti
 
 
 def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """With the credentials that Triton reads from the environment, where the command line gives none (spec K04)."""
+    """With the credentials that Triton reads from the environment, where the command line gives none [K04]."""
     given = {entry.partition("=")[0] for entry in options.cache_config}
     if not any(entry.startswith("redis,") for entry in given):
         return options

@@ -1,6 +1,6 @@
 """Which credentials open a location, from the environment and files that are given. Pure; secrets stay wrapped.
 
-Triton's credential file comes first and then alone (spec M22), then Triton's variables (M19-M21), then what the
+Triton's credential file comes first and then alone [M22], then Triton's variables (M19-M21), then what the
 platforms hand out: shared AWS profiles here, and the rest (web identity, container and machine roles, Google's
 application default credentials, Azure's managed identities) by obstore, which reads those variables itself.
 """

@@ -10,7 +10,7 @@
     https://account.blob.core.windows.net/container/path[?SAS]
     https://host/path/model.tar.gz            one file from anywhere
 
-Sources: spec M19-M21; clouds.md 9.
+Sources: [M19-M21]; clouds.md 9.
 """
 
 from __future__ import annotations

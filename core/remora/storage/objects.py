@@ -38,7 +38,7 @@ class ObjectStorage:
 
     Args:
         location: the bucket and the path.
-        settings: gives what the store is opened with; asked again when credentials are refused, once (spec M22).
+        settings: gives what the store is opened with; asked again when credentials are refused, once [M22].
         retries: how often a request is repeated.
     """
 

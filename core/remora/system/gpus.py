@@ -77,7 +77,7 @@ def visible(found: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 
 def capable(devices: Sequence[Gpu], least: tuple[int, int]) -> tuple[int, ...]:
-    """The numbers of those `visible` devices whose compute capability suffices or is not known (spec I07)."""
+    """The numbers of those `visible` devices whose compute capability suffices or is not known [I07]."""
     return tuple(number for number, gpu in enumerate(devices) if gpu.capability == (0, 0) or gpu.capability >= least)
 
 

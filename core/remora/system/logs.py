@@ -29,7 +29,7 @@ class LogSetting(NamedTuple):
 
 
 class LogSettings(NamedTuple):
-    """Triton's settings of the log (spec T09), in the order in which clients see them.
+    """Triton's settings of the log [T09], in the order in which clients see them.
 
     Each severity has a switch of its own: a log may show errors and no warnings. ``log_verbose_level`` above 0 adds
     what is for debugging. ``log_file`` is empty, for standard error: no client chooses a file.

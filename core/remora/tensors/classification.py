@@ -1,4 +1,4 @@
-"""Class strings instead of values (spec X06); pure."""
+"""Class strings instead of values [X06]; pure."""
 
 from __future__ import annotations
 

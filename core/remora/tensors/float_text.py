@@ -1,4 +1,4 @@
-"""Floats as RapidJSON prints them; the law: the fewest digits that read back as the same float (spec H15).
+"""Floats as RapidJSON prints them; the law: the fewest digits that read back as the same float [H15].
 
 They keep their point (``5.0``), go over to exponents beyond 21 digits or six zeros (``1e-7``), and may be NaN or
 Infinity.

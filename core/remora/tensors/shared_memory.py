@@ -202,7 +202,7 @@ _RESERVED = "triton_python_backend_shm_region_"
 
 
 class Place(NamedTuple):
-    """Part of a region, as a request names it (spec X04); offset and size in bytes."""
+    """Part of a region, as a request names it [X04]; offset and size in bytes."""
 
     region: str
     offset: int
@@ -219,7 +219,7 @@ class Region(NamedTuple):
 
 
 class CudaRegion(NamedTuple):
-    """A registered region of a GPU's memory (spec X03), which ``handle``, a cudaIpcMemHandle_t, opens."""
+    """A registered region of a GPU's memory [X03], which ``handle``, a cudaIpcMemHandle_t, opens."""
 
     name: str
     handle: bytes
@@ -258,7 +258,7 @@ class HostTarget(NamedTuple):
 
 
 class Regions(Protocol):
-    """The regions that clients have registered (spec X01-X03), all under one set of names. Each may raise RemoraError.
+    """The regions that clients have registered [X01-X03], all under one set of names. Each may raise RemoraError.
 
     Where two kinds of regions have a method in common, the class says which is meant.
     """
@@ -320,7 +320,7 @@ def object_name(key: str) -> str:
 
 
 def unopenable(key: str) -> InternalError:
-    """The error for a key under which there is nothing that can be opened (spec X01)."""
+    """The error for a key under which there is nothing that can be opened [X01]."""
     return InternalError(f"Unable to open shared memory region: '{key}'")
 
 
@@ -368,13 +368,13 @@ def missing(name: str, kind: type | None = None) -> NotFoundError:
 
 
 def of_another_kind(name: str, kind: type) -> NotFoundError:
-    """The error for a region that was asked for as ``kind`` and is of the other one (spec X02)."""
+    """The error for a region that was asked for as ``kind`` and is of the other one [X02]."""
     is_, asked = ("CUDA", "system") if kind is Region else ("system", "CUDA")
     return NotFoundError(f"The region named '{name}' is registered as {is_} shared memory, not {asked} shared memory")
 
 
 def write(output: str, target: Target, data: memoryview | bytes) -> None:
-    """Copy an output's bytes to its place. Raises InternalError when it is too small (spec X04)."""
+    """Copy an output's bytes to its place. Raises InternalError when it is too small [X04]."""
     if len(data) > target.byte_size:
         raise InternalError(
             f"shared memory size specified with the request for output '{output}' ({target.byte_size} bytes) should be "

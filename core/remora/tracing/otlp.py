@@ -1,4 +1,4 @@
-"""Traces as spans of OpenTelemetry, sent over OTLP/HTTP (spec T08). Imported when that mode is on, and not before.
+"""Traces as spans of OpenTelemetry, sent over OTLP/HTTP [T08]. Imported when that mode is on, and not before.
 
 The spans are built here from finished traces, with ids that were chosen when the requests began: OpenTelemetry's SDK
 encodes and sends them, and takes no part in a request. The law: a collector that does not answer costs traces alone.

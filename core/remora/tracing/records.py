@@ -75,7 +75,7 @@ class Trace:
 
 
 def text_of(trace: Trace, *, timestamps: bool) -> bytes:
-    """The trace as members of the file's array, joined by commas (spec T06)."""
+    """The trace as members of the file's array, joined by commas [T06]."""
     return b",".join(orjson.dumps(member) for member in _members(trace, timestamps=timestamps))
 
 
@@ -168,7 +168,7 @@ class Span(NamedTuple):
 
 
 def spans_of(trace: Trace, new_id: Callable[[], int]) -> list[Span]:
-    """The trace as spans, with Triton's names: InferRequest, one for each model, one for each computation (spec T08).
+    """The trace as spans, with Triton's names: InferRequest, one for each model, one for each computation [T08].
 
     ``new_id()`` gives the ids of the computations' spans. A program's own request has a span InferRequest, too.
     """

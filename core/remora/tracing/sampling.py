@@ -52,5 +52,5 @@ class Sampling:
                 self.left += 1
 
     def now(self) -> TraceSettings:
-        """The settings as clients see them: the count is what is left of it (spec T04)."""
+        """The settings as clients see them: the count is what is left of it [T04]."""
         return self.settings._replace(trace_count=str(self.left)) if self.limited else self.settings

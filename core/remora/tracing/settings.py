@@ -1,6 +1,6 @@
 """Which requests are to be traced, and where to, as data; the law: decided here, kept by `remora.management.settings`.
 
-A model has the server's settings but for those that were set for it alone (spec T04); the server has what the flags
+A model has the server's settings but for those that were set for it alone [T04]; the server has what the flags
 say but for what clients have set.
 """
 
@@ -37,7 +37,7 @@ class TraceSetting(NamedTuple):
 
 
 class SpanExport(NamedTuple):
-    """How spans leave in mode opentelemetry (spec T08), in Triton's words: texts on every wire, as the settings are.
+    """How spans leave in mode opentelemetry [T08], in Triton's words: texts on every wire, as the settings are.
 
     ``resource`` are the attributes of whoever sends them. Empty texts leave it to OpenTelemetry's own variables
     (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_BSP_MAX_QUEUE_SIZE`` ...) and then to its defaults.
@@ -63,7 +63,7 @@ class TraceSettings(NamedTuple):
 
     @staticmethod
     def of(options: EngineOptions) -> TraceSettings:
-        """What the command line says: ``--trace-config`` and the older flags, over which it wins (spec T05).
+        """What the command line says: ``--trace-config`` and the older flags, over which it wins [T05].
 
         Raises ValueError for an entry that is none, an unknown setting, and values that cannot be.
         """

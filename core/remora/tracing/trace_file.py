@@ -1,4 +1,4 @@
-"""Triton's trace file (spec T06); the law: what lies on the disk is a whole JSON array whenever nobody writes.
+"""Triton's trace file [T06]; the law: what lies on the disk is a whole JSON array whenever nobody writes.
 
 Traces go to the end of the file as they come. With a log frequency, or a count of traces to make, they are gathered and
 go together to a file of their own: FILE.0, FILE.1 and so on.

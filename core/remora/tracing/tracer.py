@@ -148,7 +148,7 @@ class Traces:
     def over(self, model: Any, arrival: Arrival | None = None, retired: Any = None) -> Any:
         """The model for the next request: itself, or with a trace of that request.
 
-        A context that comes with the request decides, in mode opentelemetry (spec T08); else every Nth is traced.
+        A context that comes with the request decides, in mode opentelemetry [T08]; else every Nth is traced.
         ``retired`` is what this gave for the same request before, when that has raised RetiredError: it is no next one.
         """
         if retired is not None:

@@ -1,4 +1,4 @@
-"""Heads and answers between SageMaker and V2; the routes are Triton's (spec N02)."""
+"""Heads and answers between SageMaker and V2; the routes are Triton's [N02]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ensemble and its models must keep between them, in Triton's words (spec E03, E05)."""
+"""What an ensemble and its models must keep between them, in Triton's words [E03, E05]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics page: Triton's names and labels (spec P01-P04, P10), ours beside them, in lawful Prometheus text."""
+"""The metrics page: Triton's names and labels [P01-P04, P10], ours beside them, in lawful Prometheus text."""
 
 from __future__ import annotations
 

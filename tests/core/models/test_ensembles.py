@@ -1,4 +1,4 @@
-"""Ensembles come and go with their models (spec E03, M12, M14), and requests keep what they run on."""
+"""Ensembles come and go with their models [E03, M12, M14], and requests keep what they run on."""
 
 from __future__ import annotations
 

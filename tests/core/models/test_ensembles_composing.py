@@ -1,4 +1,4 @@
-"""What ensembles need of other models, and what goes with them (spec E03, M12, M14)."""
+"""What ensembles need of other models, and what goes with them [E03, M12, M14]."""
 
 from __future__ import annotations
 

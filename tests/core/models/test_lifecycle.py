@@ -1,4 +1,4 @@
-"""Which versions serve: loads that are all or nothing, unloads, index and readiness (spec H09, M02-M17, V01, V02)."""
+"""Which versions serve: loads that are all or nothing, unloads, index and readiness [H09, M02-M17, V01, V02]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that come with the load request (spec M11): their files, and the names that they must not have."""
+"""Models that come with the load request [M11]: their files, and the names that they must not have."""
 
 from __future__ import annotations
 

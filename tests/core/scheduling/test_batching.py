@@ -1,4 +1,4 @@
-"""The batching decider: tables for spec D01-D13 and D16. Its properties are in `test_batching_properties`."""
+"""The batching decider: tables for [D01-D13 and D16]. Its properties are in `test_batching_properties`."""
 
 from __future__ import annotations
 

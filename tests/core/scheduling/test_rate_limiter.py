@@ -1,4 +1,4 @@
-"""The limiter raced by threads, and a scheduler whose instances take turns (spec I08)."""
+"""The limiter raced by threads, and a scheduler whose instances take turns [I08]."""
 
 from __future__ import annotations
 

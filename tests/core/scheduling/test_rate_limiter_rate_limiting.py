@@ -1,4 +1,4 @@
-"""Turns at shared resources: what there is, who goes, and the three families of properties (spec I08-I10)."""
+"""Turns at shared resources: what there is, who goes, and the three families of properties [I08-I10]."""
 
 from __future__ import annotations
 

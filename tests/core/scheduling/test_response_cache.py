@@ -1,4 +1,4 @@
-"""Hits and misses before a scheduler, and what they count as (spec K03, K05, P07, E09)."""
+"""Hits and misses before a scheduler, and what they count as [K03, K05, P07, E09]."""
 
 from __future__ import annotations
 

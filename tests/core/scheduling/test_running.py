@@ -1,4 +1,4 @@
-"""Streamed answers of decoupled models (spec K08): in order, ended exactly once, from any thread."""
+"""Streamed answers of decoupled models [K08]: in order, ended exactly once, from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics port: the page with and without a slash, and what is answered besides it (spec P01)."""
+"""The metrics port: the page with and without a slash, and what is answered besides it [P01]."""
 
 from __future__ import annotations
 

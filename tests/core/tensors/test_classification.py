@@ -1,4 +1,4 @@
-"""Class strings (spec X06): order, labels, number formats, and what has no classes."""
+"""Class strings [X06]: order, labels, number formats, and what has no classes."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class _GpuUnusableError(ConfigError):
 class OnnxRuntimeBackend:
     """Serves ``.onnx`` models.
 
-    Its settings: ``default-max-batch-size`` (spec C13), ``optimized-model-cache`` and
+    Its settings: ``default-max-batch-size`` [C13], ``optimized-model-cache`` and
     ``tensorrt-engine-cache`` (directories, see ``onnx_cache`` and ``onnx_engines``), ``device-tensors`` (decision
     0030), and defaults for the parameters that ``onnx_plan.plan_session`` reads.
     """
@@ -121,7 +121,7 @@ class OnnxModel:
         return ("GPU", "CPU") if on_gpu else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` leaves out from the model's own tensors, and check the rest (spec C13).
+        """Fill in what ``config`` leaves out from the model's own tensors, and check the rest [C13].
 
         Raises:
             ConfigError: when the configuration contradicts the model.
@@ -377,7 +377,7 @@ def _runtime() -> Cuda:
 
 
 def _find_model(source: Source, config: ModelConfig) -> Path:
-    """The file to load (spec C18): the source itself, a file of its directory, or the one inside a directory there."""
+    """The file to load [C18]: the source itself, a file of its directory, or the one inside a directory there."""
     path = model_path(source, config, _DEFAULT_FILE)
     if path.is_dir():  # a model with external data: the graph and its weights in one directory
         inside = path / _DEFAULT_FILE

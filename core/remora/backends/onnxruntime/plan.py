@@ -1,6 +1,6 @@
 """What a configuration asks of ONNX Runtime; the law: pure, so nothing here imports it or looks at the machine.
 
-``plan_session`` reads the parameters (spec C16) and the graph level (spec C17), ``plan_providers`` the devices and the
+``plan_session`` reads the parameters [C16] and the graph level [C17], ``plan_providers`` the devices and the
 accelerators. What they find is data, which ``onnxruntime`` acts on.
 """
 
@@ -13,7 +13,7 @@ from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 DEFAULT_CPU_INSTANCES = 2
-"""How many instances an ONNX model has on a CPU when nobody says (spec I02)."""
+"""How many instances an ONNX model has on a CPU when nobody says [I02]."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -82,7 +82,7 @@ class GraphPlan(NamedTuple):
 
 
 def plan_graphs(config: ModelConfig) -> GraphPlan | None:
-    """The graphs that ``optimization { cuda { graphs: true } }`` asks for (spec C17); None for none.
+    """The graphs that ``optimization { cuda { graphs: true } }`` asks for [C17]; None for none.
 
     Raises:
         ConfigError: a specification names an input that the model does not have, or asks for more than we do.
@@ -163,7 +163,7 @@ def plan_session(config: ModelConfig, settings: Mapping[str, str], cpus: int) ->
 
 
 def concurrent_instances(config: ModelConfig) -> int:
-    """How many instances of the model can run at the same time; passive ones never do (spec I01, I02, I05)."""
+    """How many instances of the model can run at the same time; passive ones never do [I01, I02, I05]."""
     if not config.instance_group:
         return DEFAULT_CPU_INSTANCES
     on_gpu = (ModelInstanceGroup.KIND_GPU, ModelInstanceGroup.KIND_MODEL)

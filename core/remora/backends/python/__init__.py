@@ -47,7 +47,7 @@ class PythonBackend:
     Args:
         to_json: how a configuration is shown to a model.
         name: what configurations call the backend.
-        file: the code of all its models (spec Y16); None for those that bring their own.
+        file: the code of all its models [Y16]; None for those that bring their own.
     """
 
     def __init__(self, to_json: JsonText = _config_json, *, name: str = "python", file: Path | None = None) -> None:
@@ -85,7 +85,7 @@ class PythonBackend:
 
 
 def _devices(config: ModelConfig, placement: Placement) -> frozenset[DeviceId]:
-    """Where the inputs of an instance may lie: in main memory, unless its author has said otherwise (spec Y15)."""
+    """Where the inputs of an instance may lie: in main memory, unless its author has said otherwise [Y15]."""
     given = {key: value.string_value.lower() for key, value in config.parameters.items()}
     if given.get("FORCE_CPU_ONLY_INPUT_TENSORS") != "no":
         return frozenset()
@@ -109,7 +109,7 @@ class PythonModel:
         self._spare: LoadedModule | None = self._load()
 
     def complete(self, config: ModelConfig) -> None:
-        """Let the model's ``auto_complete_config`` fill in its configuration (spec C14).
+        """Let the model's ``auto_complete_config`` fill in its configuration [C14].
 
         Raises:
             ConfigError: it gives back what no configuration can hold.

@@ -36,7 +36,7 @@ class ModelCalls:
         self._instance_name = instance_name
 
     def infer(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-        """Run a request: its response, or an iterator of them that does not wait for the first (spec L01, L03)."""
+        """Run a request: its response, or an iterator of them that does not wait for the first [L01, L03]."""
         answers = _Answers()
         self._submit(request, answers, decoupled=decoupled)
         return ResponseIterator(answers) if decoupled else answers.wait_for(0)
@@ -61,7 +61,7 @@ class ModelCalls:
             answers.cancelled_by(cancel)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:
-        """Load a model, with another configuration or other files if they are given (spec L06).
+        """Load a model, with another configuration or other files if they are given [L06].
 
         Raises:
             TypeError: files that are not named by text or hold anything but bytes.
@@ -80,14 +80,14 @@ class ModelCalls:
             raise self._failure("load model", error) from None
 
     def unload_model(self, name: str, *, unload_dependents: bool) -> None:
-        """Take a model out of service (spec L06). Raises TritonModelException where that is not allowed."""
+        """Take a model out of service [L06]. Raises TritonModelException where that is not allowed."""
         try:
             self._engine.unload(name, unload_dependents=unload_dependents)
         except RemoraError as error:
             raise self._failure("unload model", error) from None
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Would a request be taken (spec L06)? Raises TritonModelException for a version that is no number."""
+        """Would a request be taken [L06]? Raises TritonModelException for a version that is no number."""
         try:
             return self._engine.is_ready(name, _version_of(version))
         except RemoraError as error:
@@ -180,7 +180,7 @@ def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None
 
 
 class ResponseIterator:
-    """The responses of a decoupled call, in order; for loops and, in coroutines, ``async for`` (spec L01, L05).
+    """The responses of a decoupled call, in order; for loops and, in coroutines, ``async for`` [L01, L05].
 
     Once the end is reached, iterating begins again with the first response. A call whose iterator is dropped before
     its end is cancelled.

@@ -1,4 +1,4 @@
-"""The configuration a Python model completes (spec C14); the law: what is configured is filled in, never changed.
+"""The configuration a Python model completes [C14]; the law: what is configured is filled in, never changed.
 
 What contradicts it raises Triton's errors, in its words.
 """

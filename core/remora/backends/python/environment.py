@@ -1,4 +1,4 @@
-"""Which interpreter a Python model's worker runs on (spec Y14); the law: what to do is decided first, and done in one
+"""Which interpreter a Python model's worker runs on [Y14]; the law: what to do is decided first, and done in one
 place, once for all processes of the machine.
 
 Three kinds: the server's own interpreter; a virtual environment with what the ``requirements.txt`` beside the model

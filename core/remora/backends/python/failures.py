@@ -1,4 +1,4 @@
-"""What a model's exception looks like to a client (spec Y04); the law: the model's lines are shown, ours are not."""
+"""What a model's exception looks like to a client [Y04]; the law: the model's lines are shown, ours are not."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from remora.backends.calling import Origin, calling_from, current_origin
 
 
 class Caller(Protocol):
-    """How a model's requests reach other models (spec L01)."""
+    """How a model's requests reach other models [L01]."""
 
     def infer(self, request: Any, *, decoupled: bool) -> Any:
         """An ``InferenceResponse``, or an iterator of them when ``decoupled``. Failures are error responses."""
@@ -28,7 +28,7 @@ class Caller(Protocol):
         """The same for coroutines."""
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:
-        """Load a model; ``config`` is JSON text, "" for what is written (spec L06)."""
+        """Load a model; ``config`` is JSON text, "" for what is written [L06]."""
 
     def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         """Take a model out of service."""

@@ -46,7 +46,7 @@ class _ContractError(Exception):
 
 class PythonInstance:
     """One object of a model's class. ``execute`` raises when the whole execution has failed and returns, marked as
-    answered, the errors that the model has answered single requests with (spec T02)."""
+    answered, the errors that the model has answered single requests with [T02]."""
 
     quick = False
     answers_late = True
@@ -70,7 +70,7 @@ class PythonInstance:
         settle(loaded.package, host)
 
     def initialize(self, arguments: dict[str, str]) -> None:
-        """Make the model's object and call its ``initialize`` (spec Y02). Raises InternalError when that fails."""
+        """Make the model's object and call its ``initialize`` [Y02]. Raises InternalError when that fails."""
         failure = ""
         try:
             with hosted(self._host, opening(self._host.model_name)):
@@ -87,7 +87,7 @@ class PythonInstance:
         """Run the batch; see ``Instance.execute``. A decoupled model answers through ``execution.send``.
 
         Raises:
-            InternalError: the model raised, or broke the contract of ``execute`` (spec Y03, Y04).
+            InternalError: the model raised, or broke the contract of ``execute`` [Y03, Y04].
             UnsupportedError: the model asks for rescheduling.
         """
         if self._decoupled:
@@ -180,7 +180,7 @@ class PythonInstance:
                 stream.fail(self._no_rescheduling())
 
     def _failure(self, error: BaseException, *, unheard: bool = False) -> InternalError:
-        """What a client is told of a failed execution (spec Y04); ``unheard`` when no client is left to be told."""
+        """What a client is told of a failed execution [Y04]; ``unheard`` when no client is left to be told."""
         log = logging.getLogger(f"remora.model.{self._host.model_name}")
         if isinstance(error, _ContractError):
             text = str(error)

@@ -1,4 +1,4 @@
-"""Errors, responses and senders as Python models see them (spec Y05, Y08, Y09); the law: plain objects, no engine."""
+"""Errors, responses and senders as Python models see them [Y05, Y08, Y09]; the law: plain objects, no engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ErrorCode(IntEnum):
 
 
 class TritonError:
-    """A failure that a model answers one request with; the codes are attributes: ``TritonError.NOT_FOUND`` (spec Y05).
+    """A failure that a model answers one request with; the codes are attributes: ``TritonError.NOT_FOUND`` [Y05].
 
     Raises:
         TypeError: a message that is no text.
@@ -94,7 +94,7 @@ class InferenceTrace(NamedTuple):
 
 
 class InferenceResponse:
-    """What a model answers one request with (spec Y08). An error wins over outputs beside it.
+    """What a model answers one request with [Y08]. An error wins over outputs beside it.
 
     Args:
         output_tensors: ``Tensor`` objects, in the order in which they are to be answered.
@@ -184,7 +184,7 @@ class ResponseTarget(Protocol):
 
 
 class ResponseSender:
-    """A model's end of a ``ResponseTarget`` (spec Y09)."""
+    """A model's end of a ``ResponseTarget`` [Y09]."""
 
     __slots__ = ("__weakref__", "_reply")
 

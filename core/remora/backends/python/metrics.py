@@ -1,4 +1,4 @@
-"""The metrics API of Python models (spec P11); the law: nothing is counted here, the registry does that."""
+"""The metrics API of Python models [P11]; the law: nothing is counted here, the registry does that."""
 
 from __future__ import annotations
 

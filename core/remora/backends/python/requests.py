@@ -1,4 +1,4 @@
-"""Requests as Python models see them (spec Y07, L02); the law: plain objects, and nothing built before its use."""
+"""Requests as Python models see them [Y07, L02]; the law: plain objects, and nothing built before its use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
-    """A request to another model (spec L02), and what all requests have in common (spec Y07).
+    """A request to another model [L02], and what all requests have in common [Y07].
 
     Raises:
         TypeError: inputs that are no Tensor objects.
@@ -123,7 +123,7 @@ class InferenceRequest:
         return self._model_version
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Run it: an InferenceResponse, or an iterator of them when ``decoupled`` (spec L01, L03).
+        """Run it: an InferenceResponse, or an iterator of them when ``decoupled`` [L01, L03].
 
         Raises:
             TritonModelException: where calls of other models are not offered.
@@ -332,7 +332,7 @@ class ReceivedRequest(InferenceRequest):
         return self.reply
 
     def set_release_flags(self, flags: int) -> None:
-        """Say whether the request is done with or is to be scheduled again (spec S14)."""
+        """Say whether the request is done with or is to be scheduled again [S14]."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
                 f"set_release_flags: {flags} is neither TRITONSERVER_REQUEST_RELEASE_ALL nor _RESCHEDULE"

@@ -1,4 +1,4 @@
-"""The answers of a decoupled Python model to one request (spec Y09); the law: whatever the model does, the stream ends
+"""The answers of a decoupled Python model to one request [Y09]; the law: whatever the model does, the stream ends
 once: by its final response, by a failure of its execution, or because it has let go of the sender.
 """
 

@@ -1,4 +1,4 @@
-"""The tensors that Python models see (spec Y06); the law: arrays are shared, and copied only where sharing would show.
+"""The tensors that Python models see [Y06]; the law: arrays are shared, and copied only where sharing would show.
 
 Three places where it would: an array with gaps or foreign byte order becomes a plain one when a tensor is made of it;
 a read-only input becomes writable when a model asks for it, because models may write into their inputs; and an output
@@ -28,7 +28,7 @@ DATATYPES = (
 
 
 class TritonModelException(Exception):  # noqa: N818 - Triton's name, which models catch by
-    """What a model raises, or gets from this module, to fail all requests of an execution (spec Y04)."""
+    """What a model raises, or gets from this module, to fail all requests of an execution [Y04]."""
 
     def message(self) -> str:
         """The text."""
@@ -258,7 +258,7 @@ _ALONE = _Probe().counts()
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
-    """BYTES elements in the wire's form: each with its length in four bytes before it, row by row (spec B02).
+    """BYTES elements in the wire's form: each with its length in four bytes before it, row by row [B02].
 
     None for an empty array and for one that holds neither objects nor bytes. Objects that are not bytes are written
     as the UTF-8 of their ``str``.

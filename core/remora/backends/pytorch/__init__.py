@@ -74,7 +74,7 @@ class PyTorchModel:
         return ("GPU", "CPU") if self._torch.cuda.device_count() else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in and check what an exported program declares; the other formats declare nothing (spec C15).
+        """Fill in and check what an exported program declares; the other formats declare nothing [C15].
 
         Raises:
             ConfigError: when the configuration contradicts the program, or leaves out what only it can say.

@@ -1,6 +1,6 @@
 """What a configuration asks of PyTorch, and which of its tensors is which argument; the law: pure, no torch in here.
 
-``plan_run`` reads the parameters (spec C16). ``bind_inputs`` and ``bind_outputs`` apply Triton's rules for names (spec
+``plan_run`` reads the parameters [C16]. ``bind_inputs`` and ``bind_outputs`` apply Triton's rules for names (spec
 C15).
 """
 

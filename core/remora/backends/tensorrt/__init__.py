@@ -65,7 +65,7 @@ class TensorRtModel:
             self._engine(_first_gpu(config))
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in inputs, outputs and batch size from the engine and its first profile (spec C15), and check the rest.
+        """Fill in inputs, outputs and batch size from the engine and its first profile [C15], and check the rest.
 
         Raises:
             ConfigError: the configuration contradicts the engine, or wants larger batches than it was built for.

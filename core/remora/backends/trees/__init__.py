@@ -1,4 +1,4 @@
-"""The backend for forests of decision trees, under the name and parameters of Triton's FIL backend (spec C16).
+"""The backend for forests of decision trees, under the name and parameters of Triton's FIL backend [C16].
 
 The law: the library that grew a forest runs it (docs/decisions/0021), and what comes out of it is what FIL would give:
 values, class numbers or probabilities, in FP32.

@@ -489,7 +489,7 @@ class WorkerConnection:
                 future.set_exception(error)
 
     def died(self) -> InternalError:
-        """What those are told who were waiting (spec Y13)."""
+        """What those are told who were waiting [Y13]."""
         return InternalError(
             f"Stub process '{self.instance}' is not healthy: {self.reason or 'its process does not answer'}"
             + ("; the server starts it again" if self.restarts else ""),

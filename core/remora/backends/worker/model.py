@@ -120,7 +120,7 @@ class WorkerInstance:
         """Run the batch in the worker; see ``Instance.execute``.
 
         Raises:
-            RemoraError: what the model's code raised (spec Y03, Y04), or an InternalError when the worker died, was
+            RemoraError: what the model's code raised [Y03, Y04], or an InternalError when the worker died, was
                 ended because it took too long, or does not serve now.
         """
         link = self.keeper.link()

@@ -378,7 +378,7 @@ def _array(data: bytearray, place: int, offset: int, length: int, tensor: Tensor
 
 
 def pack_elements(array: Array) -> bytes:
-    """The elements of a BYTES tensor, each with its length in four bytes before it (spec B02)."""
+    """The elements of a BYTES tensor, each with its length in four bytes before it [B02]."""
     pieces: list[bytes] = []
     for element in array.reshape(-1).tolist():
         pieces += (_LENGTH.pack(len(element)), element)

@@ -60,7 +60,7 @@ SERVICE = "inference.GRPCInferenceService"
 """The service as clients name it, whatever the package of our messages."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""The longest message in either direction (spec R20)."""
+"""The longest message in either direction [R20]."""
 
 _MEMO_ENTRIES = 512
 _MEMO_BYTES = 4_096
@@ -77,7 +77,7 @@ _NOWHERE: Mapping[str, Target] = {}
 class InferCall(NamedTuple):
     """A decoded inference request. ``version`` is -1 for "the newest"; ``data`` has one entry per input of the form.
 
-    ``empty_final`` asks a stream to mark the end of a decoupled model's answers by an empty one (spec R12).
+    ``empty_final`` asks a stream to mark the end of a decoupled model's answers by an empty one [R12].
     """
 
     model: str
@@ -102,7 +102,7 @@ class InferMessage:
     def decode(self, forwarded: Mapping[str, str] | None = None, regions: Regions = DISABLED) -> InferCall:
         """The request itself; ``forwarded`` (see ``forwarded``) joins its parameters, ``regions`` has what lies there.
 
-        Raises InvalidArgumentError for parameters, inputs and outputs that cannot be meant (spec R05, R07, R08),
+        Raises InvalidArgumentError for parameters, inputs and outputs that cannot be meant [R05, R07, R08],
         and what ``regions`` raise for shared memory.
         """
         head = self._head
@@ -140,7 +140,7 @@ class InferMessage:
             names.add(spec.name)
 
     def _gather(self, regions: Regions) -> list[Data]:
-        """The inputs' values in order, each from where it says (spec R05)."""
+        """The inputs' values in order, each from where it says [R05]."""
         data: list[Data] = []
         raw = iter(self._raw)
         for spec, source in zip(self._head.form.inputs, self._head.sources, strict=True):
@@ -260,9 +260,9 @@ def _head(model: str, rest: bytes) -> InferHeader:
 def encode_infer(
     name: str, version: str, form: InferForm, response: Response, places: Mapping[str, Target] = _NOWHERE
 ) -> bytes:
-    """A ModelInferResponse with every output in ``raw_output_contents`` (spec R06), assembled in one copy.
+    """A ModelInferResponse with every output in ``raw_output_contents`` [R06], assembled in one copy.
 
-    Outputs that have one of the ``places`` are written there, and their entry is empty (spec X04).
+    Outputs that have one of the ``places`` are written there, and their entry is empty [X04].
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES, or an output than its place.
     """
     return b"".join(_infer_pieces(name, version, form, response, response.parameters, places))
@@ -276,7 +276,7 @@ def encode_streamed(
     final: bool,
     places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes:
-    """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last (spec R12).
+    """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last [R12].
 
     Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
     """

@@ -208,4 +208,4 @@ RPCS: Mapping[str, Rpc] = {
     "LogSettings": _rpc(pb.LogSettingsRequest, _ask_log, _log_settings),
     "TraceSetting": _rpc(pb.TraceSettingRequest, _ask_trace, _trace_settings),
 }
-"""The management RPCs by method name (spec R01)."""
+"""The management RPCs by method name [R01]."""

@@ -71,7 +71,7 @@ def read_head(request: pb.ModelInferRequest) -> InferHeader:
     )
 
 
-# The typed fields in the order in which Triton looks at them, and the datatypes each may carry (spec R05); the first
+# The typed fields in the order in which Triton looks at them, and the datatypes each may carry [R05]; the first
 # is the one that a refusal names.
 _TYPED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("bool_contents", ("BOOL",), "?"),
@@ -153,7 +153,7 @@ def _number(tensor: str, key: str, parameters: Mapping[str, pb.InferParameter]) 
 
 
 def _classes(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> int:
-    """How many classes an output asks for, 0 for its values (spec R08)."""
+    """How many classes an output asks for, 0 for its values [R08]."""
     place = _place_of(output.name, output.parameters)
     classes = 0
     if "classification" in output.parameters:
@@ -183,7 +183,7 @@ _CUSTOM = ("int64_param", "bool_param", "string_param", "double_param")
 def _read_parameters(
     given: Mapping[str, pb.InferParameter],
 ) -> tuple[dict[str, Any], dict[str, Parameter], bool]:
-    """The form's own fields, the custom parameters and the wish for an empty final response (spec R07)."""
+    """The form's own fields, the custom parameters and the wish for an empty final response [R07]."""
     known: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     empty_final = False
@@ -220,7 +220,7 @@ def again(error: RemoraError) -> RemoraError:
 
 
 def version_of(text: str) -> int:
-    """A model version as messages spell it; "" is -1, the newest. Read like C's ``stol``, as Triton does (spec R04)."""
+    """A model version as messages spell it; "" is -1, the newest. Read like C's ``stol``, as Triton does [R04]."""
     if not text:
         return -1
     found = _LEADING_INTEGER.match(text)

@@ -31,7 +31,7 @@ def utf8(text: str) -> str:
 
 
 def status_of(error: RemoraError) -> int:
-    """The number of the gRPC status an error is answered with (spec R03)."""
+    """The number of the gRPC status an error is answered with [R03]."""
     return _STATUS.get(error.code, 2)
 
 
@@ -65,7 +65,7 @@ def forward_pattern(pattern: str) -> re.Pattern[str] | None:
 
 
 def forwarded(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """The metadata that become parameters (spec R16): the pattern may match any part of a key, as Triton's does.
+    """The metadata that become parameters [R16]: the pattern may match any part of a key, as Triton's does.
 
     Binary values (of keys that end in ``-bin``) go as the text that their bytes are. gRPC's own keys and keys reserved
     for Triton stay behind.

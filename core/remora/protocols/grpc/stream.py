@@ -21,7 +21,7 @@ STRICT_KEY = "triton_grpc_error"
 
 
 def is_strict(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Does the client want a model's error as the stream's status rather than as a message (spec R10)?"""
+    """Does the client want a model's error as the stream's status rather than as a message [R10]?"""
     return any(key == STRICT_KEY and value == "true" for key, value in metadata)
 
 
@@ -31,7 +31,7 @@ def id_of(message: Buffer) -> str:
 
 
 def encode_refusal(error: RemoraError, request_id: str) -> bytes:
-    """The answer to a request that was not taken: it carries nothing but the id (spec R10, Q05)."""
+    """The answer to a request that was not taken: it carries nothing but the id [R10, Q05]."""
     response = pb.ModelInferResponse(id=request_id)
     return pb.ModelStreamInferResponse(error_message=utf8(error.message), infer_response=response).SerializeToString()
 
@@ -50,7 +50,7 @@ def encode_answer(
     empty_final: bool,
     places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes | None:
-    """One answer of a model; None for a final one that carries nothing and was not asked for (spec R12).
+    """One answer of a model; None for a final one that carries nothing and was not asked for [R12].
 
     Raises InternalError when the message would be too long.
     """

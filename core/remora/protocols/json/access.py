@@ -1,4 +1,4 @@
-"""Typed values out of parsed JSON; the law: each misuse is refused with Triton's text and as INTERNAL (spec H13).
+"""Typed values out of parsed JSON; the law: each misuse is refused with Triton's text and as INTERNAL [H13].
 
 JSON's ``true`` is no integer here and ``2.0`` neither, though Python counts both equal to one.
 """
@@ -21,7 +21,7 @@ NOT_OBJECT = "attempt to get members for non-object"
 
 
 def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any] = parse) -> Any:
-    """The value of a request's JSON. Raises MalformedError, InvalidArgumentError when it nests too deep (spec H28)."""
+    """The value of a request's JSON. Raises MalformedError, InvalidArgumentError when it nests too deep [H28]."""
     try:
         return read(text)
     except JsonDepthError:
@@ -31,7 +31,7 @@ def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any]
 
 
 def too_deep(limit: int) -> InvalidArgumentError:
-    """The error for arrays within arrays within arrays (spec H28)."""
+    """The error for arrays within arrays within arrays [H28]."""
     return InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({limit})")
 
 

@@ -1,4 +1,4 @@
-"""Printing JSON text as RapidJSON prints it; the law: bytes that a client of Triton would have got (spec H15).
+"""Printing JSON text as RapidJSON prints it; the law: bytes that a client of Triton would have got [H15].
 
 Floats are `json_floats`'. Strings are bytes: what is not UTF-8 goes out as it is.
 """
@@ -40,7 +40,7 @@ def quoted(text: str | bytes) -> bytes:
 
 
 def parameter(value: Parameter) -> bytes:
-    """A response parameter (spec H24)."""
+    """A response parameter [H24]."""
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if isinstance(value, int):

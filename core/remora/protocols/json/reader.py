@@ -1,6 +1,6 @@
 """Reading JSON text as RapidJSON reads it; the law: what it refuses, it refuses with RapidJSON's words and offset.
 
-Clients match on those words (spec H13). The fast road is orjson. It refuses what Triton takes (NaN and infinities,
+Clients match on those words [H13]. The fast road is orjson. It refuses what Triton takes (NaN and infinities,
 strings that are not UTF-8, a byte order mark, a NUL after the document) and says other things about what both refuse,
 so whatever it does not like is read again by the small reader below.
 

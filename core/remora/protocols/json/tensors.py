@@ -1,7 +1,7 @@
 """Turning a JSON request's ``data`` into tensors; the law: limits are checked before an array is made.
 
-Only the number of elements counts, not how they are nested (spec Q02). Integers wrap around in small types, and the
-wrong kind of value is refused with Triton's text (spec H13, Q03). 100 000 values cost no Python loop.
+Only the number of elements counts, not how they are nested [Q02]. Integers wrap around in small types, and the
+wrong kind of value is refused with Triton's text [H13, Q03]. 100 000 values cost no Python loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BOOLS = frozenset((bool,))
 
 
 def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
-    """The error for an input beyond the size limit (spec H28)."""
+    """The error for an input beyond the size limit [H28]."""
     return InvalidArgumentError(
         f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
         f"{limit} bytes. Use --http-max-input-size to increase the limit."
@@ -32,7 +32,7 @@ def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
 def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
     """The elements of nested arrays in row-major order, and their types.
 
-    Raises InvalidArgumentError when ``max_depth`` arrays or more lie in each other (spec H28).
+    Raises InvalidArgumentError when ``max_depth`` arrays or more lie in each other [H28].
     """
     depth = 1
     kinds = set(map(type, data))
@@ -60,7 +60,7 @@ def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
 
 
 def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes]:
-    """The elements of a BYTES tensor; how many there must be is the engine's check (spec B02)."""
+    """The elements of a BYTES tensor; how many there must be is the engine's check [B02]."""
     flat, kinds = flatten(data, max_depth)
     if kinds - {str}:
         raise MalformedError(f"Unable to parse JSON bytes array: {NOT_TEXT}")
@@ -73,7 +73,7 @@ def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[
 def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int, max_bytes: int) -> Array:
     """The values of a tensor that is no BYTES, flat, in the datatype's dtype.
 
-    Raises InvalidArgumentError for datatypes that JSON cannot carry (spec H17, H18) and for tensors beyond
+    Raises InvalidArgumentError for datatypes that JSON cannot carry [H17, H18] and for tensors beyond
     ``max_bytes``, MalformedError for values of another kind or number than asked for.
     """
     dtype = DTYPES.get(datatype)
@@ -119,7 +119,7 @@ def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
     if (max(flat) > _INT64_MAX) if signed else (min(flat) < 0):
         raise _misfit(problem)
     wide = np.array(flat, dtype=np.int64 if signed else np.uint64)
-    return wide.astype(dtype, copy=False)  # small types keep the low bits (spec Q03)
+    return wide.astype(dtype, copy=False)  # small types keep the low bits [Q03]
 
 
 def _misfit(problem: str) -> MalformedError:

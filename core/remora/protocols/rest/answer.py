@@ -1,4 +1,4 @@
-"""Answers and refusals in HTTP's terms; the law: the one table from error codes to HTTP statuses (spec H10) is here."""
+"""Answers and refusals in HTTP's terms; the law: the one table from error codes to HTTP statuses [H10] is here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
 
 
 def failure(status: int, message: str, *, plain: bool, headers: Headers = ()) -> HttpAnswer:
-    """``{"error": message}``, as text/plain or application/json (spec H11)."""
+    """``{"error": message}``, as text/plain or application/json [H11]."""
     return HttpAnswer(status, (PLAIN if plain else JSON, *headers), [b'{"error":%b}' % quoted(message)])
 
 
@@ -71,7 +71,7 @@ def refusal_of(error: BadRequest, headers: Headers = ()) -> HttpAnswer:
 
 
 def encode_error(error: RemoraError, *, plain: bool) -> HttpAnswer:
-    """An engine's error. What came out of the model is text/plain anyway (spec H11)."""
+    """An engine's error. What came out of the model is text/plain anyway [H11]."""
     return _told(error, 0, plain=plain or error.from_model)
 
 

@@ -1,4 +1,4 @@
-"""Compressed bodies; the law: a body never grows beyond its limit in memory, however small it came (spec H26, H27)."""
+"""Compressed bodies; the law: a body never grows beyond its limit in memory, however small it came [H26, H27]."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def inflate(body: bytes | bytearray | memoryview, encoding: bytes, limit: int) -
 
 
 def choose_encoding(accept: bytes) -> str:
-    """How to answer a request with that Accept-Encoding: "gzip", "deflate" or "" for as it is (spec H27).
+    """How to answer a request with that Accept-Encoding: "gzip", "deflate" or "" for as it is [H27].
 
     The greatest weight wins, of equals the first. Names count in lower case only and ``*`` is no name.
     """

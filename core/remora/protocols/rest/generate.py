@@ -1,6 +1,6 @@
 """The generate extension: a flat JSON object in, a flat JSON object or events out; the law: shapes come from the model.
 
-What a member of the request is depends on the model alone (spec X09): one with an input's name is that input's values,
+What a member of the request is depends on the model alone [X09]: one with an input's name is that input's values,
 ``parameters`` is an object of more members, and everything else is a request parameter. The answer holds the outputs
 beside the model's name and version, keys in alphabetical order. Everything here is pure.
 """
@@ -31,17 +31,17 @@ NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
 )
-"""What a generate request gets when the model gives no response or several; with HTTP 200 (spec X10)."""
+"""What a generate request gets when the model gives no response or several; with HTTP 200 [X10]."""
 
 MODEL_FAILED = 400
-"""The HTTP status when the first response is an error, whatever its code is (spec X11)."""
+"""The HTTP status when the first response is an error, whatever its code is [X11]."""
 
 _NESTED = "parameters"
 _WORDS: frozenset[str] = frozenset(("FP16", "BF16"))
 
 
 def check_encoding(encoding: bytes) -> None:
-    """Refuse a compressed body (spec H26): Triton takes none here. Raises Refusal (400)."""
+    """Refuse a compressed body [H26]: Triton takes none here. Raises Refusal (400)."""
     if encoding not in (b"", b"identity"):
         raise Refusal(400, "Unsupported content-encoding, only 'identity' is supported.", plain=False)
 
@@ -52,7 +52,7 @@ def decode_generate(
     """The request in ``body`` for a model with these ``inputs``, and its tensors in the order of the form's inputs.
 
     Numbers come as flat arrays in the dtype of the model's input, text as lists of bytes. Requests that say the same
-    besides their values share one form. Raises MalformedError and InvalidArgumentError with Triton's texts (spec X09).
+    besides their values share one form. Raises MalformedError and InvalidArgumentError with Triton's texts [X09].
     """
     check_values(memoryview(body), limits)
     request = _document(bytes(body))
@@ -127,7 +127,7 @@ class _Reading:
         """One member: an input's values where the model has such an input, else a parameter."""
         row = self._rows.get(key)
         if row is None:
-            # Unlike everywhere else, names that begin with "triton_" pass (spec X09).
+            # Unlike everywhere else, names that begin with "triton_" pass [X09].
             self.parameters[key] = as_parameter(key, value)
             return
         data, shape = _tensor(row, value if isinstance(value, list) else [value], self._limits)
@@ -176,11 +176,11 @@ def _misfit(row: TensorInfo) -> InvalidArgumentError:
 
 
 def encode_generate(name: str, version: str, form: InferForm, response: Response) -> bytes:
-    """One response of the model ``name`` as JSON (spec X09).
+    """One response of the model ``name`` as JSON [X09].
 
     ``id`` (when the request had one), the model's name and version, response parameters and outputs share one object;
     where two have the same name, the one named first here is kept. An output of one element is that element, any other
-    a flat list. Raises InvalidArgumentError for outputs that JSON cannot carry (spec H17).
+    a flat list. Raises InvalidArgumentError for outputs that JSON cannot carry [H17].
     """
     members: dict[str, bytes] = {"id": json_print.quoted(form.id)} if form.id else {}
     members["model_name"] = json_print.quoted(name)

@@ -1,7 +1,7 @@
 """The V2 REST codec for inference; the law: the header of a binary request that was met before is not read again.
 
-A request is a JSON header, perhaps with raw tensors after it (spec H14, B01), or nothing but the bytes of a model's
-one input (spec B03). `v2_request` reads it, `v2_reply` prints the answer; here is what makes both quick.
+A request is a JSON header, perhaps with raw tensors after it [H14, B01], or nothing but the bytes of a model's
+one input [B03]. `v2_request` reads it, `v2_reply` prints the answer; here is what makes both quick.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Known(NamedTuple):
 class InferCodec:
     """Decodes requests and encodes answers. Keeps nothing but memos; to be used by one thread.
 
-    ``limits`` is what a JSON request may take (spec H28).
+    ``limits`` is what a JSON request may take [H28].
     ``forward_pattern`` is searched for in the names of request headers, with the flags it was compiled with: those
-    that have it become parameters (spec H25). ``regions`` has the tensors that lie in shared memory.
+    that have it become parameters [H25]. ``regions`` has the tensors that lie in shared memory.
     ``binary_headers`` makes the headers of answers with raw tensors.
     """
 
@@ -96,7 +96,7 @@ class InferCodec:
         lists of bytes; None stands for a shape with more than 2**63-1 elements. Equal binary headers give the same
         form object.
 
-        Raises Refusal for a header length out of range (spec B04), RemoraError as `read_request` does.
+        Raises Refusal for a header length out of range [B04], RemoraError as `read_request` does.
         """
         length = len(body) if header_length is None else json_length(header_length, len(body))
         form, data, reply = self._decode(body, length, model) if length else _raw(body)
@@ -132,7 +132,7 @@ class InferCodec:
         self._known_bytes += len(header)
 
     def forwarded(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-        """The request headers that become parameters, as text (spec H25).
+        """The request headers that become parameters, as text [H25].
 
         Raises InvalidArgumentError for names that are Triton's own.
         """
@@ -148,9 +148,9 @@ class InferCodec:
         return found
 
     def encode(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
-        """The answer of version ``version`` of the model ``name`` to the request ``form`` (spec H15, B07).
+        """The answer of version ``version`` of the model ``name`` to the request ``form`` [H15, B07].
 
-        Never raises for what a model may answer: outputs that JSON cannot carry become Triton's error (spec H17).
+        Never raises for what a model may answer: outputs that JSON cannot carry become Triton's error [H17].
         """
         return self._printer.answer(name, version, form, response, reply)
 
@@ -160,9 +160,9 @@ def _raw(body: bytes | bytearray | memoryview) -> tuple[InferForm, list[Data], R
 
 
 def json_length(text: bytes, body_length: int) -> int:
-    """The JSON part's length that a header names, 0 for a raw request. Reads numbers as C's atoi (spec B03, Q01).
+    """The JSON part's length that a header names, 0 for a raw request. Reads numbers as C's atoi [B03, Q01].
 
-    Raises Refusal for a length that the body does not have (spec B04).
+    Raises Refusal for a length that the body does not have [B04].
     """
     if text.isdigit() and len(text) <= 18:
         length = int(text)

@@ -1,6 +1,6 @@
 """Management over V2 REST: bodies to Calls, results to answers; the law: nothing is asked of the engine here.
 
-What every route of `v2_routes` but inference and generation reads and answers (spec H04-H08, M08-M12, T01).
+What every route of `v2_routes` but inference and generation reads and answers [H04-H08, M08-M12, T01].
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _load(route: Route, body: bytes) -> Call:
 
 
 def _file(text: str) -> bytes:
-    """The bytes of a file sent as base64; what is not base64 is skipped, as Triton's decoder does (spec M11)."""
+    """The bytes of a file sent as base64; what is not base64 is skipped, as Triton's decoder does [M11]."""
     digits = _NOT_BASE64.sub("", text)
     if len(digits) % 4 == 1:
         digits = digits[:-1]  # six bits alone are no byte
@@ -252,7 +252,7 @@ def _entries(result: Any) -> bytes:
 
 
 def _entry(entry: IndexEntry) -> bytes:
-    # Version, state and reason are left out where there are none (spec M08).
+    # Version, state and reason are left out where there are none [M08].
     members = [b'"%b":%b' % (key.encode(), quoted(text)) for key, text in entry._asdict().items() if text]
     return b"{%b}" % b",".join(members)
 

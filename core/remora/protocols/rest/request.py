@@ -1,4 +1,4 @@
-"""Reading one V2 inference request; the law: errors have the order, the texts and the kinds of Triton's (spec H13).
+"""Reading one V2 inference request; the law: errors have the order, the texts and the kinds of Triton's [H13].
 
 That order is id, parameters, each input with its bytes, surplus bytes, outputs. What needs the model to be judged
 (names, datatypes, shapes, sizes) passes through untouched.
@@ -19,7 +19,7 @@ from remora.tensors.shared_memory import DISABLED, Place, Regions, Target
 
 MAX_DIM = 2**63 - 1
 MAX_CLASSES = 1_000_000
-"""More classes than that are as good as all of them (spec X06)."""
+"""More classes than that are as good as all of them [X06]."""
 MAX_TENSORS = 65_536
 """How many tensors one request may name: each costs far more time and memory here than its few bytes on the wire."""
 _FLOAT_BYTES = 4
@@ -27,7 +27,7 @@ _MORE_VALUES = 1024 * 1024
 
 
 class RequestLimits(NamedTuple):
-    """What one request may take (spec H28).
+    """What one request may take [H28].
 
     ``input_bytes`` is the most that one JSON input may have as a tensor; as many arrays in each other as ``json_depth``
     are refused. ``json_values`` bounds how many values one JSON text may hold, for each takes some 32 bytes while it is
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 @dataclass(slots=True)
 class _Parameters:
-    """The request's parameters, sorted into what the engine knows by name and the rest (spec H23)."""
+    """The request's parameters, sorted into what the engine knows by name and the rest [H23]."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
     priority: int = 0
@@ -142,7 +142,7 @@ def _parameters(request: Any) -> _Parameters:
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """A parameter the protocol does not know. Raises InvalidArgumentError (spec H23)."""
+    """A parameter the protocol does not know. Raises InvalidArgumentError [H23]."""
     if key.startswith("triton_"):
         raise InvalidArgumentError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -151,7 +151,7 @@ def custom_parameter(key: str, value: Any) -> Parameter:
 
 
 def as_parameter(key: str, value: Any) -> Parameter:
-    """A JSON value as a parameter, whatever its key. Raises InvalidArgumentError (spec H23)."""
+    """A JSON value as a parameter, whatever its key. Raises InvalidArgumentError [H23]."""
     if isinstance(value, bool | str | float):
         return value
     if isinstance(value, int):
@@ -215,7 +215,7 @@ class _Inputs:
             self.data.append(self._values(item, name, datatype, count))
 
     def _take(self, name: str, size: int) -> None:
-        """The next ``size`` bytes of the body (spec B01, B05)."""
+        """The next ``size`` bytes of the body [B01, B05]."""
         missing = self.at + size - len(self._body)
         if missing > 0:
             raise InvalidArgumentError(
@@ -240,7 +240,7 @@ class _Inputs:
 
 
 def _check_one_source(item: Any, parameters: Any) -> None:
-    """An input's values come from exactly one place (spec H16)."""
+    """An input's values come from exactly one place [H16]."""
     sources = (
         ("data", access.find(item, "data")[0]),
         ("binary_data_size", access.find(parameters, "binary_data_size")[0]),
@@ -288,7 +288,7 @@ def _check_size(name: str, datatype: str, count: int) -> None:
 
 
 def _place(parameters: Any) -> Place | None:
-    """Where in shared memory a tensor lies, if it does; offset and size are checked even if not (spec X04)."""
+    """Where in shared memory a tensor lies, if it does; offset and size are checked even if not [X04]."""
     used, region = access.find(parameters, "shared_memory_region")
     if used:
         access.as_text(region, "shared_memory_region")
@@ -300,7 +300,7 @@ def _place(parameters: Any) -> Place | None:
 
 
 def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], dict[str, bool], dict[str, Target]]:
-    """The requested outputs, which of them are to be binary (spec B06), and which go into shared memory."""
+    """The requested outputs, which of them are to be binary [B06], and which go into shared memory."""
     specs: list[OutputSpec] = []
     listed: dict[str, bool] = {}
     places: dict[str, Target] = {}
@@ -321,7 +321,7 @@ def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], di
 
 
 def _check_output_region(parameters: Any) -> None:
-    """An output in shared memory is neither ranked nor sent along (spec X05)."""
+    """An output in shared memory is neither ranked nor sent along [X05]."""
     if not access.find(parameters, "shared_memory_region")[0]:
         return
     if access.find(parameters, "classification")[0]:

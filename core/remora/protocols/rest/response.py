@@ -1,4 +1,4 @@
-"""Printing V2 inference answers; the law: Triton's keys in Triton's order, tensors leave as they are (spec H15, B07).
+"""Printing V2 inference answers; the law: Triton's keys in Triton's order, tensors leave as they are [H15, B07].
 
 JSON tensors are flat. Binary tensors follow the JSON in the order of the outputs, little-endian and row-major. The
 JSON of an all-binary answer depends on names, types and shapes alone; it is printed once and remembered.
@@ -31,12 +31,12 @@ BinaryHeaders = Callable[[int], Headers]
 
 
 def v2_binary_headers(json_length: int) -> Headers:
-    """As V2 says it (spec H15)."""
+    """As V2 says it [H15]."""
     return (_OCTETS, (b"Inference-Header-Content-Length", b"%d" % json_length))
 
 
 class ReplyFormat(NamedTuple):
-    """Which outputs of an answer are binary: those in ``listed`` as it says, all others as ``default`` (spec B06).
+    """Which outputs of an answer are binary: those in ``listed`` as it says, all others as ``default`` [B06].
 
     ``all_binary`` is True when no output of this request can be anything else.
     """
@@ -70,7 +70,7 @@ class ReplyPrinter:
         self._templates: dict[tuple[object, ...], tuple[Headers, bytes, Wire]] = {}
 
     def answer(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
-        """The answer of the model ``name``. One that JSON cannot carry (spec H17) is Triton's error instead."""
+        """The answer of the model ``name``. One that JSON cannot carry [H17] is Triton's error instead."""
         if not reply.all_binary or form.id or response.parameters:
             return self._print(name, version, form, response, reply)
         outputs = response.outputs
@@ -157,7 +157,7 @@ def elements(data: Array) -> list[bytes]:
 
 
 def serialized(output: Tensor) -> bytes | memoryview:
-    """A tensor's bytes on the wire (spec B01, B02), without a copy where its array lies in memory that way."""
+    """A tensor's bytes on the wire [B01, B02], without a copy where its array lies in memory that way."""
     if output.datatype == "BYTES":
         return b"".join([_LENGTH.pack(len(item)) + item for item in elements(output.data)])
     return _octets(output.data)

@@ -1,7 +1,7 @@
 """Which action an HTTP method and path ask for; the law: Triton's paths to the letter, and no pattern that backtracks.
 
-Paths are not percent-decoded and have lost their query string (spec H02). What no route takes is refused with
-Triton's bodies and content types (spec H02, H03).
+Paths are not percent-decoded and have lost their query string [H02]. What no route takes is refused with
+Triton's bodies and content types [H02, H03].
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _METHODS = {
     "trace": _BOTH,
     "logging": _BOTH,
 }
-# Of these, errors found before the body is read are text/plain; of all others they are application/json (spec H11).
+# Of these, errors found before the body is read are text/plain; of all others they are application/json [H11].
 _PLAIN = frozenset(("infer", "model_ready", "live", "ready"))
 
 

@@ -1,4 +1,4 @@
-"""Which steps of an ensemble run, on what, and when (spec E01, E02, E05, E07).
+"""Which steps of an ensemble run, on what, and when [E01, E02, E05, E07].
 
 This file knows no threads, no clock and no arrays: values come in with the step that gave them, and what can start now
 goes out as data. `ensemble_requests` owns everything that moves. Laws:
@@ -88,7 +88,7 @@ class EnsemblePlan:
         optional: those of them that may be left out.
         outputs: names of its outputs, in the configuration's order.
         max_inflight: how many executions of one step a response of a decoupled step may find under way before its
-            sender is held up; 0 for any number (spec E06).
+            sender is held up; 0 for any number [E06].
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class EnsemblePlan:
 
     @staticmethod
     def of(config: ModelConfig, decoupled: Collection[str] = ()) -> EnsemblePlan:
-        """The plan of a valid configuration; ``decoupled`` names the composing models that are (spec E05)."""
+        """The plan of a valid configuration; ``decoupled`` names the composing models that are [E05]."""
         steps = [
             EnsembleStep(
                 index,
@@ -245,7 +245,7 @@ class EnsembleRun(Generic[T]):
         """An execution gave a response (None: it gave none) and, when ``final``, ended.
 
         ``outputs`` go by the model's names; what the ensemble does not use is ignored, and what it uses and is not
-        there counts as given by nobody (spec E07).
+        there counts as given by nobody [E07].
         """
         step = start.step
         if final:

@@ -1,4 +1,4 @@
-"""One request to an ensemble under way: starts steps, takes their answers, ends once (spec E02-E06).
+"""One request to an ensemble under way: starts steps, takes their answers, ends once [E02-E06].
 
 It holds no thread: the step that finishes starts the next, in the thread that finished it. Laws:
 
@@ -394,7 +394,7 @@ class EnsembleRequest:
                 outcome = self._outbox.popleft()
 
     def _wait_for_room(self, step: EnsembleStep) -> None:
-        """Hold up the sender of a response while a step that reads from it has its fill (spec E06)."""
+        """Hold up the sender of a response while a step that reads from it has its fill [E06]."""
         plan, moved = self._owner.plan, self._moved
         if moved is None or plan.returns_to(step):
             return
@@ -420,7 +420,7 @@ def in_ensemble(name: str, error: RemoraError) -> RemoraError:
 
 
 def fit_batch(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
-    """The shape in which a tensor passes between a model that batches and one that does not (spec E03).
+    """The shape in which a tensor passes between a model that batches and one that does not [E03].
 
     Args:
         shape: as the tensor is.

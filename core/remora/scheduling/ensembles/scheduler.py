@@ -83,7 +83,7 @@ class EnsembleScheduler:
     def submit(self, ticket: Ticket) -> None:
         """Start a request; its answer comes through its ticket's reply, maybe before this returns. Any thread may call.
 
-        Raises UnavailableError when the scheduler is stopping (spec D17); the ticket is then not answered.
+        Raises UnavailableError when the scheduler is stopping [D17]; the ticket is then not answered.
         """
         ticket.arrival_ns = ticket.arrival_ns or self.now()
         request = EnsembleRequest(self, ticket)
@@ -95,7 +95,7 @@ class EnsembleScheduler:
 
     @property
     def pending(self) -> int:
-        """Requests that wait: none, their steps do (spec P04)."""
+        """Requests that wait: none, their steps do [P04]."""
         return 0
 
     @property
@@ -193,7 +193,7 @@ def _never(work: Callable[[], None]) -> bool:
 
 
 def _step_form(request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
-    """A step is asked with everything that the ensemble was asked with (spec E02)."""
+    """A step is asked with everything that the ensemble was asked with [E02]."""
     return InferForm(
         inputs,
         step.requests,
@@ -208,7 +208,7 @@ def _step_form(request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, 
 
 
 def labels_of(config: ModelConfig, models: StepModels, output: str) -> Sequence[str]:
-    """What the model that gives an output calls its classes (spec C09)."""
+    """What the model that gives an output calls its classes [C09]."""
     for step in config.ensemble_scheduling.step:
         for inner, tensor in step.output_map.items():
             if tensor == output:

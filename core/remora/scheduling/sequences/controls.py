@@ -1,4 +1,4 @@
-"""The tensors that tell a model where it stands in a sequence (spec S09, S10); the law: no client ever sends them."""
+"""The tensors that tell a model where it stands in a sequence [S09, S10]; the law: no client ever sends them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Controls:
         self._ids = [control for control in controls if control.kind == "CORRID"]
 
     def check(self, request: Request) -> None:
-        """Raise InvalidArgumentError when the request's id is not of the kind that the model takes (spec S10)."""
+        """Raise InvalidArgumentError when the request's id is not of the kind that the model takes [S10]."""
         sequence_id = request.form.sequence_id
         if not sequence_id:
             return  # no id at all is another rule's business
@@ -56,7 +56,7 @@ class Controls:
             request.inputs[control.name] = self._id(control.datatype, request.form.sequence_id)
 
     def null(self, like: Request) -> Ticket:
-        """What fills a slot that has no request now (spec S07): inputs of the same shapes, all zero and not ready."""
+        """What fills a slot that has no request now [S07]: inputs of the same shapes, all zero and not ready."""
         inputs = {name: _zeros(array) for name, array in like.inputs.items()}
         text = any(control.datatype == "BYTES" for control in self._ids)
         form = replace(like.form, id="", sequence_id="" if text else 0, sequence_start=False, sequence_end=False)

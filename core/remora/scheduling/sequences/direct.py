@@ -1,4 +1,4 @@
-"""Which slots of one instance run together (spec S07); the law: a sequence's request is always at its slot's place.
+"""Which slots of one instance run together [S07]; the law: a sequence's request is always at its slot's place.
 
 This file knows no threads, no locks and no clock, as `batching` does not.
 """
@@ -24,7 +24,7 @@ class DirectQueue:
         policy: of the model.
         slot_of: where a ticket's sequence has its place.
         controls: makes what fills the slots below the highest ready one.
-        held: whether nothing should run yet (spec D16, S15).
+        held: whether nothing should run yet [D16, S15].
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What became of sequences, and which requests were refused, as far as it is remembered (spec S02, S05, S06). Pure.
+"""What became of sequences, and which requests were refused, as far as it is remembered [S02, S05, S06]. Pure.
 
 Triton's texts say which rule a request broke. What this knows of the sequence says how that came about: it is for the
 log and for `GET /v2/models/M/sequences`, and never changes an answer.

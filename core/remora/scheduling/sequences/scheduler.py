@@ -45,7 +45,7 @@ SHOWN_LIMIT = 1000
 
 
 class SequenceScheduler:
-    """The requests and instances of one model version with sequence batching (spec S01-S14).
+    """The requests and instances of one model version with sequence batching [S01-S14].
 
     Args:
         policy: of the model.
@@ -56,8 +56,8 @@ class SequenceScheduler:
         initial_states: what the states of a sequence are when it begins, by the names of the model's inputs.
         decoupled: whether the model answers through streams.
         hold: nothing runs before that many requests have a slot; with the oldest strategy, before that many of one
-            instance may run (spec D16).
-        backlog_hold: with ``hold`` and the direct strategy, nothing runs before that many wait for a slot (spec S15).
+            instance may run [D16].
+        backlog_hold: with ``hold`` and the direct strategy, nothing runs before that many wait for a slot [S15].
         threads: False in tests, which turn the crank with `step` and `sweep`.
         turns: as for `Scheduler`.
     """
@@ -129,8 +129,8 @@ class SequenceScheduler:
     def submit(self, ticket: Ticket) -> None:
         """Take a request of a sequence; its answer comes through its reply. Any thread may call.
 
-        Raises InvalidArgumentError when it breaks a rule of sequences (spec S01-S03, S10), UnavailableError when the
-        scheduler is stopping (spec D17); the ticket is then not answered.
+        Raises InvalidArgumentError when it breaks a rule of sequences [S01-S03, S10], UnavailableError when the
+        scheduler is stopping [D17]; the ticket is then not answered.
         """
         request = ticket.request
         now_ns = self._now()
@@ -262,7 +262,7 @@ class SequenceScheduler:
 
     @property
     def pending(self) -> int:
-        """Requests that wait (spec P04)."""
+        """Requests that wait [P04]."""
         return self._table.waiting + sum(lane.pending for lane in self._lanes)
 
     @property

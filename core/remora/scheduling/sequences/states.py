@@ -1,4 +1,4 @@
-"""The state that a model leaves to the server (spec S13): given with a request, taken from its answer. Pure.
+"""The state that a model leaves to the server [S13]: given with a request, taken from its answer. Pure.
 
 Laws:
 

@@ -1,4 +1,4 @@
-"""Which sequences have a slot, which wait for one, and whose request may go next (spec S01-S06, S11, S12, S14).
+"""Which sequences have a slot, which wait for one, and whose request may go next [S01-S06, S11, S12, S14].
 
 This file knows no threads, no locks and no clock: time comes in as an argument, and what is to be done goes out as
 data. Laws:
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 class SequenceStep(NamedTuple):
     """A request that may go now. ``start`` and ``end`` say where in its sequence it stands.
 
-    ``states`` is where the sequence's states are kept (spec S13): empty at its start, the caller's to fill, and gone
+    ``states`` is where the sequence's states are kept [S13]: empty at its start, the caller's to fill, and gone
     with the sequence.
     """
 
@@ -102,7 +102,7 @@ class SequenceTable:
         policy: of the model.
         instances: how many it has.
         model: its name, for error texts.
-        hold: nothing should run before that many requests have a slot, and ``backlog_hold`` wait for one (spec S15).
+        hold: nothing should run before that many requests have a slot, and ``backlog_hold`` wait for one [S15].
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SequenceTable:
     # -- what happens -----------------------------------------------------------------------------------------------
 
     def admit(self, ticket: Ticket, now_ns: int) -> Orders:
-        """A request has arrived. Raises InvalidArgumentError when it breaks a rule (spec S01-S03)."""
+        """A request has arrived. Raises InvalidArgumentError when it breaks a rule [S01-S03]."""
         self._check(ticket)
         form = ticket.request.form
         if not form.sequence_start and not self._policy.iterative and not self.goes_on(form.sequence_id, now_ns):
@@ -233,7 +233,7 @@ class SequenceTable:
         return place.slot if place is not None else 0
 
     def unused_id(self) -> int:
-        """A number that is no live sequence's id, for a request that came without one (spec S14)."""
+        """A number that is no live sequence's id, for a request that came without one [S14]."""
         self._count += 1
         while self._count in self._ids:
             self._count += 1
@@ -354,7 +354,7 @@ class SequenceTable:
             del self._open[sequence.id]
 
     def _cancel(self, sequence: _Sequence, orders: Orders) -> None:
-        """One cancelled request takes all that wait with it (spec S12). What runs already ends by itself."""
+        """One cancelled request takes all that wait with it [S12]. What runs already ends by itself."""
         orders.dropped.extend((ticket, cancelled_in_queue(ticket)) for ticket in self._emptied(sequence))
         if sequence.running is None:
             self._leave(sequence, CANCELLED, orders)
@@ -363,7 +363,7 @@ class SequenceTable:
             self._close(sequence)
 
     def _reap(self, now_ns: int, orders: Orders) -> None:
-        """End the sequences that were silent for too long, silently, and those whose wait is over (spec S05, S06)."""
+        """End the sequences that were silent for too long, silently, and those whose wait is over [S05, S06]."""
         while self._quiet:
             sequence, since = next(iter(self._quiet.items()))
             if now_ns - since < self._policy.idle_ns and not self._closing:

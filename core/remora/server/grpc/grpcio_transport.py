@@ -138,13 +138,13 @@ class GrpcOptions:
         max_message_bytes: the longest message in either direction.
         max_request_bytes: the longest message from a client, where that is less.
         forward_pattern: metadata whose keys match it become request parameters; "" for none
-            (``--grpc-header-forward-pattern``, spec R16).
-        use_ssl: serve TLS with ``server_cert`` and ``server_key`` (spec R17).
+            (``--grpc-header-forward-pattern``, [R16]).
+        use_ssl: serve TLS with ``server_cert`` and ``server_key`` [R17].
         use_ssl_mutual: besides, accept only clients whose certificate ``root_cert`` vouches for.
         server_cert: PEM file of the server's certificate chain.
         server_key: PEM file of its private key.
         root_cert: PEM file of the authorities that vouch for clients.
-        keepalive_time_ms: silence after which the server pings (spec R19, as all that follow).
+        keepalive_time_ms: silence after which the server pings ([R19], as all that follow).
         keepalive_timeout_ms: how long it waits for the answer before it closes the connection.
         keepalive_permit_without_calls: ping connections that carry no call, too.
         http2_max_pings_without_data: pings sent before data or headers must have been sent; 0 for any number.
@@ -153,7 +153,7 @@ class GrpcOptions:
         max_connection_idle_ms: time without a call after which clients are asked to connect anew; 0 for any.
         max_connection_age_ms: age at which clients are asked to connect anew; 0 for never.
         max_connection_age_grace_ms: time for their running calls then; 0 for any.
-        compression: how much answers are compressed: none, low, medium or high (spec R18).
+        compression: how much answers are compressed: none, low, medium or high [R18].
     """
 
     address: str = "127.0.0.1"
@@ -231,7 +231,7 @@ class GrpcServer:
             ) from error
 
     def drain(self) -> None:
-        """Refuse new inference from now on (spec R21) and report NOT_SERVING; what is under way goes on."""
+        """Refuse new inference from now on [R21] and report NOT_SERVING; what is under way goes on."""
         self._rpcs.drain()
 
     def stop(self, grace_s: float) -> bool:

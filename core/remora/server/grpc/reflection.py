@@ -94,7 +94,7 @@ def _renamed(descriptor: Any, name: str) -> FileDescriptorProto:
 
 
 def _health_file() -> FileDescriptorProto:
-    """grpc.health.v1 as far as it is served: Check (spec R02)."""
+    """grpc.health.v1 as far as it is served: Check [R02]."""
     file = FileDescriptorProto(name="grpc/health/v1/health.proto", package="grpc.health.v1", syntax="proto3")
     optional = FieldDescriptorProto.LABEL_OPTIONAL
     request = file.message_type.add(name="HealthCheckRequest")

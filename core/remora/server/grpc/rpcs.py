@@ -128,7 +128,7 @@ class Rpcs:
         """The RPCs of one message and one answer, by their paths."""
 
     def drain(self) -> None:
-        """Refuse new inference from now on (spec R21) and report NOT_SERVING; what is under way goes on."""
+        """Refuse new inference from now on [R21] and report NOT_SERVING; what is under way goes on."""
         self.draining = True
         for stream in list(self._streams):
             stream.drain()
@@ -148,12 +148,12 @@ class Rpcs:
         return found
 
     def _check(self, _message: bytes, _context: CallContext) -> bytes:
-        """grpc.health.v1: HealthCheckResponse, the same for every service name (spec R02)."""
+        """grpc.health.v1: HealthCheckResponse, the same for every service name [R02]."""
         serving = not self.draining and self.engine.perform(ServerReady())
         return b"\x08\x01" if serving else b"\x08\x02"
 
     def _unlocked(self, rpc: str, behaviour: Behaviour) -> Behaviour:
-        """The behaviour behind the secret of its group, where it has one (spec R15)."""
+        """The behaviour behind the secret of its group, where it has one [R15]."""
         if not self.restricted:
             return behaviour
 

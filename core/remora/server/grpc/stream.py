@@ -88,8 +88,8 @@ class InferStream:
 
     Args:
         engine: takes the requests.
-        parameters: join the parameters of every request (spec R16).
-        strict: a model's error ends the stream with its status (spec R10).
+        parameters: join the parameters of every request [R16].
+        strict: a model's error ends the stream with its status [R10].
         hang_up: ends the call, from any thread, also while an answer is being written.
         arrival: what came with the call, for traces of its requests.
     """
@@ -120,7 +120,7 @@ class InferStream:
         self._draining = False
 
     def leave(self) -> None:
-        """The call has ended, however it did: cancel what is under way (spec R14)."""
+        """The call has ended, however it did: cancel what is under way [R14]."""
         if self._left:
             return
         self._left = True
@@ -131,7 +131,7 @@ class InferStream:
         self._events.put(_Signal.LEFT)
 
     def drain(self) -> None:
-        """Refuse new requests from now on (spec R21); when all others are answered the stream ends."""
+        """Refuse new requests from now on [R21]; when all others are answered the stream ends."""
         self._draining = True
         self._events.put(_Signal.DRAIN)
 
@@ -245,7 +245,7 @@ class InferStream:
     # -- The writing thread -----------------------------------------------------------------------------------------
 
     def answers(self) -> Iterator[bytes]:
-        """The messages for the client. Ends after the last answer when the client sends no more (spec R13).
+        """The messages for the client. Ends after the last answer when the client sends no more [R13].
 
         Raises the RemoraError that the stream is to end with.
         """

@@ -75,7 +75,7 @@ def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
 class V2App:
     """The V2 protocol as an ASGI app: the same service and codecs, hence the same answers, as on our own connections.
 
-    ASGI hands over header names in lower case, so forwarded headers (spec H25) become parameters of lower-case names.
+    ASGI hands over header names in lower case, so forwarded headers [H25] become parameters of lower-case names.
 
     Args:
         engine: started and stopped by whoever made it.

@@ -34,7 +34,7 @@ def timeout_ns(value: bytes | None, *, plain: bool) -> int:
 
 
 class TimedExchange:
-    """An exchange that is answered by its deadline: by whoever has answered first, else here with 503 (spec H10).
+    """An exchange that is answered by its deadline: by whoever has answered first, else here with 503 [H10].
 
     A stream that has begun ends with an event that says so.
 

@@ -1,4 +1,4 @@
-"""The generate extension between its codec and the engine (spec X09-X12); the law: each exchange ends once.
+"""The generate extension between its codec and the engine [X09-X12]; the law: each exchange ends once.
 
 A model of any kind may be asked. `generate` wants exactly one response; `generate_stream` makes an event of each. The
 HTTP status is decided by the first response, in both.
@@ -96,7 +96,7 @@ class GenerateRoutes:
         return None
 
     def _load_report(self, head: Head) -> Callable[[], Headers]:
-        """Makes the headers that say how busy the model is, once there is an answer, if the client asks (spec H33)."""
+        """Makes the headers that say how busy the model is, once there is an answer, if the client asks [H33]."""
         notation = head.get(REQUEST_HEADER)
         if notation is None:
             return _no_headers

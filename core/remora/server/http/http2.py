@@ -1,6 +1,6 @@
 """One HTTP/2 connection on the event loop; the law: its streams are gRPC's calls or HTTP's requests, side by side.
 
-`remora.protocols.http2.connection` keeps the connection's state and `http2_upkeep` says how long it lives; here its bytes are
+`remora.protocols.http2` holds the connection's state and its keepalive policy; here its bytes are
 read and written, and its streams are given to whoever answers them. What a client does not read waits, and when that is
 much, the client is not read either.
 """

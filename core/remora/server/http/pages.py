@@ -41,7 +41,7 @@ _HEADERS = {
 }
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
-"""Names that fit into a path. Paths are not percent-decoded (spec H02): HTTP cannot ask for other models."""
+"""Names that fit into a path. Paths are not percent-decoded [H02]: HTTP cannot ask for other models."""
 _INLINE_ELEMENTS = 1024
 """Example requests with more elements carry zero bytes in place of numbers that nobody would read."""
 _NOT_IN_JSON = ("FP16", "BF16")
@@ -243,7 +243,7 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
                 "get": _read("The sequences that live, and what became of others", model.name)
             }
         paths[f"{path}/explain"]["get"]["responses"]["200"]["content"] = _EXPLANATION
-        if not model.decoupled:  # such a model answers as often as it likes, which this route cannot (spec H09)
+        if not model.decoupled:  # such a model answers as often as it likes, which this route cannot [H09]
             paths[f"{path}/infer"] = {"post": _infer(model)}
     return {
         "openapi": "3.1.0",

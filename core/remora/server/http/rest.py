@@ -172,7 +172,7 @@ class RestService:
         max_input_bytes: bodies may not inflate beyond this.
         pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
-        malformed: the status of requests that cannot be read; 0 for Triton's, which is 500 (spec H13).
+        malformed: the status of requests that cannot be read; 0 for Triton's, which is 500 [H13].
         restrictions: groups of calls that need a secret header.
         allowed_hosts: hosts whose web pages may change the server.
     """
@@ -218,7 +218,7 @@ class RestService:
         """The same service over an engine of its own choice, for a host's port.
 
         ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status of bodies that
-        cannot be read, where a platform takes Triton's 500 (spec H13) for a fault of the server; 0 for this service's.
+        cannot be read, where a platform takes Triton's 500 [H13] for a fault of the server; 0 for this service's.
         ``binary_headers`` says in the platform's way how long the JSON of an answer with raw tensors is.
         """
         other = copy(self)
@@ -427,7 +427,7 @@ class RestService:
 
 
 class MetricsService:
-    """The metrics port: ``/metrics`` and nothing else (spec P01)."""
+    """The metrics port: ``/metrics`` and nothing else [P01]."""
 
     def __init__(self, rest: RestService) -> None:
         self._rest = rest

@@ -1,4 +1,4 @@
-"""Decoupled Python models: the contract of the response sender, with real model files (spec Y09)."""
+"""Decoupled Python models: the contract of the response sender, with real model files [Y09]."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def same(one: Array, other: Array) -> bool:
             "0e000000" "0200" "0000" "01020000" + b'{"tensors":[]}'.hex() + "c3a9" "00000000",
         ),
         (
-            wire.encode(MessageKind.EXECUTE, 1, [Draft(wire.head([("x", "INT16", [2])]), [np.array([1, 2], np.int16)])]),
+            wire.encode(
+                MessageKind.EXECUTE, 1, [Draft(wire.head([("x", "INT16", [2])]), [np.array([1, 2], np.int16)])]
+            ),
             "0501010001000000" + "00" * 16
             + "1f000000" "0000" "0100" "00000000" + b'{"tensors":[["x","INT16",[2]]]}'.hex() + "0000000000"
             "00000000" "00000000" "6000000000000000" "0400000000000000" + "00" * 0 + "01000200",

@@ -1,4 +1,4 @@
-"""The generate codec: what becomes of each member of a request, how answers look, and Triton's texts (spec X09-X12)."""
+"""The generate codec: what becomes of each member of a request, how answers look, and Triton's texts [X09-X12]."""
 
 from __future__ import annotations
 

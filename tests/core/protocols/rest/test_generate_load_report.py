@@ -1,4 +1,4 @@
-"""The load report: which gauges make it, in both notations, and when there is none (spec H33)."""
+"""The load report: which gauges make it, in both notations, and when there is none [H33]."""
 
 from __future__ import annotations
 

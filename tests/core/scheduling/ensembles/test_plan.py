@@ -1,4 +1,4 @@
-"""Which steps run when: each once, only when its inputs are there, as early as that allows (spec E02, E05, E07)."""
+"""Which steps run when: each once, only when its inputs are there, as early as that allows [E02, E05, E07]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests through an ensemble: what steps are asked, what is shared, how requests end (spec E02-E08, X07)."""
+"""Requests through an ensemble: what steps are asked, what is shared, how requests end [E02-E08, X07]."""
 
 from __future__ import annotations
 

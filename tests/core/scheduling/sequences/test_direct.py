@@ -1,4 +1,4 @@
-"""The direct strategy's decider: tables, and what holds for any slots, shapes, times and cancellations (spec S07)."""
+"""The direct strategy's decider: tables, and what holds for any slots, shapes, times and cancellations [S07]."""
 
 from __future__ import annotations
 
