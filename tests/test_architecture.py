@@ -1,51 +1,112 @@
-"""docs/architecture.md against the tree: every module is in its table, and every row is a module."""
+"""docs/architecture.md and the map of the packages against the tree."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-SOURCES = {"remora": ROOT / "core", "remora_adapters": ROOT / "adapters"}
-ROW = re.compile(r"^\| `(?P<module>remora\w*(?:\.\w+)*)` \| (?P<job>.+) \|$", re.MULTILINE)
 FILE = re.compile(r"`(?P<path>(?:core|adapters|tests|docs)/[\w./-]+)`")
+ANSWER = re.compile(r"^\| [^|`]+\? \| `(?P<module>[\w.]+)(?::(?P<name>[\w.]+))?` \|$", re.MULTILINE)
+CORE = ROOT / "core" / "remora"
 
 
-def modules() -> set[str]:
-    """The dotted names of all modules, packages included, generated code and private ones left out."""
-    found = set()
-    for package, source in SOURCES.items():
-        for path in (source / package).rglob("*.py"):
-            parts = path.relative_to(source).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            if (not name.endswith("_pb2") and not parts[-1].startswith("_")) or parts[-1] == "__init__":
-                found.add(name)
-    return found
+@pytest.fixture(scope="module")
+def imports() -> Mapping[str, set[str]]:
+    """Which module imports which, imports for types left out."""
+    graph = grimp.build_graph("remora", "remora_adapters", exclude_type_checking_imports=True, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 
-def rows() -> list[tuple[str, str]]:
-    return [(row["module"], row["job"]) for row in ROW.finditer(PAGE.read_text())]
+def circles(imports: Mapping[str, set[str]]) -> Iterator[list[str]]:
+    """Yield the strongly connected components of more than one module (Tarjan's algorithm, without recursion)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    for root in imports:
+        work = [(root, iter(sorted(imports[root])))] if root not in index else []
+        while work:
+            module, targets = work[-1]
+            if module not in index:
+                index[module] = low[module] = len(index)
+                stack.append(module)
+            for target in targets:
+                if target not in index:
+                    work.append((target, iter(sorted(imports.get(target, ())))))
+                    break
+                if target in stack:
+                    low[module] = min(low[module], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[module])
+                if low[module] == index[module]:
+                    component = stack[stack.index(module) :]
+                    del stack[stack.index(module) :]
+                    if len(component) > 1:
+                        yield sorted(component)
 
 
-def test_the_page_and_the_tree_name_the_same_modules() -> None:
-    listed, real = {module for module, _ in rows()}, modules()
-    assert not real - listed, f"in the tree but not in {PAGE.name}: {sorted(real - listed)}"
-    assert not listed - real, f"in {PAGE.name} but not in the tree: {sorted(listed - real)}"
+def test_no_modules_import_each_other_in_a_circle(imports: Mapping[str, set[str]]) -> None:
+    assert list(circles(imports)) == []
 
 
-def test_no_module_is_listed_twice() -> None:
-    listed = [module for module, _ in rows()]
-    assert len(listed) == len(set(listed))
+def test_a_circle_of_imports_would_be_found() -> None:
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
+    assert list(circles(imports)) == [["a", "b", "c"]]
 
 
-@pytest.mark.parametrize(("module", "job"), rows(), ids=[module for module, _ in rows()])
-def test_a_job_is_one_line(module: str, job: str) -> None:
-    assert len(job) <= 160, f"{module}: say it shorter"
+def test_the_layer_contract_has_at_most_sixteen_rows() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    assert len(layers) <= 16
+    assert "\n".join(layers) in PAGE.read_text()
+
+
+def test_the_top_level_shows_packages_and_at_most_fourteen_files() -> None:
+    files = sorted(path.name for path in CORE.glob("*.py"))
+    assert len(files) <= 14, files
 
 
 @pytest.mark.parametrize("path", sorted({match["path"] for match in FILE.finditer(PAGE.read_text())}))
 def test_a_file_that_the_page_names_exists(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("answer", list(ANSWER.finditer(PAGE.read_text())), ids=lambda answer: str(answer["module"]))
+def test_a_question_leads_to_code_that_exists(answer: re.Match[str]) -> None:
+    found: object = importlib.import_module(answer["module"])
+    for name in (answer["name"] or "").split(".") if answer["name"] else ():
+        found = getattr(found, name)
+
+
+def test_the_page_answers_at_least_ten_questions() -> None:
+    assert len(ANSWER.findall(PAGE.read_text())) >= 10
+
+
+def module_of_test(path: Path) -> Path | None:
+    """Return the module that a test file belongs to: the longest name at the same place that begins its own."""
+    folder = CORE / path.relative_to(ROOT / "tests" / "core").parent
+    words = path.stem.removeprefix("test_").split("_")
+    for count in range(len(words), 0, -1):
+        name = "_".join(words[:count])
+        if (folder / f"{name}.py").exists() or (folder / name).is_dir():
+            return folder / name
+        if name == folder.name and (folder / "__init__.py").exists():
+            return folder
+    return None
+
+
+TESTS = sorted((ROOT / "tests" / "core").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=[str(path.relative_to(ROOT)) for path in TESTS])
+def test_a_test_file_has_the_place_and_name_of_its_module(path: Path) -> None:
+    assert module_of_test(path), f"{path.relative_to(ROOT)}: no module of core/remora at that place has that name"
