@@ -166,7 +166,7 @@ def test_the_three_notations_of_the_configuration_page_say_the_same() -> None:
 
 def test_the_monitoring_page_names_every_metric_and_no_other() -> None:
     metric = r"((?:nv|remora)_[a-z_]+)"
-    sources = [(ROOT / "core" / "remora" / file).read_text() for file in ("metrics.py", "statistics.py")]
+    sources = [(ROOT / "core" / "remora" / file).read_text() for file in ("management/metrics.py", "statistics.py")]
     exported = re.findall(f'"{metric}"', "".join(sources))
     named = re.findall(f"`{metric}`", (ROOT / "docs" / "monitoring.md").read_text())
     # Summaries have names made of parts, and are named by one of them.
@@ -197,9 +197,10 @@ def test_every_relative_link_leads_somewhere(path: Path) -> None:
 
 
 def headings_of(path: Path) -> set[str]:
-    """A document's headings as links name them: lower case, hyphens between the words, no other marks."""
-    words = (heading["words"].lower().replace(" ", "-") for heading in HEADING.finditer(path.read_text()))
-    return {re.sub(r"[^\w-]", "", each) for each in words}
+    """Return the names that links to a document may use: its headings in lower case and hyphens, and its anchors."""
+    text = path.read_text()
+    words = (heading["words"].lower().replace(" ", "-") for heading in HEADING.finditer(text))
+    return {re.sub(r"[^\w-]", "", each) for each in words} | set(re.findall(r'<a id="([\w-]+)">', text))
 
 
 def test_blocks_come_out_with_language_line_and_code() -> None:

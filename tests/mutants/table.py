@@ -7,6 +7,7 @@ has no place here.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -20,8 +21,8 @@ class Mutant(NamedTuple):
 
 
 def _of(file: str, tests: str, *changes: tuple[str, str]) -> Iterator[Mutant]:
-    folder = "tests/core/scheduling" if file.startswith("scheduling/") else "tests/core"
-    paths = tuple(f"{folder}/{name}.py" for name in tests.split())
+    folder = Path("tests/core", file).parent
+    paths = tuple(str(folder / f"{name}.py") for name in tests.split())
     return (Mutant(file, original, replacement, paths) for original, replacement in changes)
 
 
@@ -98,8 +99,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("> 2 * len(self._fresh) + _SLACK:", "> 1_000_000:"),
     ),
     *_of(
-        "scheduling/direct_batching.py",
-        "test_direct_batching",
+        "scheduling/sequences/direct.py",
+        "test_direct",
         ("reason = FULL if len(chosen) == self._policy.slots else IDLE", "reason = IDLE"),
         ("if ticket.request.shape_key == key}", "}"),
         ("key=lambda ticket: ticket.arrival_ns)", "key=lambda ticket: -ticket.arrival_ns)"),
@@ -117,8 +118,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("reason = DELAY", "reason = IDLE"),
     ),
     *_of(
-        "scheduling/sequences.py",
-        "test_sequences test_sequence_scheduler",
+        "scheduling/sequences/table.py",
+        "test_table test_scheduler",
         ("if form.sequence_end and not self._policy.iterative:", "if False:"),
         ("if self._open.get(sequence.id) is sequence:", "if sequence.id in self._open:"),
         ("self._backlog.popitem(last=False)", "self._backlog.popitem()"),
@@ -141,8 +142,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("while self._count in self._ids:", "while False:"),
     ),
     *_of(
-        "scheduling/ensembles.py",
-        "test_ensembles",
+        "scheduling/ensembles/plan.py",
+        "test_plan",
         ("if step.number in needed else ():", "if True else ():"),
         ("uses[name] = uses.get(name, 0) + 1", "uses[name] = uses.get(name, 0)"),
         ("if count > 1)", "if count > 2)"),
@@ -163,8 +164,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tuple(reversed(tuple(outputs)))", "tuple(outputs)"),
     ),
     *_of(
-        "scheduling/rate_limiting.py",
-        "test_rate_limiting",
+        "scheduling/rate_limiter.py",
+        "test_rate_limiter_rate_limiting",
         ("most[resource] = max(count, most.get(resource, 0))", "most[resource] = count"),
         ("if there < count:", "if there <= count:"),
         ("most[name, device] = there", "pass"),
@@ -224,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "scheduling/slots.py",
-        "test_remote_instances",
+        "test_scheduler_remote_instances",
         ("self.begun -= begun", "pass"),
         ("self.busy = self.begun > 0", "self.busy = False"),
         ("known.pop(id(each)) if id(each) in known else Slot(each)", "Slot(each)"),
@@ -257,8 +258,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("if not self._counts_only and not", "if not"),
     ),
     *_of(
-        "explaining.py",
-        "test_explaining",
+        "management/explain.py",
+        "test_explain",
         ("runs = [run for run in runs if run.requests]", "runs = list(runs)"),
         ("later = runs[1:]", "later = runs"),
         ("/ span_ns / instances, 1.0)", "/ span_ns, 1.0)"),
