@@ -147,7 +147,7 @@ def test_a_build_is_said_to_go_on_until_it_ends(caplog: pytest.LogCaptureFixture
             if self.lines == 2:
                 self.enough.set()
 
-    ready, log = Ready(), logging.getLogger("remora.backends.onnx_engines")
+    ready, log = Ready(), logging.getLogger("remora.backends.onnxruntime.engine_cache")
     log.addHandler(ready)
     try:
         with caplog.at_level(logging.INFO), telling("m", every_s=0.001):
