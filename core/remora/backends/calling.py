@@ -1,7 +1,7 @@
-"""How the code of one model reaches other models of the same engine (spec group L); the law: a call is plain data, and
-where it comes from travels with it.
+"""Calls from one model's code to other models of the same engine.
 
-Backends are given a ``ModelCaller``. The engine implements it; a backend whose models live elsewhere forwards to it.
+Backends receive a ``ModelCaller``. The engine implements it; a backend whose models run in another process forwards
+calls to it. A call is plain data, and its origin travels with it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from remora.messages import Array, InferForm, Outcome, Request
 class ModelCall(NamedTuple):
     """A request to a model, made by a model.
 
-    ``data`` holds an array for each of the form's inputs, of the dtype that DTYPES gives for its datatype (BYTES as
-    objects of ``bytes``). The callee sees the very memory, so that it must be read-only or stay as it is.
-    ``decoupled``: the answers come as Streamed, any number of them; otherwise there is exactly one. ``trace`` is the id
-    of the traced request that it is made for, 0 for none.
+    ``data`` holds an array for each of the form's inputs, of the dtype that DTYPES assigns to its datatype (BYTES as
+    objects of ``bytes``). The callee sees the same memory, so it must be read-only or must not change. ``decoupled``:
+    any number of answers, each a Streamed; otherwise there is exactly one answer. ``trace`` is the id of the traced
+    request that caused the call, 0 for none.
     """
 
     model: str
@@ -33,7 +33,7 @@ class ModelCall(NamedTuple):
 
 
 class Busy:
-    """An instance that an execution keeps busy, until that is ``over``."""
+    """Instance that an execution keeps busy until ``over`` is True."""
 
     __slots__ = ("instance", "over")
 
@@ -46,9 +46,9 @@ class Busy:
 class Origin:
     """Where calls come from, and what waits for their answers.
 
-    ``requests`` are those of the execution that calls: when all of them are cancelled, so are their calls [L05].
-    ``busy`` is the instance of the execution. ``loading`` are the models whose load goes on only when the call is
-    answered: a call that could only be answered by them is refused instead of waiting forever [L04].
+    ``requests`` are the requests of the calling execution: if all of them are cancelled, their calls are cancelled too
+    [L05]. ``busy`` is the instance of the execution. ``loading`` are the models whose load continues only after the
+    call is answered: a call that only those models could answer is refused, because it would wait forever [L04].
     """
 
     requests: tuple[Request, ...] = ()
@@ -57,39 +57,51 @@ class Origin:
 
     @property
     def holder(self) -> object | None:
-        """The instance that stays busy until a call made now is answered; None when the execution is over."""
+        """Instance that stays busy until the call is answered, or None if the execution is over."""
         return None if self.busy is None or self.busy.over else self.busy.instance
 
     @property
     def held(self) -> frozenset[object]:
-        """All instances that stay busy until then: the holder, and those that wait for its requests."""
+        """All instances that stay busy until the call is answered.
+
+        These are the holder and the instances that wait for its requests.
+        """
         own: frozenset[object] = frozenset() if self.holder is None else frozenset((self.holder,))
         return own.union(*(request.held for request in self.requests))
 
     def end(self) -> None:
-        """The execution has returned: what the model started goes on, and its instance is free."""
+        """Mark the execution as returned, so that its instance counts as free.
+
+        Calls that the model started may continue.
+        """
         if self.busy is not None:
             self.busy.over = True
 
 
 NOWHERE = Origin()
-"""Calls of a thread that nobody waits for."""
+"""Origin of calls from a thread that no execution waits for."""
 
 _origin: ContextVar[Origin] = ContextVar("remora_call_origin", default=NOWHERE)
 
 
 def current_origin() -> Origin:
-    """What the code that is running belongs to. Threads that a model starts by itself begin with NOWHERE."""
+    """Return the origin of the running code.
+
+    Threads that a model starts itself have the origin NOWHERE.
+    """
     return _origin.get()
 
 
 def executing(requests: Sequence[Request], instance: object = None) -> Origin:
-    """Calls made while ``instance`` runs ``requests``; None for code that goes on when the instance is free again."""
+    """Return the origin of calls made while ``instance`` runs ``requests``.
+
+    Pass None as ``instance`` for code that continues after the instance is free again.
+    """
     return Origin(tuple(requests), None if instance is None else Busy(instance))
 
 
 def opening(model: str) -> Origin:
-    """Calls made while ``model`` is loaded, which may itself be what a model's code has asked for."""
+    """Return the origin of calls made while ``model`` loads, itself perhaps loaded by a model."""
     origin = current_origin()
     return replace(origin, loading=origin.loading | {model})
 
@@ -105,20 +117,21 @@ def calling_from(origin: Origin) -> Iterator[None]:
 
 
 class ModelCaller(Protocol):
-    """The engine, as models see it. Thread-safe."""
+    """The engine's interface for models. Thread-safe."""
 
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
-        """Hand a call in; its answers come through ``reply``, on any thread, maybe before this returns.
+        """Submit a call and return a function that cancels it.
 
-        ``reply`` must not raise nor wait. What is returned cancels the call; it may be called at any time.
-        Raises RemoraError when the call is refused; then ``reply`` is never called.
+        The answers arrive through ``reply``, on any thread, possibly before this returns. ``reply`` must not raise or
+        wait. The returned function may be called at any time. Raises RemoraError if the call is refused; ``reply`` is
+        then never called.
         """
 
     def load(self, model: str, parameters: Mapping[str, str | bytes], origin: Origin) -> None:
-        """Load or reload a model and wait until that is done [L06, M09]. Raises RemoraError."""
+        """Load or reload a model and wait until it is loaded [L06, M09]. Raises RemoraError."""
 
     def unload(self, model: str, *, unload_dependents: bool) -> None:
         """Take a model out of service [L06, M12]. Raises RemoraError."""
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Would a request to this version be taken? -1 stands for any version."""
+        """Return True if requests to this version (-1 for any version) are accepted."""

@@ -1,7 +1,7 @@
-"""What every backend does before its framework is asked: find the model's file, import the framework, read a setting.
+"""Model files, framework imports and settings, shared by all backends.
 
-The law: a name in a configuration never leads out of the version's directory, and a missing framework is told with the
-line that installs it.
+Invariant: a name in a configuration never leads out of the version's directory. The error for a missing framework
+contains the command that installs it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def model_path(source: Source, config: ModelConfig, default: str) -> Path:
-    """Where the model's file or directory should lie [C18]; it need not exist.
+    """Return the expected path of the model's file or directory [C18].
+
+    The path may not exist.
 
     Raises:
-        ConfigError: ``default_model_filename`` leaves the version's directory.
+        ConfigError: ``default_model_filename`` leads out of the version's directory.
     """
     if source.path.is_file():
         return source.path
@@ -42,10 +44,12 @@ def model_path(source: Source, config: ModelConfig, default: str) -> Path:
 
 
 def require_file(path: Path, source: Source, *patterns: str) -> Path:
-    """``path``, when there is something. ``patterns`` match what a user may have meant.
+    """Return ``path`` if it exists.
+
+    ``patterns`` match files the user may have meant.
 
     Raises:
-        NotFoundError: with the names of what there is instead.
+        NotFoundError: with the names of the files that match instead.
     """
     if path.exists():
         return path
@@ -55,15 +59,15 @@ def require_file(path: Path, source: Source, *patterns: str) -> Path:
 
 
 def shown_path(path: Path, source: Source) -> str:
-    """A path as it may be shown to clients: from the model's directory on."""
+    """Return a path relative to the model's directory, as clients may see it."""
     return str(path.relative_to(source.model_dir)) if path.is_relative_to(source.model_dir) else path.name
 
 
 def import_framework(module: str, model: str, called: str, extra: str) -> Any:
-    """The module of a framework, which ``extra`` of this package installs.
+    """Import the module of a framework, which ``extra`` of this package installs.
 
     Raises:
-        ConfigError: it cannot be imported; the text has the line that installs it.
+        ConfigError: the import failed; the text contains the install command.
     """
     try:
         return importlib.import_module(module)
@@ -74,7 +78,10 @@ def import_framework(module: str, model: str, called: str, extra: str) -> Any:
 
 
 def load_failure(source: Source, path: Path, reason: object) -> InternalError:
-    """The error for a model file that the framework refuses: its reason in one line, no path of this machine in it."""
+    """Return the error for a model file that the framework rejects.
+
+    Its text is one line and contains no path of this machine.
+    """
     shown = shown_path(path, source)
     text = " ".join(str(reason).split()).replace(str(path), shown).replace(f"{path.parent}/", "")
     hint = "; the file is a Git LFS pointer: run git lfs pull" if is_lfs_pointer(path) else ""
@@ -82,7 +89,7 @@ def load_failure(source: Source, path: Path, reason: object) -> InternalError:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file only says where Git LFS keeps the real one."""
+    """Return True if a file is only a Git LFS pointer to the real file."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -90,12 +97,15 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def cpu_as_device(settings: Mapping[str, str]) -> bool:
-    """Whether main memory is to be treated as a device's (``device-tensors=cpu``): what tests what needs a GPU."""
+    """Return True if main memory is treated as a device, for tests (``device-tensors=cpu``)."""
     return settings.get("device-tensors") == "cpu"
 
 
 def default_max_batch(settings: Mapping[str, str]) -> int:
-    """The batch size of a model that can batch and whose configuration does not say [C13]. Raises ConfigError."""
+    """Return the batch size for a batching model whose configuration sets none [C13].
+
+    Raises ConfigError.
+    """
     default = settings.get("default-max-batch-size", "") or _DEFAULT_MAX_BATCH
     if not default.isdecimal():
         raise ConfigError(f"backend setting default-max-batch-size is '{default}'; it must be a whole number")
@@ -103,20 +113,20 @@ def default_max_batch(settings: Mapping[str, str]) -> int:
 
 
 def get_parameter(config: ModelConfig, settings: Mapping[str, str], key: str) -> str:
-    """A parameter of the model, or else the backend's setting of the same name; "" when neither says anything."""
+    """Return a parameter of the model, else the backend's setting of that name, else ""."""
     if key in config.parameters:
         return config.parameters[key].string_value.strip()
     return settings.get(key, "").strip()
 
 
 def warn_of_unused(config: ModelConfig, used: Set[str], backend: str) -> None:
-    """Say in the log which parameters of the model change nothing: a misspelt one would go unnoticed."""
+    """Log a warning for each parameter that has no effect, because it may be misspelt."""
     for key in sorted(set(config.parameters) - used):
         _log.warning("model '%s': the %s backend makes no use of the parameter '%s'", config.name, backend, key)
 
 
 def get_bool(config: ModelConfig, settings: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """A parameter that is a yes or no. Raises ConfigError for anything else."""
+    """Return a boolean parameter. Raises ConfigError for any other value."""
     text = get_parameter(config, settings, key).lower()
     if not text:
         return default
@@ -126,7 +136,10 @@ def get_bool(config: ModelConfig, settings: Mapping[str, str], key: str, *, defa
 
 
 def get_int(config: ModelConfig, settings: Mapping[str, str], key: str) -> int:
-    """A parameter that is a whole number, 0 when nothing is said. Raises ConfigError for anything else."""
+    """Return a whole-number parameter, 0 if it is not set.
+
+    Raises ConfigError for any other value.
+    """
     text = get_parameter(config, settings, key) or "0"
     if not (text.isascii() and text.isdigit()) or len(text) > 6:
         raise ConfigError(

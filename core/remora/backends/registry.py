@@ -1,4 +1,4 @@
-"""Finding a backend by its name; a backend's module is imported when the first model needs it and not before."""
+"""Lookup of backends by name, with lazy import of their modules."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ _GROUP = "remora.backends"
 
 
 def find_backend(name: str) -> Backend:
-    """The backend called ``name``: a built-in one, or one that an installed package offers in the entry point group
-    ``remora.backends``. Raises InvalidArgumentError with Triton's text when there is none."""
+    """Return the built-in or installed backend called ``name``.
+
+    Installed packages register backends in the entry point group ``remora.backends``. Raises InvalidArgumentError with
+    Triton's text if neither exists.
+    """
     target = BUILT_IN.get(name)
     if target is None:
         backend = _installed(name)
@@ -37,15 +40,17 @@ def find_backend(name: str) -> Backend:
             )
         return backend
     module, _, attribute = target.partition(":")
-    made: Backend = getattr(importlib.import_module(module), attribute)()
-    return made
+    backend_class = getattr(importlib.import_module(module), attribute)
+    built_in: Backend = backend_class()
+    return built_in
 
 
 def backend_in(directory: Path, name: str) -> Backend | None:
-    """The backend that ``<directory>/<name>`` holds, None when that is none or a built-in backend has the name.
+    """Return the backend in ``<directory>/<name>``, or None.
 
-    ``backend.py`` has a class ``Backend`` (docs/backends.md), ``model.py`` a Python model that serves all models which
-    name the backend [Y16], and ``libremora_<name>.so`` is a native library that does.
+    None means that the directory holds no backend or that a built-in backend has the name. ``backend.py`` has a class
+    ``Backend`` (docs/backends.md), ``model.py`` is a Python model that serves all models that name the backend [Y16],
+    and ``libremora_<name>.so`` is a native library that does the same.
 
     Raises:
         ConfigError: there is only a library for Triton's C API, which this engine does not have, or ``backend.py`` has
@@ -74,7 +79,10 @@ def backend_in(directory: Path, name: str) -> Backend | None:
 
 
 def _backend_of(code: Path, name: str) -> Backend:
-    """The backend that a file's class ``Backend`` makes. Raises ConfigError when there is none for this API."""
+    """Return an object of a file's class ``Backend``.
+
+    Raises ConfigError if the class is missing or was written for another API version.
+    """
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(f"remora_backend_{name}", code)
@@ -91,13 +99,16 @@ def _backend_of(code: Path, name: str) -> Backend:
 
 
 def kinds_of(backend: Backend, model: BackendModel | None = None) -> tuple[str, ...]:
-    """What KIND_AUTO stands for with a backend, and with one of its models where it is opened; see `Backend`."""
+    """Return the device kinds that KIND_AUTO stands for.
+
+    An opened model overrides its backend; see `Backend`.
+    """
     return tuple(getattr(model, "preferred_kinds", getattr(backend, "preferred_kinds", ANY_KIND)))
 
 
 def installed_backends() -> list[tuple[str, str]]:
-    """The backends that installed packages offer: the name of each, and its package with its version."""
-    from importlib.metadata import entry_points  # 40 ms: only where somebody asks
+    """Return the name and the package with version of each backend of an installed package."""
+    from importlib.metadata import entry_points  # takes 40 ms
 
     found = []
     for entry in entry_points(group=_GROUP):
@@ -107,7 +118,7 @@ def installed_backends() -> list[tuple[str, str]]:
 
 
 def _installed(name: str) -> Backend | None:
-    from importlib.metadata import entry_points  # 40 ms: only for a backend that is not built in
+    from importlib.metadata import entry_points  # takes 40 ms
 
     for entry in entry_points(group=_GROUP):
         if entry.name == name:
@@ -118,7 +129,7 @@ def _installed(name: str) -> Backend | None:
 
 
 def _check_version(backend: Backend, name: str) -> None:
-    """Refuse a backend that was written for other protocols. Raises ConfigError."""
+    """Refuse a backend written for an incompatible API version. Raises ConfigError."""
     version = str(getattr(backend, "api_version", API_VERSION))
     if version.partition(".")[0] != API_VERSION.partition(".")[0]:
         raise ConfigError(
@@ -128,7 +139,7 @@ def _check_version(backend: Backend, name: str) -> None:
 
 
 class EnsembleBackend:
-    """The platform ``ensemble``."""
+    """Backend of the platform ``ensemble``."""
 
     name = "ensemble"
 
@@ -137,13 +148,13 @@ class EnsembleBackend:
 
 
 class _Ensemble:
-    """What the engine holds in the place of an opened model."""
+    """Placeholder for the opened model of an ensemble."""
 
     def complete(self, config: ModelConfig) -> None:
-        """Nothing: an ensemble's configuration is written whole."""
+        """Do nothing, because the configuration of an ensemble is always complete."""
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         raise InternalError(f"'{config.name}' is an ensemble: it runs on the models of its steps, not on instances")
 
     def close(self) -> None:
-        """Nothing to give back: the models of the steps are their own."""
+        """Do nothing, because the models of the steps are closed separately."""

@@ -1,5 +1,7 @@
-"""The module that Triton's Python models import as ``triton_python_backend_utils`` [Y01-Y12]; the law: the same
-names mean the same things, whether the model runs in a thread of the server or in a process of its own."""
+"""API that Triton's Python models import as ``triton_python_backend_utils`` [Y01-Y12].
+
+Its names behave the same whether the model runs in a thread of the server or in a worker process.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
     f"TYPE_{'STRING' if name == 'BYTES' else name}": bool if name == "BOOL" else DTYPES[name].type
     for name in DATATYPES[1:14]
 }
-"""The numpy type of each of a configuration's types, but for those that numpy does not have."""
+"""The numpy type of each datatype of the configuration, except those that numpy does not have."""
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = SEQUENCE_START
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = SEQUENCE_END
@@ -92,38 +94,38 @@ TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of that name, None when it has none."""
+    """Return the request's input of that name, or None."""
     return inference_request.input_tensor(name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of that name, None when it has none."""
+    """Return the response's output of that name, or None."""
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The configuration (parsed JSON) of the input of that name, None when there is none."""
+    """Return the configuration (parsed JSON) of the input of that name, or None."""
     return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The configuration (parsed JSON) of the output of that name, None when there is none."""
+    """Return the configuration (parsed JSON) of the output of that name, or None."""
     return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Does this configuration (parsed JSON) let a request have any number of responses?"""
+    """Return True if this configuration (parsed JSON) is decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
-    """The numpy type of a datatype's number in the configuration, None for those that numpy does not have."""
+    """Return the numpy type for a datatype number, or None if numpy does not have it."""
     name = DATATYPES[data_type] if 0 < data_type < len(DATATYPES) else "BF16"
     return None if name == "BF16" else DTYPES[name].type
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The number of a numpy type, None when there is none. Bytes are TYPE_STRING, as objects are."""
+    """Return the datatype number of a numpy type, or None. Bytes and objects are TYPE_STRING."""
     dtype = np.dtype(data_type)
     if dtype.kind in "SU":
         return DATATYPES.index("BYTES")
@@ -131,12 +133,15 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type[np.generic | bool]:
-    """The numpy type of a configuration's type, e.g. ``"TYPE_FP32"``. Raises KeyError when numpy does not have it."""
+    """Return the numpy type of a configuration's type, e.g. ``"TYPE_FP32"``.
+
+    Raises KeyError if numpy does not have it.
+    """
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def get_model_dir() -> str:
-    """The folder of the version of the model whose code is running, as in Triton."""
+    """Return the directory of the running model's version, as in Triton."""
     host = current_host()
     if host is None:
         raise TritonModelException("get_model_dir: no model's code is running in this thread; ask before starting it")
@@ -144,7 +149,7 @@ def get_model_dir() -> str:
 
 
 class LogLevel(IntEnum):
-    """How much a line matters."""
+    """Severity of a log line."""
 
     INFO = 0
     WARNING = 1
@@ -161,7 +166,7 @@ _LEVELS = {
 
 
 class Logger:
-    """Lines into the server's log, under the logger ``remora.model.<name>`` [Y12]."""
+    """Writer to the server's log, under the logger ``remora.model.<name>`` [Y12]."""
 
     LogLevel = LogLevel
     INFO = LogLevel.INFO
@@ -171,51 +176,53 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: int = LogLevel.INFO) -> None:
-        """A line of any level."""
+        """Log a line at any level."""
         _log(message, LogLevel(level))
 
     @staticmethod
     def log_info(message: str) -> None:
-        """What an operator may want to know."""
+        """Log a line at level INFO."""
         _log(message, LogLevel.INFO)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        """What an operator should look at."""
+        """Log a line at level WARNING."""
         _log(message, LogLevel.WARNING)
 
     @staticmethod
     def log_error(message: str) -> None:
-        """What went wrong."""
+        """Log a line at level ERROR."""
         _log(message, LogLevel.ERROR)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """What only a search for a fault needs."""
+        """Log a line at level VERBOSE."""
         _log(message, LogLevel.VERBOSE)
 
 
 def _log(message: str, level: LogLevel) -> None:
     host = current_host()
     logger = logging.getLogger(f"remora.model.{host.model_name}" if host is not None else "remora.model")
-    logger.log(_LEVELS[level], "%s", message, stacklevel=3)  # the line in the model's file
+    logger.log(_LEVELS[level], "%s", message, stacklevel=3)  # points at the line in the model's file
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model and wait until that is done; servers in explicit mode only [L06].
+    """Load or reload a model and wait until it is loaded [L06].
+
+    Only servers in explicit mode allow this.
 
     Args:
-        config: a configuration as JSON text, instead of the one that is written.
-        files: ``"file:<version>/<path>"`` to content, instead of the model's folder.
+        config: a configuration as JSON text that replaces the one on disk.
+        files: ``"file:<version>/<path>"`` to content; replaces the model's directory.
 
     Raises:
-        TritonModelException: it cannot be loaded.
+        TritonModelException: the model cannot be loaded.
     """
     _caller("load_model", model_name).load_model(model_name, config, files)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Take a model out of service; returns at once [L06].
+    """Take a model out of service without waiting [L06].
 
     Raises:
         TritonModelException: the server is not in explicit mode.
@@ -224,10 +231,12 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """May requests be sent to that model [L06]? An empty version is any.
+    """Return True if requests may be sent to that model [L06].
+
+    An empty version means any version.
 
     Raises:
-        TritonModelException: a version that is no number.
+        TritonModelException: the version is not a number.
     """
     return _caller("is_model_ready", model_name).is_model_ready(model_name, model_version)
 
