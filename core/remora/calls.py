@@ -1,4 +1,4 @@
-"""Control-plane requests and their results: everything that a client can ask besides inference, as plain data."""
+"""Control-plane requests and their results as plain data."""
 
 from __future__ import annotations
 
@@ -13,86 +13,95 @@ _NOTHING: Mapping[str, str | bytes] = {}
 
 
 class ServerLive(NamedTuple):
-    """Is the process answering at all? -> bool"""
+    """Query whether the process responds. -> bool"""
 
 
 class ServerReady(NamedTuple):
-    """May traffic be sent here [V01]? -> bool"""
+    """Query whether the server accepts traffic [V01]. -> bool"""
 
 
 class ModelReady(NamedTuple):
-    """Is this version ready [H05]? ``version`` -1 means the highest ready one. -> bool"""
+    """Query whether a version is ready [H05]. -> bool
+
+    ``version`` -1 stands for the highest ready version.
+    """
 
     model: str
     version: int = -1
 
 
 class ServerMetadata(NamedTuple):
-    """-> ServerInfo"""
+    """Query the server metadata. -> ServerInfo"""
 
 
 class ModelMetadata(NamedTuple):
-    """-> ModelInfo"""
+    """Query the metadata of a model version. -> ModelInfo"""
 
     model: str
     version: int = -1
 
 
 class ModelConfig(NamedTuple):
-    """-> the model's full configuration, a ``remora.proto`` ModelConfig message"""
+    """Query the full configuration of a model version. -> ``remora.proto`` ModelConfig message"""
 
     model: str
     version: int = -1
 
 
 class ModelStatistics(NamedTuple):
-    """-> list[ModelStats]; an empty model name asks for all models, version -1 for all of its versions"""
+    """Query model statistics. -> list[ModelStats]
+
+    An empty model name stands for all models, version -1 for all versions of a model.
+    """
 
     model: str = ""
     version: int = -1
 
 
 class ModelSequences(NamedTuple):
-    """Which sequences does this version keep together, what did it refuse? -> SequenceReport (``sequence_report``)"""
+    """Query the live sequences and refused requests of a model version. -> SequenceReport"""
 
     model: str
     version: int = -1
 
 
 class ModelExplain(NamedTuple):
-    """Why were batches as they were, and what would change it? -> explaining.Explanation"""
+    """Query why batches had their sizes and which settings would change them. -> Explanation"""
 
     model: str
     version: int = -1
 
 
 class Startup(NamedTuple):
-    """Where did the time of this start go? -> StartupReport (``startup``)"""
+    """Query where the time of this startup was spent. -> StartupReport (``startup``)"""
 
 
 class RepositoryIndex(NamedTuple):
-    """-> list[IndexEntry]"""
+    """Query the models of the repository. -> list[IndexEntry]"""
 
     ready: bool = False
     repository: str = ""
 
 
 class ModelLoad(NamedTuple):
-    """Load or reload a model; may take long. ``parameters``: "config" -> JSON text, "file:<path>" -> bytes. -> None"""
+    """Load or reload a model; may take long. -> None
+
+    ``parameters``: "config" -> JSON text, "file:<path>" -> bytes.
+    """
 
     model: str
     parameters: Mapping[str, str | bytes] = _NOTHING
 
 
 class ModelUnload(NamedTuple):
-    """-> None, as soon as the wish is noted [M12]"""
+    """Unload a model. -> None, as soon as the desired state is recorded [M12]"""
 
     model: str
     unload_dependents: bool = False
 
 
 class Metrics(NamedTuple):
-    """-> str, Prometheus text"""
+    """Query all metrics. -> str, Prometheus text"""
 
 
 Call = (
@@ -124,7 +133,10 @@ class ServerInfo(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """A model's input or output as clients must send it; -1 for what varies, the batch dimension first."""
+    """A model's input or output as clients must send it.
+
+    Variable sizes are -1; the batch dimension is first.
+    """
 
     name: str
     datatype: str
@@ -142,7 +154,7 @@ class ModelInfo(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """A line of the repository index [M08]; version, state and reason are empty where there are none."""
+    """An entry of the repository index [M08]; missing values are empty."""
 
     name: str
     version: str = ""
@@ -152,14 +164,14 @@ class IndexEntry(NamedTuple):
 
 @dataclass(slots=True, unsafe_hash=True)
 class Duration:
-    """How often, and how long in all."""
+    """An event count and the total duration."""
 
     count: int = 0
     ns: int = 0
 
 
 class BatchStats(NamedTuple):
-    """What executions of one batch size cost [T01]."""
+    """Total durations of the executions of one batch size [T01]."""
 
     batch_size: int
     compute_input: Duration
@@ -168,7 +180,7 @@ class BatchStats(NamedTuple):
 
 
 class ResponseStats(NamedTuple):
-    """What the answers of one index, over all requests to a decoupled model, came to [T03]."""
+    """Totals over the responses of one index, for all requests to a decoupled model [T03]."""
 
     compute_infer: Duration
     compute_output: Duration
@@ -182,10 +194,11 @@ _NO_RESPONSES: Mapping[str, ResponseStats] = {}
 
 
 class ModelStats(NamedTuple):
-    """A snapshot of one model version's statistics [T01-T03].
+    """A snapshot of the statistics of one model version [T01-T03].
 
-    ``last_inference_ms`` is wall time, 0 for never. ``responses`` has the answers of a decoupled model by their index
-    as text; none of a Python model, as Triton reports none for those.
+    ``last_inference_ms`` is wall time, 0 if there was no inference. ``responses`` maps the index (as text) of a
+    decoupled model's responses to their statistics; it is empty for Python models, because Triton reports none for
+    those.
     """
 
     name: str
@@ -206,10 +219,11 @@ class ModelStats(NamedTuple):
 
 
 class LiveSequence(NamedTuple):
-    """A sequence that lives: ``state`` is "active", or "backlog" while it waits for a slot.
+    """A live sequence.
 
-    ``instance`` and ``slot`` are empty and -1 in the backlog. ``waiting`` are its requests that have not run yet,
-    without the one that is ``running``. ``idle_ns`` is for how long it has had nothing to do.
+    ``state`` is "active", or "backlog" while the sequence waits for a slot; ``instance`` is then "" and ``slot`` -1.
+    ``waiting`` counts its queued requests without the one that is ``running``. ``idle_ns`` is the time since it last
+    had a request.
     """
 
     id: int | str
@@ -222,7 +236,10 @@ class LiveSequence(NamedTuple):
 
 
 class PastSequence(NamedTuple):
-    """A sequence that ended ``ago_ns`` ago: "done", "idle", "cancelled", "timeout" or "stopped"."""
+    """A sequence that ended ``ago_ns`` ago.
+
+    ``why`` is "done", "idle", "cancelled", "timeout" or "stopped".
+    """
 
     id: int | str
     instance: str
@@ -232,7 +249,7 @@ class PastSequence(NamedTuple):
 
 
 class RefusedRequest(NamedTuple):
-    """A request that broke a rule of sequences: what it was told, and what explains that."""
+    """A request that violated a rule of sequences: the error it got, and an explanation."""
 
     id: int | str
     request_id: str
@@ -244,8 +261,8 @@ class RefusedRequest(NamedTuple):
 class SequenceReport(NamedTuple):
     """The sequences of one model version [S01-S06].
 
-    ``slots`` are those of all instances; ``active`` and ``backlog`` count sequences. ``live`` are the first of them, in
-    the order in which they began; ``ended`` and ``refused`` the last of their kind, the last one first.
+    ``slots`` counts the slots of all instances; ``active`` and ``backlog`` count sequences. ``live`` holds the first
+    live sequences in the order in which they began; ``ended`` and ``refused`` hold the latest entries, newest first.
     """
 
     strategy: str

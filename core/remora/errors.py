@@ -1,4 +1,4 @@
-"""What can go wrong, in words that fit every wire; the law: no status numbers of any protocol here.
+"""Exception hierarchy, independent of any protocol's status numbers.
 
     RemoraError                 code            meaning
     ├── UnknownError            UNKNOWN         the model gave no better reason
@@ -9,10 +9,10 @@
     │   └── ConfigError         INVALID_ARG     a model configuration that cannot be served
     ├── UnavailableError        UNAVAILABLE     not now: queue full, timed out, stopping, loading
     │   ├── QueueFullError      UNAVAILABLE     no room in the model's queue
-    │   └── RetiredError        UNAVAILABLE     another version serves by now: look the model up again
-    ├── UnsupportedError        UNSUPPORTED     the feature is not offered here
+    │   └── RetiredError        UNAVAILABLE     the version was replaced: look the model up again
+    ├── UnsupportedError        UNSUPPORTED     the feature is not supported
     ├── AlreadyExistsError      ALREADY_EXISTS  registered twice
-    └── CancelledError          CANCELLED       the caller went away
+    └── CancelledError          CANCELLED       the client disconnected or cancelled
 
 The codes are Triton's [R03, Y05]; each protocol maps them to its own numbers in one table.
 """
@@ -23,19 +23,19 @@ from typing import ClassVar
 
 
 class RemoraError(Exception):
-    """A failure with a code and a text that a client may see.
+    """A failure with a code and a message for the client.
 
     Args:
         message: what, where, why and what to do, in one line. Triton's exact text where Triton has one.
-        from_model: True when the failure came out of the model or its backend rather than out of the checks
-            before it. HTTP gives those another content type [H11].
-        answered: True when a model answered a request with this error on purpose. The request then counts as a
-            success in the statistics, as it does in Triton's [T02].
+        from_model: True if the failure came from the model or its backend, not from the checks before it. HTTP sends
+            those with another content type [H11].
+        answered: True if the model returned this error on purpose as its response. The request then counts as a success
+            in the statistics, as in Triton [T02].
     """
 
     code: ClassVar[str] = "UNKNOWN"
     retry_after_s: int = 0
-    """After how many seconds the same request may well succeed; 0 when nobody knows."""
+    """Seconds after which the same request may succeed; 0 if unknown."""
 
     def __init__(self, message: str, *, from_model: bool = False, answered: bool = False) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class RemoraError(Exception):
 
 
 class UnknownError(RemoraError):
-    """The model failed and gave no better code."""
+    """A failure of the model without a more specific code."""
 
     code = "UNKNOWN"
 
@@ -60,7 +60,7 @@ class InternalError(RemoraError):
 
 
 class MalformedError(InternalError):
-    """Bytes that are not what the protocol asks for. Triton reports these as INTERNAL [H13]."""
+    """Bytes that violate the protocol. Triton reports these as INTERNAL [H13]."""
 
 
 class NotFoundError(RemoraError):
@@ -70,7 +70,7 @@ class NotFoundError(RemoraError):
 
 
 class InvalidArgumentError(RemoraError):
-    """A request that does not fit the model it names."""
+    """A request that does not fit its model."""
 
     code = "INVALID_ARG"
 
@@ -80,13 +80,13 @@ class ConfigError(InvalidArgumentError):
 
 
 class UnavailableError(RemoraError):
-    """Not now: the queue is full, the time is over, the model is not ready or the server is stopping."""
+    """A temporary refusal: queue full, timed out, model not ready or server stopping."""
 
     code = "UNAVAILABLE"
 
 
 class QueueFullError(UnavailableError):
-    """The model's queue has no room now; the same request may well be taken a moment later [D12]."""
+    """The model's queue is full; the request may be accepted a moment later [D12]."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -94,34 +94,37 @@ class QueueFullError(UnavailableError):
 
 
 class RetiredError(UnavailableError):
-    """The model version went out of service between its look-up and the request: look it up again, once is enough."""
+    """The model version was retired between its look-up and the request.
+
+    Look the model up again; one repetition is enough.
+    """
 
 
 class UnsupportedError(RemoraError):
-    """Something this server, model or protocol does not offer."""
+    """A feature that this server, model or protocol does not support."""
 
     code = "UNSUPPORTED"
 
 
 class AlreadyExistsError(RemoraError):
-    """Something that was registered before."""
+    """A duplicate registration."""
 
     code = "ALREADY_EXISTS"
 
 
 class CancelledError(RemoraError):
-    """The caller went away before the answer was there."""
+    """The client disconnected or cancelled before the answer was ready."""
 
     code = "CANCELLED"
 
 
 def about(request_id: str, text: str) -> str:
-    """A text about one request, as Triton begins those: with the id that the client gave."""
+    """Return the text prefixed with the request's id in Triton's format."""
     return f"[request id: {request_id or '<id_unknown>'}] {text}"
 
 
 def given_twice(request_id: str, name: str) -> InvalidArgumentError:
-    """The error for an input that a request has more than once [H19]."""
+    """Return the error for an input that a request contains more than once [H19]."""
     return InvalidArgumentError(about(request_id, f"input '{name}' already exists in request"))
 
 
@@ -141,5 +144,5 @@ BY_CODE: dict[str, type[RemoraError]] = {
 
 
 def error_of(code: str, message: str, *, from_model: bool = False, answered: bool = False) -> RemoraError:
-    """The error of a code such as ``"NOT_FOUND"``; codes nobody knows become UnknownError."""
+    """Return the error of a code such as ``"NOT_FOUND"``; unknown codes become UnknownError."""
     return BY_CODE.get(code, UnknownError)(message, from_model=from_model, answered=answered)

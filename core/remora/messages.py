@@ -1,7 +1,8 @@
-"""What travels between the protocols, the engine and the backends: plain data that knows no wire and no thread.
+"""Data plane: requests, tickets, responses and mailboxes as plain data.
 
-The journey: bytes -> Call -> Engine.perform -> Request -> Ticket -> Batch -> Instance.execute -> Response -> bytes.
-Arrays are views over the received bytes wherever that is possible; nothing here copies.
+Nothing here depends on a wire format or a thread. The path of a request: bytes -> Call -> Engine.perform -> Request ->
+Ticket -> Batch -> Instance.execute -> Response -> bytes. Arrays are views over the received bytes wherever possible;
+nothing here copies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from remora.errors import RemoraError
 
 
 class RequestTrace(Protocol):
-    """A traced request (``remora.tracing``). ``context`` is what calls to other services carry, or ""."""
+    """A traced request (``remora.tracing``).
+
+    ``context`` is the trace context to propagate to other services, or "".
+    """
 
     @property
     def id(self) -> int: ...
@@ -27,17 +31,17 @@ class RequestTrace(Protocol):
     def context(self) -> str: ...
 
     def over(self, model: Any, /) -> Any:
-        """The model for one request that is made for this one."""
+        """Return the model wrapped so that one sub-request to it becomes a child of this trace."""
 
     def taken(self, request: Any, /) -> None:
-        """The request was checked, and is about to be queued."""
+        """Attach the trace to a request that passed its checks and is about to be queued."""
 
 
 Array = npt.NDArray[Any]
 Parameter = bool | int | float | str
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Array | list[bytes] | None
-"""Where a tensor's values come from: raw little-endian bytes, a ready array, or the elements of a BYTES tensor."""
+"""Source of a tensor's values: raw little-endian bytes, a ready array, or the elements of a BYTES tensor."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -55,14 +59,19 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "BYTES": np.dtype(object),
 }
-"""The wire's datatypes and the numpy dtype each travels in. BF16 travels as the 16 raw bits in a uint16, BYTES as
-an object array of ``bytes``: numpy has neither type."""
+"""numpy dtype of each wire datatype.
+
+numpy has neither BF16 nor BYTES: BF16 is held as its 16 raw bits in a uint16, BYTES as an object array of ``bytes``.
+"""
 
 _DATATYPE_OF = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
 
 def datatype_of(array: Array) -> str:
-    """The wire datatype of an array, ``"BYTES"`` for text and objects; "" when it has none (complex, datetime)."""
+    """Return the wire datatype of an array, or "" if it has none (complex, datetime).
+
+    Text and object arrays are ``"BYTES"``.
+    """
     name = _DATATYPE_OF.get(array.dtype)
     if name is not None:
         return name
@@ -70,7 +79,10 @@ def datatype_of(array: Array) -> str:
 
 
 class InputSpec(NamedTuple):
-    """One input as a request declares it: wire datatype (``"FP32"``), full shape, batch dimension included."""
+    """One input as declared by a request.
+
+    ``datatype`` is a wire datatype (``"FP32"``); ``shape`` is the full shape, including the batch dimension.
+    """
 
     name: str
     datatype: str
@@ -78,7 +90,10 @@ class InputSpec(NamedTuple):
 
 
 class OutputSpec(NamedTuple):
-    """One requested output. ``classes`` > 0 asks for that many class strings instead of the values [X06]."""
+    """One requested output.
+
+    ``classes`` > 0 requests that number of class strings instead of the values [X06].
+    """
 
     name: str
     classes: int = 0
@@ -86,14 +101,14 @@ class OutputSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferForm:
-    """All that an inference request says besides its tensor bytes.
+    """The contents of an inference request except its tensor bytes.
 
-    A form compares by identity: a protocol that meets the same header bytes again hands out the same form, and the
-    engine then skips the checks it has already made for it.
+    A form compares by identity: a protocol that receives the same header bytes again returns the same form, and the
+    engine then skips the checks it has already done for it.
 
-    ``inputs`` come in the order of the request's data. ``outputs`` is empty for "all of them". ``timeout_us`` is in
-    microseconds, 0 for none [H23]. ``raw`` marks a request that is nothing but the bytes of the model's one
-    input [B03]: its ``inputs`` are empty and it has one piece of data.
+    ``inputs`` are in the order of the request's data. An empty ``outputs`` means all outputs. ``timeout_us`` is in
+    microseconds, 0 for no timeout [H23]. ``raw`` marks a request whose body is the bytes of the model's only input
+    [B03]: its ``inputs`` are empty and it has one piece of data.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -109,7 +124,7 @@ class InferForm:
 
 
 class Tensor(NamedTuple):
-    """A named array. ``data`` has the dtype that DTYPES gives for ``datatype``."""
+    """A named array; ``data`` has the dtype that DTYPES lists for ``datatype``."""
 
     name: str
     datatype: str
@@ -117,7 +132,7 @@ class Tensor(NamedTuple):
 
 
 class Response:
-    """What a model answered: outputs in the model's own order, and parameters it set [H24]."""
+    """A model's response: outputs in the model's order, and the parameters it set [H24]."""
 
     __slots__ = ("outputs", "parameters")
 
@@ -130,9 +145,9 @@ class Response:
 
 
 class Streamed(NamedTuple):
-    """One of the answers of a decoupled model to one request [K08].
+    """One response of a decoupled model to a request [K08].
 
-    ``outcome`` is None for a final mark that carries nothing. After one with ``final`` no more come.
+    ``outcome`` is None for a final marker without content. ``final`` marks the last item of the stream.
     """
 
     outcome: Response | RemoraError | None
@@ -140,23 +155,29 @@ class Streamed(NamedTuple):
 
 
 Outcome = Response | RemoraError | Streamed
-"""What a request ends in. A request to a decoupled model gets any number of Streamed, the last one final; every other
-request gets exactly one Response or error."""
+"""Result of a request.
+
+A request to a decoupled model gets any number of Streamed, the last one final; any other request gets exactly one
+Response or error.
+"""
 
 
-_NOBODY: frozenset[object] = frozenset()
+_NO_INSTANCES: frozenset[object] = frozenset()
 
 
 class Request:
-    """A checked request as the schedulers and backends see it.
+    """A checked request as seen by the schedulers and backends.
 
-    ``inputs`` hold arrays in the *model's* shape (reshape applied, batch dimension first when the model batches).
-    ``requested`` names the outputs wanted, never empty. ``rows`` is the batch size, 1 for a model without batching.
-    ``shape_key`` is equal for requests that may share a batch [D04]. ``cancelled`` may turn True at any time.
-    ``held`` are the instances that wait for this request: whoever made it on their behalf [L04]. ``states`` are
-    what the server keeps for the request's sequence, by the names of the model's inputs [S13]; None for nothing.
-    ``stays``: the outputs may stay on the device where the model makes them, as `DeviceArray`s. ``trace`` follows the
-    request where it is traced, None elsewhere.
+    Attributes:
+        inputs: arrays in the *model's* shape (reshape applied, batch dimension first if the model batches).
+        requested: names of the requested outputs, never empty.
+        rows: batch size, 1 for a model without batching.
+        shape_key: equal for requests that may share a batch [D04].
+        cancelled: may become True at any time.
+        held: instances that are blocked until this request completes, because they issued it [L04].
+        states: the server-side state of the request's sequence by the model's input names [S13], or None.
+        stays: True if the outputs may stay on the device where the model computes them, as `DeviceArray`s.
+        trace: the trace of the request, or None.
     """
 
     __slots__ = (
@@ -172,72 +193,85 @@ class Request:
         self.rows = rows
         self.shape_key = shape_key
         self.cancelled = False
-        self.held: frozenset[object] = _NOBODY
+        self.held: frozenset[object] = _NO_INSTANCES
         self.states: dict[str, Array] | None = None
         self.stays = False
         self.trace: RequestTrace | None = None
         self._watchers: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
-        """Ask that the request never run, or end early. Any thread may call, any number of times."""
+        """Request cancellation: the request is not run, or ends early.
+
+        Any thread may call this, any number of times.
+        """
         self.cancelled = True
         for act in tuple(self._watchers):
             act()
 
     def when_cancelled(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Have ``act`` called when the request is cancelled, at once if it is already; returns what takes that back.
+        """Register ``act`` to be called on cancellation; return a function that unregisters it.
 
-        ``act`` may be called more than once, on any thread, and must not raise.
+        If the request is already cancelled, ``act`` is called at once. It may be called more than once, on any thread,
+        and must not raise.
         """
         self._watchers.append(act)
-        if self.cancelled:  # asked second: a cancel in between has found the watcher or is found here
+        if self.cancelled:  # check after registering, so that a concurrent cancel cannot be missed
             act()
         return lambda: self._forget(act)
 
     def _forget(self, act: Callable[[], None]) -> None:
-        with suppress(ValueError):  # taken back twice
+        with suppress(ValueError):  # already unregistered
             self._watchers.remove(act)
 
 
 class Watcher(Protocol):
-    """An event loop that can wait for more than its own sockets."""
+    """An event loop that can watch additional file descriptors."""
 
     def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
-        """Call ``work`` in the loop whenever ``fd`` is readable, until the function that this returns is called.
+        """Call ``work`` in the loop whenever ``fd`` is readable, and return a function to stop.
 
-        Called in the loop's thread; what it returns may be called in any. ``fd`` stays the caller's, who may close it
-        at any time: ``work`` is given a duplicate that is open as long as it is called.
+        Call this in the loop's thread; the returned function may be called in any thread. The caller keeps ownership of
+        ``fd`` and may close it at any time: ``work`` receives a duplicate that stays open for as long as it is called.
         """
 
     def is_current(self) -> bool:
-        """Is the caller in the loop's thread?"""
+        """Return True if the caller is in the loop's thread."""
 
 
 class Mailbox(Protocol):
-    """Where replies want to be delivered: a thread or an event loop that owns what the replies touch."""
+    """Destination of replies: a thread or an event loop that owns the objects they modify."""
 
     @property
     def watcher(self) -> Watcher | None:
-        """The event loop behind it, for executions that end elsewhere; None when there is none."""
+        """The event loop behind this mailbox, for executions that end in another process, or None."""
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Run ``ticket.reply(ticket, outcome)`` for each pair where they belong, all in one wake-up. Never raises."""
+        """Run ``ticket.reply(ticket, outcome)`` for each pair in the owner's thread. Never raises.
+
+        All pairs are delivered with one wake-up.
+        """
 
     def defer(self, work: Callable[[], None]) -> bool:
-        """Run ``work`` at the end of the current turn of the caller's loop; False when the caller is not that loop."""
+        """Run ``work`` at the end of the current iteration of the caller's loop.
+
+        Returns False if the caller is not in this mailbox's loop.
+        """
 
 
-NO_TIME = (0, 0, 0)  # not known what the phases took; compared by identity
+NO_TIME = (0, 0, 0)  # phase times unknown; compared by identity
 
 
 class Ticket:
-    """A request on its way, and where its answer goes. Each ticket is answered exactly once (see Outcome).
+    """A request in flight and the destination of its answer.
 
-    ``reply`` is called by the mailbox and must not raise. Without a mailbox it may hold up its caller for an answer
-    that is not final, so that a model does not run far ahead of its client. Times are in nanoseconds of the engine's
-    monotonic clock; ``arrival_ns`` is when the request was handed in, ``start_ns`` when its batch began to run.
-    ``deadline_ns`` is 0 for none. ``level`` is its priority level, 1 the highest. ``spent_ns`` is what the phases of
-    its execution took, known before its answer unless that streams: input, infer, output.
+    Each ticket is answered exactly once (see Outcome). ``reply`` is called by the mailbox and must not raise. Without a
+    mailbox it may block its caller for an answer that is not final, which keeps a model from running far ahead of its
+    client.
+
+    Times are in nanoseconds of the engine's monotonic clock. ``arrival_ns`` is the time of submission, ``start_ns`` the
+    time at which its batch began to run. ``deadline_ns`` is 0 for no deadline. ``level`` is the priority level, 1 the
+    highest. ``spent_ns`` are the durations of the execution phases (input, infer, output), known before the answer
+    unless the answer is streamed.
     """
 
     __slots__ = ("arrival_ns", "context", "deadline_ns", "level", "mailbox", "reply", "request", "spent_ns", "start_ns")
@@ -261,5 +295,8 @@ class Ticket:
         self.spent_ns = NO_TIME
 
     def cancel(self) -> None:
-        """Ask that the request never run; it is then answered with CancelledError [D13]. Any thread may call."""
+        """Cancel the request; if it has not run, it is answered with CancelledError [D13].
+
+        Any thread may call this.
+        """
         self.request.cancel()

@@ -97,9 +97,9 @@ class AdmittingQueue:
         self._left(ticket for ticket, _ in dropped)
         return dropped
 
-    def hasten(self) -> None:
-        """See `BatchQueue.hasten`."""
-        self._inner.hasten()
+    def stop_waiting(self) -> None:
+        """See `BatchQueue.stop_waiting`."""
+        self._inner.stop_waiting()
 
     def drain(self) -> list[Ticket]:
         """See `BatchQueue.drain`."""

@@ -61,7 +61,7 @@ class Queue(Protocol):
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
         """Take out the cancelled tickets, each with its answer."""
 
-    def hasten(self) -> None:
+    def stop_waiting(self) -> None:
         """From now on nothing waits for company: for a stop."""
 
     def drain(self) -> list[Ticket]:
@@ -165,7 +165,7 @@ class BatchQueue:
             self._waiting.discard_all(dead)
         return [(ticket, cancelled_in_queue(ticket)) for ticket in dead]
 
-    def hasten(self) -> None:
+    def stop_waiting(self) -> None:
         """From now on nothing waits for company: for a stop."""
         self._delay_ns = self._hold = 0
 

@@ -441,10 +441,10 @@ class Scheduler:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def hasten(self) -> None:
+    def stop_waiting(self) -> None:
         """From now on nothing waits for company, while more may still come: for a stop of whoever hands it in."""
         with self._lock:
-            self._queue.hasten()
+            self._queue.stop_waiting()
             self._work.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> bool:
@@ -452,7 +452,7 @@ class Scheduler:
         end_ns = None if timeout_s is None else self._now() + int(timeout_s * 1e9)
         with self._lock:
             self._stopping = True
-            self._queue.hasten()
+            self._queue.stop_waiting()
             self._inline_armed = False
             self._work.notify_all()
             if len(self._queue) and not any(slot.thread for slot in self._slots):

@@ -223,10 +223,10 @@ def test_without_a_batcher_nothing_is_held() -> None:
     assert sizes(queue, START) == [(1, SINGLE)]
 
 
-def test_a_hastened_queue_waits_for_nobody() -> None:
+def test_a_queue_that_stops_waiting_dispatches_at_once() -> None:
     queue = BatchQueue(dynamic(delay_ms=300), hold=3)
     queue.push(ticket_of(arrival_ns=START))
-    queue.hasten()
+    queue.stop_waiting()
     assert sizes(queue, START) == [(1, IDLE)]
 
 

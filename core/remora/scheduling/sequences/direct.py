@@ -84,7 +84,7 @@ class DirectQueue:
         tickets = [self._ready.pop(slot) for slot in gone]
         return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]
 
-    def hasten(self) -> None:
+    def stop_waiting(self) -> None:
         """From now on nothing waits for company: for a stop."""
         self._delay_ns = 0
         self._held = lambda: False

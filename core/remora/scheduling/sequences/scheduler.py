@@ -316,7 +316,7 @@ class SequenceScheduler:
             orders = self._noted(self._table.close(begin_ns), begin_ns)
         self._obey(orders)
         for lane in self._lanes:
-            lane.hasten()
+            lane.stop_waiting()
         with self._changed:
             if not self._changed.wait_for(lambda: not self._table.busy, timeout_s):
                 return False

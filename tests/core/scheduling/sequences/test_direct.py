@@ -85,10 +85,10 @@ def test_enough_do_not_wait() -> None:
     assert plan.reason == IDLE
 
 
-def test_a_hastened_queue_waits_for_nobody() -> None:
+def test_a_queue_that_stops_waiting_dispatches_at_once() -> None:
     bench = Bench(delay_ms=5, utilization=0.5)
     first = bench.push(0)
-    bench.queue.hasten()
+    bench.queue.stop_waiting()
     assert bench.rows(bench.queue.poll(START)) == [first]
 
 
