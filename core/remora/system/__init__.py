@@ -1,1 +1,1 @@
-"""What the process may use of the machine, and how it asks for it; the law: nothing here knows models or wires."""
+"""Resources of the machine and the process: CPUs, memory, GPUs, clock, logs and tuning."""

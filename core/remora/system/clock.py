@@ -1,4 +1,4 @@
-"""The one place that reads the time; tests put another clock in its place."""
+"""The clock of the engine, which tests replace."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: one that only grows, one that people understand."""
+    """A monotonic and a wall clock."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since some fixed moment."""
+        """Return nanoseconds since a fixed but unspecified moment."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return milliseconds since the Unix epoch."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The operating system's clock."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""How many processors and how much memory this process may use; the law: the quota and the affinity, not the machine.
+"""CPUs and memory that this process may use, by cgroup quota and CPU affinity.
 
-A container sees all of its host's processors but may use a few of them. Threads for all of them would wait for each
-other, so everything that sizes a pool asks here.
+A container sees all CPUs of its host but may be limited to a few. Thread pools sized by the host would contend, so
+every pool is sized by `usable_cpus`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NO_LIMIT = 1 << 60
 
 
 def usable_cpus(root: Path = Path("/"), affinity: int | None = None) -> int:
-    """The smallest of the cgroup's quota (rounded up), the processors the process is bound to and the machine's.
+    """Return the smallest of the cgroup quota (rounded up), the CPU affinity and the machine's CPU count.
 
     Args:
-        root: where ``proc`` and ``sys`` are found; tests give a tree of their own.
-        affinity: how many processors the process may run on; asked of the system when None.
+        root: directory that contains ``proc`` and ``sys``; tests pass a temporary tree.
+        affinity: number of CPUs in the process's affinity mask; None reads it from the system.
     """
     if affinity is None:
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _machine_cpus()
@@ -30,7 +30,7 @@ def usable_cpus(root: Path = Path("/"), affinity: int | None = None) -> int:
 
 
 def numa_cpus(node: int, root: Path = Path("/")) -> frozenset[int]:
-    """The processors of a memory node; none when there is no such node."""
+    """Return the CPUs of a NUMA node; empty when the node does not exist."""
     found: set[int] = set()
     for part in _text(root / f"sys/devices/system/node/node{node}/cpulist").strip().split(","):
         first, _, last = part.partition("-")
@@ -40,13 +40,13 @@ def numa_cpus(node: int, root: Path = Path("/")) -> frozenset[int]:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """The most memory that the cgroup, or else the machine, lets the process have; None when nothing says."""
+    """Return the memory limit of the cgroup, or else of the machine; None when neither is known."""
     limits = [limit for limit in _memory_limits(root) if 0 < limit < _NO_LIMIT]
     return min(limits, default=None)
 
 
 def memory_in_use_bytes(root: Path = Path("/")) -> int:
-    """What is taken of the memory that `memory_limit_bytes` limits, without what the kernel can take back at once."""
+    """Return the memory in use, without reclaimable cache, of what `memory_limit_bytes` limits."""
     limits = [(limit, folder) for limit, folder in _cgroup_limits(root) if 0 < limit < _NO_LIMIT]
     total, used = memory_bytes(root / "proc")
     if limits and min(limits)[0] < total:
@@ -60,7 +60,7 @@ def memory_in_use_bytes(root: Path = Path("/")) -> int:
 
 
 def cpu_signature(root: Path = Path("/")) -> str:
-    """What kind of processor this is: equal where code that was made for one runs on the other."""
+    """Return a string that is equal on two CPUs if code compiled for one runs on the other."""
     for line in _text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip().lower() in ("flags", "features"):  # x86 and arm
@@ -73,7 +73,7 @@ def _machine_cpus() -> int:
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Processors by each quota that binds the process: its cgroup's and those of all above it."""
+    """Yield the CPUs that each quota of the process's cgroup and its ancestors allows."""
     for folder in _folders(root, "cpu"):
         quota, _, period = _text(folder / "cpu.max").partition(" ")  # version 2: "150000 100000" or "max 100000"
         if not quota:
@@ -89,7 +89,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path]]:
-    """The limits of the process's cgroup and those above it, each with its folder."""
+    """Yield the memory limits of the process's cgroup and its ancestors, each with its folder."""
     for folder in _folders(root, "memory"):
         text = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
         if text.isdigit():
@@ -97,10 +97,10 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """The process's cgroup folders for a controller, from its own to the top one, for both versions of cgroups.
+    """Yield the process's cgroup folders for a controller, from its own to the root, for cgroup v1 and v2.
 
-    Inside a container the path of ``/proc/self/cgroup`` is often the host's, of which only the top folder is mounted;
-    files that are not there read as empty.
+    Inside a container the path in ``/proc/self/cgroup`` is often the host's, of which only the root is mounted; missing
+    files read as empty.
     """
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -118,13 +118,13 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _mount(top: Path, controllers: str, controller: str) -> Path:
-    """Version 1 mounts controllers that go together ("cpu,cpuacct") in one folder, mostly with links for each."""
+    """Return the mount folder of a v1 controller: "cpu,cpuacct" share one, usually with a link for each."""
     together = top / controllers
     return together if together.is_dir() else top / controller
 
 
 def _text(path: Path) -> str:
-    """A small file's text without the space around it; empty when there is none or it may not be read."""
+    """Return the stripped text of a small file; empty when it is missing or unreadable."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -1,8 +1,10 @@
-"""The CUDA runtime through ctypes; the law: every call is checked, and without the library there are no devices.
+"""The CUDA runtime through ctypes.
 
-The library is looked for when it is first needed: where pip has put NVIDIA's wheels, then where the system has it.
-Addresses are plain numbers; who takes memory gives it back. A thread has one device at a time, which all libraries
-in the process see and change.
+The library is loaded on first use: from NVIDIA's pip wheels or from the system. Without it there are no devices.
+Addresses are plain integers; the caller that allocates memory frees it. Each thread has one current device, which all
+libraries of the process see and change.
+
+The status of every call is checked.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ HANDLE_BYTES: Final = 64
 _VERSIONS = ("13", "12", "11.0")
 _WHEELS = ("nvidia.cu13", "nvidia.cuda_runtime")
 _INT, _SIZE, _POINTER = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
-_DEFAULT = 4  # cudaMemcpyDefault: the runtime knows which address lies where
+_DEFAULT = 4  # cudaMemcpyDefault: the runtime derives the direction from the addresses
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _LASTING = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
-"""The errors that every later call of the process returns as well: uncorrectable memory and NVLink errors, and kernels
-that failed (illegal address 700, timeout 702, assertion 710, illegal instruction 715, launch failure 719)."""
+"""Sticky errors, which every later call of the process returns as well: uncorrectable memory and NVLink errors, and
+failed kernels (illegal address 700, timeout 702, assertion 710, illegal instruction 715, launch failure 719)."""
 
 
 class IpcHandle(ctypes.Structure):
-    """cudaIpcMemHandle_t: passed by value."""
+    """cudaIpcMemHandle_t, passed by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
@@ -61,11 +63,11 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cudaIpcCloseMemHandle": (_POINTER,),
     "cudaThreadExchangeStreamCaptureMode": (ctypes.POINTER(_INT),),
 }
-"""The functions that are called, and what each takes; all of them give a cudaError_t."""
+"""The argument types of the functions in use; each returns a cudaError_t."""
 
 
 class CudaError(InternalError):
-    """A call that failed; ``reason`` is the runtime's own text."""
+    """A failed CUDA call; ``reason`` is the runtime's error text."""
 
     def __init__(self, function: str, reason: str) -> None:
         super().__init__(f"{function} failed: {reason}", from_model=True)
@@ -73,14 +75,14 @@ class CudaError(InternalError):
 
 
 class Cuda:
-    """The runtime's calls. Any thread may call; `use` chooses the calling thread's device.
+    """The calls of the CUDA runtime. Any thread may call; `use` sets the calling thread's device.
 
     Args:
-        library: the runtime, as ctypes has loaded it.
-        driver: the driver's library; None where what only it knows cannot be asked.
+        library: the runtime, as loaded by ctypes.
+        driver: the driver's library; None disables the queries that only the driver answers.
 
     Attributes:
-        lost: why the process can use no GPU until it is restarted; empty while it can.
+        lost: why this process can use no GPU until it is restarted; empty while it can.
     """
 
     def __init__(self, library: Any, driver: Any = None) -> None:
@@ -88,7 +90,7 @@ class Cuda:
         self._thread = threading.local()
         self._functions: dict[str, Callable[..., int]] = {}
         for name, arguments in SIGNATURES.items():
-            function = library[name]  # of its own: attributes of a library are shared with everybody else
+            function = library[name]  # indexing returns a private object; attributes are shared by the whole process
             function.argtypes, function.restype = arguments, _INT
             self._functions[name] = function
         self._forget = library["cudaGetLastError"]
@@ -100,7 +102,7 @@ class Cuda:
             self._range, self._context = driver["cuMemGetAddressRange_v2"], driver["cuCtxGetCurrent"]
 
     def device_count(self) -> int:
-        """How many GPUs there are; 0 where the driver is missing as well."""
+        """Return the number of GPUs; 0 also without a driver."""
         count = _INT()
         try:
             self._call("cudaGetDeviceCount", ctypes.byref(count))
@@ -109,10 +111,10 @@ class Cuda:
         return count.value
 
     def relax(self) -> None:
-        """Let the calling thread take and free memory while another captures a CUDA graph.
+        """Allow the calling thread to allocate and free memory while another captures a CUDA graph.
 
-        ONNX Runtime captures in the global mode, in which such a call of any other thread fails and ends the capture.
-        Failures are left to the call that follows.
+        ONNX Runtime captures in global mode, in which such a call from any other thread fails and ends the capture.
+        Errors are left to the next call.
         """
         if not getattr(self._thread, "relaxed", False):
             exchange = self._functions["cudaThreadExchangeStreamCaptureMode"]
@@ -121,13 +123,13 @@ class Cuda:
                 self._forget()
 
     def use(self, device: int) -> None:
-        """Make a device the calling thread's."""
+        """Set the calling thread's device."""
         self.relax()
         self._call("cudaSetDevice", device)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make a device the calling thread's for a while: wherever others may count on theirs, finalizers above all."""
+        """Set the calling thread's device and restore the previous one on exit, as finalizers in particular must."""
         before = self._chosen()
         self.use(device)
         try:
@@ -137,66 +139,66 @@ class Cuda:
                 self.use(before)
 
     def _chosen(self) -> int | None:
-        """The calling thread's device; None where it has used none yet, or nobody knows."""
+        """Return the calling thread's device; None if it has used none yet or the driver is not loaded."""
         context, device = _POINTER(), _INT()
         if self._context is None or self._context(ctypes.byref(context)) != 0 or not context.value:
-            return None  # to go back to what the runtime calls its device would make a context there
+            return None  # restoring the runtime's default device would create a context on it
         self._call("cudaGetDevice", ctypes.byref(device))
         return device.value
 
     def take(self, size: int) -> int:
-        """The address of new device memory."""
-        return self._made("cudaMalloc", max(size, 1))
+        """Allocate device memory and return its address."""
+        return self._call_for_address("cudaMalloc", max(size, 1))
 
     def free(self, address: int) -> None:
-        """Give device memory back."""
+        """Free device memory."""
         self._call("cudaFree", address)
 
     def take_pinned(self, size: int) -> int:
-        """The address of new memory of the host that devices copy from and to without a detour."""
-        return self._made("cudaMallocHost", max(size, 1))
+        """Allocate pinned host memory and return its address."""
+        return self._call_for_address("cudaMallocHost", max(size, 1))
 
     def free_pinned(self, address: int) -> None:
-        """Give such memory back."""
+        """Free pinned host memory."""
         self._call("cudaFreeHost", address)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy bytes, wherever they lie, and wait until they are there."""
+        """Copy bytes between any two addresses and wait for completion."""
         self._call("cudaMemcpy", to, source, size, _DEFAULT)
-        self.wait()  # a copy from device to device has only begun, one to a device may be under way
+        self.wait()  # device-to-device copies are asynchronous, and copies to a device may still be in flight
 
     def copy_soon(self, to: int, source: int, size: int, stream: int) -> None:
-        """Put a copy on a stream."""
+        """Enqueue a copy on a stream."""
         self._call("cudaMemcpyAsync", to, source, size, _DEFAULT, stream)
 
     def stream(self) -> int:
-        """A new stream, which waits for no other."""
-        return self._made("cudaStreamCreateWithFlags", _NON_BLOCKING)
+        """Create a stream that synchronizes with no other."""
+        return self._call_for_address("cudaStreamCreateWithFlags", _NON_BLOCKING)
 
     def wait(self, stream: int = 0) -> None:
-        """Until all that was put on a stream is done; on the default one of the thread's device when none is named."""
+        """Wait until a stream is idle; without one, the default stream of the thread's device."""
         self._call("cudaStreamSynchronize", stream)
 
     def drop(self, stream: int) -> None:
-        """Give a stream back."""
+        """Destroy a stream."""
         self._call("cudaStreamDestroy", stream)
 
     def handle_of(self, address: int) -> bytes:
-        """What another process opens this device memory by."""
+        """Return the IPC handle with which another process opens this device memory."""
         handle = IpcHandle()
         self._call("cudaIpcGetMemHandle", ctypes.byref(handle), address)
         return bytes(memoryview(handle))
 
     def open_handle(self, handle: bytes) -> int:
-        """The address of another process's device memory, on the thread's device."""
-        return self._made("cudaIpcOpenMemHandle", IpcHandle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+        """Open another process's device memory and return its address on the thread's device."""
+        return self._call_for_address("cudaIpcOpenMemHandle", IpcHandle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
 
     def close_handle(self, address: int) -> None:
-        """The other process's memory is no longer used."""
+        """Close an address returned by `open_handle`."""
         self._call("cudaIpcCloseMemHandle", address)
 
     def bytes_from(self, address: int) -> int | None:
-        """How many bytes of device memory there are from an address on; None where nobody knows."""
+        """Return the bytes from an address to the end of its allocation; None where the driver cannot report it."""
         if self._range is None:
             return None
         start, size = ctypes.c_uint64(), _SIZE()
@@ -205,21 +207,21 @@ class Cuda:
         return start.value + size.value - address
 
     def probe(self, device: int) -> None:
-        """Find out whether the process can still use a device, without waiting for its work; see ``lost``."""
+        """Check that the process can still use a device, without waiting for its work; see ``lost``."""
         with suppress(CudaError), self.on(device):
             stream = self.stream()
             self.wait(stream)
             self.drop(stream)
 
-    def _made(self, function: str, *arguments: Any) -> int:
-        made = _POINTER()
-        self._call(function, ctypes.byref(made), *arguments)
-        return made.value or 0
+    def _call_for_address(self, function: str, *arguments: Any) -> int:
+        address = _POINTER()
+        self._call(function, ctypes.byref(address), *arguments)
+        return address.value or 0
 
     def _call(self, function: str, *arguments: Any) -> None:
         status = self._functions[function](*arguments)
         if status != 0:
-            self._forget()  # who shares the runtime asks it what failed last, after calls that have not
+            self._forget()  # clear the last error, or the next user of this runtime would read it
             text = self._text(status)
             error = CudaError(function, text.decode() if text else f"error {status}")
             if status in _LASTING and not self.lost:
@@ -230,9 +232,9 @@ class Cuda:
 
 @cache
 def cuda() -> Cuda:
-    """The machine's CUDA runtime. Raises UnsupportedError where there is none.
+    """Return the machine's CUDA runtime. Raises UnsupportedError where there is none.
 
-    Of several it is the first that finds GPUs: one of a later CUDA than the driver's finds none.
+    Of several installed runtimes the first that finds GPUs is used; one newer than the driver finds none.
     """
     driver = _loaded("libcuda.so.1")
     found: Cuda | None = None
@@ -251,7 +253,7 @@ def cuda() -> Cuda:
 
 
 def _loaded(name: str) -> Any:
-    """A library; None where there is none of the name."""
+    """Load a library; None if it does not exist."""
     try:
         return ctypes.CDLL(name)
     except OSError:
@@ -259,7 +261,7 @@ def _loaded(name: str) -> Any:
 
 
 def _candidates() -> Iterator[str]:
-    for version in _VERSIONS:  # where the loader looks first: an operator's LD_LIBRARY_PATH wins
+    for version in _VERSIONS:  # the loader's search path first, so that the operator's LD_LIBRARY_PATH wins
         yield f"libcudart.so.{version}"
     for package in _WHEELS:
         try:

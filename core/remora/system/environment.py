@@ -1,4 +1,4 @@
-"""What the process was given to work with: its variables, the folder for what it may keep, the machine's start."""
+"""Environment of the process: variables, cache directory and boot id."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from remora.errors import UnavailableError
 
 
 def variables() -> Mapping[str, str]:
-    """The environment, for those that are given it instead of reading it."""
+    """Return the environment variables, for code that takes them as an argument."""
     return os.environ
 
 
 def keep_runtimes_quiet(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have runtimes send nothing that the operator did not ask for; to be called before they are imported.
+    """Disable the telemetry of the model runtimes; call this before they are imported.
 
-    ONNX Runtime's wheels report to their maker from the moment they are imported, and write an id and a database below
-    the home directory for that. The two names are of different releases. Variables that are set stay as they are.
+    ONNX Runtime's wheels send telemetry from import on, and write an id and a database below the home directory for
+    it. The two variables belong to different releases. Variables that are already set are left alone.
     """
     for name in ("ORT_DISABLE_TELEMETRY", "ORT_TELEMETRY_DISABLED"):
         environ.setdefault(name, "1")
 
 
 def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
-    """A folder of ours that can be written, made if need be: XDG's cache directory, else the temporary one.
+    """Return a writable cache folder below XDG's cache directory or else the temporary directory.
 
-    Containers often run with a root that is read-only and a home that is not there; only /tmp can be counted on.
-    Raises UnavailableError when neither can be written.
+    The folder is created if missing. Containers often have a read-only root and no home directory, so only /tmp is
+    reliable. Raises UnavailableError when neither can be written.
     """
-    import tempfile  # here, because every start looks at this module and few need a folder
+    import tempfile  # imported here because every start imports this module and few need the folder
 
     base = environ.get("XDG_CACHE_HOME") or (environ["HOME"] + "/.cache" if environ.get("HOME") else "")
     fallback = Path(tempfile.gettempdir()) / f"remora-{os.getuid() if hasattr(os, 'getuid') else 'cache'}"
@@ -45,12 +45,12 @@ def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whatever somebody else put into the temporary directory under our name is not used."""
+    """Return True if this user owns the folder; in the temporary directory another user may have made it."""
     return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """Another one after each start of the machine; "" where that cannot be told."""
+    """Return the kernel's boot id, which changes with each boot; "" where it cannot be read."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

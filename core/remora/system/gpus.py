@@ -1,10 +1,9 @@
 """NVIDIA GPUs that this process may use, and their readings.
 
-``Gpus`` reads the driver's library, NVML, through ``nvidia-ml-py``, imported where the driver is. Which of the
-machine's devices are meant is decided purely, by `visible`. Devices count as CUDA counts them, in the order of the PCI
-bus.
+``Gpus`` reads the driver's library, NVML, through ``nvidia-ml-py``. `visible` applies ``CUDA_VISIBLE_DEVICES`` to the
+machine's devices, as a pure function. Devices are numbered as CUDA numbers them, in PCI bus order.
 
-Invariant: a machine without a driver imports nothing and is asked once.
+Invariant: a machine without a driver is probed once and imports nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any, NamedTuple
 _log = logging.getLogger(__name__)
 _LISTED = Path("/proc/driver/nvidia/gpus")
 _DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""The driver's own device, and that of WSL2; gVisor and some containers have it without a list in procfs."""
+"""The driver's device file, and that of WSL2; gVisor and some containers have these without a list in procfs."""
 _NVML, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 
 
 class Gpu(NamedTuple):
-    """A device as CUDA would number it, or one of the instances that a device is divided into (MIG).
+    """A device as CUDA numbers it, or a MIG instance of a device.
 
-    ``capability`` is its compute capability, (0, 0) where nobody knows. ``card`` is its device's place on the machine.
+    ``capability`` is its compute capability, (0, 0) if unknown. ``card`` is the index of its device on the machine.
     """
 
     uuid: str
@@ -42,7 +41,7 @@ class Gpu(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """How a device is right now; None for what it does not tell. Watts, joules since its driver was loaded."""
+    """Current readings of a device in watts and, since driver load, joules; None for values it does not report."""
 
     uuid: str
     utilization: float | None = None
@@ -54,12 +53,12 @@ class GpuReading(NamedTuple):
 
 
 def visible(found: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
-    """Those of the machine's devices that a process may use, numbered by their place in the result.
+    """Return the devices that a process may use, numbered by their position in the result.
 
     Args:
-        found: the machine's devices, each before the instances it is divided into. A divided one is no device itself.
-        setting: ``CUDA_VISIBLE_DEVICES``: numbers or beginnings of UUIDs; None when it is not set. What follows the
-            first that is not there does not count, and of instances only one can be used: both are CUDA's rules.
+        found: the machine's devices, each before its MIG instances. A device with instances is not usable itself.
+        setting: ``CUDA_VISIBLE_DEVICES``: indices or UUID prefixes; None when unset. As in CUDA, entries after the
+            first invalid one are ignored, and only one MIG instance can be used.
     """
     divided = {gpu.parent for gpu in found if gpu.mig}
     whole = [gpu for gpu in found if not gpu.mig]
@@ -77,7 +76,7 @@ def visible(found: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 
 def capable(devices: Sequence[Gpu], least: tuple[int, int]) -> tuple[int, ...]:
-    """The numbers of those `visible` devices whose compute capability suffices or is not known [I07]."""
+    """Return the indices of the `visible` devices whose compute capability suffices or is unknown [I07]."""
     return tuple(number for number, gpu in enumerate(devices) if gpu.capability == (0, 0) or gpu.capability >= least)
 
 
@@ -91,14 +90,14 @@ def _meant(word: str, whole: Sequence[Gpu], found: Sequence[Gpu]) -> Gpu | None:
 
 
 class Gpus:
-    """The machine's GPUs. Thread-safe; nothing is imported or opened where there is no driver.
+    """The machine's GPUs. Thread-safe; nothing is imported or opened without a driver.
 
     Args:
-        listed: where the driver lists its devices, on some machines.
-        devices: files that are there where a driver is.
-        load: gives the module ``pynvml``; raises ImportError.
-        setting: ``CUDA_VISIBLE_DEVICES``; read from the environment when not given.
-        open_library: loads a library by its name; raises OSError.
+        listed: directory in which the driver of some machines lists its devices.
+        devices: files that exist where a driver is installed.
+        load: imports ``pynvml``; raises ImportError.
+        setting: returns ``CUDA_VISIBLE_DEVICES``; by default from the environment.
+        open_library: loads a library by name; raises OSError.
     """
 
     def __init__(
@@ -120,31 +119,31 @@ class Gpus:
         self._driver = False
 
     def visible(self) -> tuple[Gpu, ...]:
-        """The devices that this process may use; see `visible`."""
+        """Return the devices that this process may use; see `visible`."""
         nvml = self._library()
-        count = None if nvml is None else _asked(nvml.nvmlDeviceGetCount)
+        count = None if nvml is None else _query(nvml.nvmlDeviceGetCount)
         if count is None:
             return self._counted() if self._driver else ()
         found: list[Gpu] = []
         for index in range(count):
-            found += _asked(partial(_described, nvml, index)) or ()  # one that has fallen off the bus is none
+            found += _query(partial(_described, nvml, index)) or ()  # a device that has fallen off the bus is skipped
         return visible(found, self._setting())
 
     def readings(self) -> list[GpuReading]:
-        """How the visible devices are; empty where the driver's library cannot be asked."""
+        """Return the readings of the visible devices; empty without NVML."""
         nvml = self._library()
         if nvml is None:
             return []
         return [_reading(nvml, gpu) for gpu in self.visible()]
 
     def energies(self) -> dict[str, float]:
-        """What the visible devices have used since their driver was loaded, in joules, by UUID; see `GpuReading`."""
+        """Return the energy that each visible device has used since driver load, in joules by UUID."""
         return {reading.uuid: reading.energy_j for reading in self.readings() if reading.energy_j is not None}
 
     def _counted(self) -> tuple[Gpu, ...]:
-        """The visible devices where NVML cannot be asked: their number is all that is known of them."""
+        """Return the visible devices without NVML, of which only the number is known."""
         count = _counted_by_cuda(self._open_library)
-        if count is not None:  # CUDA heeds CUDA_VISIBLE_DEVICES itself
+        if count is not None:  # CUDA applies CUDA_VISIBLE_DEVICES itself
             return tuple(Gpu(f"GPU-{index}", card=index) for index in range(count))
         try:
             cards = len(list(self._listed.iterdir()))
@@ -170,13 +169,13 @@ class Gpus:
         return True
 
     def _initialised(self, level: int) -> Any:
-        """NVML, ready for questions; None where it cannot be used, with a line in the log."""
+        """Return NVML, initialised; None, with a log record, if it cannot be used."""
         try:
             nvml = self._load()
             nvml.nvmlInit()
         except ImportError:
             _log.log(level, "there are GPUs here, but no metrics of them: pip install nvidia-ml-py")
-        except Exception as error:  # NVML's errors are of a class that is not there without it
+        except Exception as error:  # NVMLError cannot be named here, because its module may be missing
             _log.log(level, "the GPU driver's library cannot be used: %s", error)
         else:
             return nvml
@@ -184,7 +183,7 @@ class Gpus:
 
 
 def _counted_by_cuda(open_library: Callable[[str], Any]) -> int | None:
-    """How many devices CUDA shows this process; None where its driver cannot be asked."""
+    """Return the number of devices that CUDA shows this process; None without a working driver."""
     count = ctypes.c_int()
     try:
         driver = open_library(_CUDA)
@@ -195,10 +194,10 @@ def _counted_by_cuda(open_library: Callable[[str], Any]) -> int | None:
 
 
 def _described(nvml: Any, index: int) -> list[Gpu]:
-    """A device and the instances it is divided into. Raises NVML's errors."""
+    """Return a device and its MIG instances. Raises NVML's errors."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    capability = _asked(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))) or (0, 0)
+    capability = _query(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))) or (0, 0)
     least = (int(capability[0]), int(capability[1]))
     gpu = Gpu(uuid, _text(nvml.nvmlDeviceGetName(handle)), _memory(nvml, handle), least, index)
     parts = [
@@ -209,32 +208,32 @@ def _described(nvml: Any, index: int) -> list[Gpu]:
 
 
 def _memory(nvml: Any, handle: Any) -> int:
-    return _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0
+    return _query(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0
 
 
 def _parts(nvml: Any, handle: Any) -> list[Any]:
-    mode = _asked(lambda: nvml.nvmlDeviceGetMigMode(handle))
+    mode = _query(lambda: nvml.nvmlDeviceGetMigMode(handle))
     if not mode or not mode[0]:
         return []
-    most = _asked(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0
-    parts = [_asked(partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at)) for at in range(most)]
+    most = _query(lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))) or 0
+    parts = [_query(partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at)) for at in range(most)]
     return [part for part in parts if part is not None]
 
 
 def _reading(nvml: Any, gpu: Gpu) -> GpuReading:
-    handle = _asked(lambda: nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    handle = _query(lambda: nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
     if handle is None:
         return GpuReading(gpu.uuid)
-    memory = _asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    busy = _asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-    power = _asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-    limit = _asked(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
-    energy = _asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+    memory = _query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    busy = _query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    power = _query(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+    limit = _query(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+    energy = _query(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
     return GpuReading(gpu.uuid, busy, memory and int(memory.total), memory and int(memory.used), power, limit, energy)
 
 
-def _asked(ask: Callable[[], Any]) -> Any:
-    """What the driver says; None for what this device or this user is not told."""
+def _query(ask: Callable[[], Any]) -> Any:
+    """Return what the driver reports; None for what this device lacks or this user may not read."""
     try:
         return ask()
     except Exception:  # NVMLError, a class of a module that is not imported here

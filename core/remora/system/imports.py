@@ -1,7 +1,9 @@
-"""How long imports take, measured while a start goes on; the law: afterwards nothing is left of the measuring.
+"""Timing of Python imports during the start of the server.
 
-A finder in front of Python's own finds modules as that does, and times how long each takes to run. The parts of other
-libraries are not told apart: there are hundreds of them, and each look costs microseconds of the start.
+A finder placed before Python's own finds the same modules and times their execution. The submodules of third-party
+packages are not timed separately because there are hundreds of them and each look-up costs microseconds.
+
+Invariant: after the timing ends, no trace of it is left in `sys.meta_path`.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-Told = Callable[[str, int, int, str], None]
-"""Module, begin and end in ns, and the import that it is within."""
+ImportRecorder = Callable[[str, int, int, str], None]
+"""Module, begin and end in ns, and the name of the enclosing import."""
 
 
-def time_imports(now_ns: Callable[[], int], told: Told, least_ns: int) -> Callable[[], None]:
-    """Tell of each import that takes at least ``least_ns``, on any thread, until what is returned is called."""
-    finder: Any = _TimingFinder(now_ns, told, least_ns)
+def time_imports(now_ns: Callable[[], int], record: ImportRecorder, least_ns: int) -> Callable[[], None]:
+    """Record each import, on any thread, that takes at least ``least_ns`` until the returned function is called."""
+    finder: Any = _TimingFinder(now_ns, record, least_ns)
     place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(place, finder)
 
@@ -32,11 +34,11 @@ def time_imports(now_ns: Callable[[], int], told: Told, least_ns: int) -> Callab
 
 
 class _TimingFinder:
-    """Finds what `PathFinder` finds. Loaders are made for one module each, so that one's method can be its own."""
+    """Meta path finder that times what `PathFinder` finds; each loader serves one module, so it can be patched."""
 
-    def __init__(self, now_ns: Callable[[], int], told: Told, least_ns: int) -> None:
+    def __init__(self, now_ns: Callable[[], int], record: ImportRecorder, least_ns: int) -> None:
         self._now_ns = now_ns
-        self._told = told
+        self._record = record
         self._least_ns = least_ns
         self._under_way = threading.local()
 
@@ -44,10 +46,10 @@ class _TimingFinder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if path is not None and not name.startswith("remora"):
-            return None  # Python's own finder is asked next
+            return None  # the next finder, Python's own, handles it
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            with suppress(AttributeError):  # a loader that takes no attributes is not timed
+            with suppress(AttributeError):  # a loader without settable attributes is not timed
                 self._time(spec.loader, name)
         return spec
 
@@ -65,6 +67,6 @@ class _TimingFinder:
                 end_ns = self._now_ns()
                 self._under_way.module = outer
                 if end_ns - begin_ns >= self._least_ns:
-                    self._told(name, begin_ns, end_ns, outer)
+                    self._record(name, begin_ns, end_ns, outer)
 
         loader.exec_module = timed

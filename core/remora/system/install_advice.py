@@ -1,7 +1,7 @@
-"""The command that installs what an extra of this installation lacks, by where the installation came from.
+"""Shell command that installs the missing packages of an extra, by the origin of this installation.
 
-No command names a package `remora` of an index: no index has one that is this project's, so that the name could belong
-to anyone. Without a checkout, an archive or a repository to install from, the command names the packages themselves.
+The command never names a package `remora` of an index, because this project has none there and anybody could register
+the name. Without a checkout, an archive or a repository as origin, the command names the packages themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# The start of a server imports this module: what only a message needs is imported by the functions.
+# The start of the server imports this module, so imports that only a message needs are inside the functions.
 
 _DISTRIBUTION = "remora"
 _EXTRA = r"""(.*?)\s*;.*\bextra\s*==\s*["']([^"']+)["']"""
@@ -19,9 +19,9 @@ _LIMITS = r"([^<>=!~;\s(]+)\s*\(?([^)]*)\)?"
 
 
 def install_command(extra: str) -> str:
-    """Return the shell command that installs what ``extra`` of this installation names.
+    """Return the shell command that installs the requirements of ``extra``.
 
-    Reads the installation's metadata; call it where something is missing, not before.
+    Reads the installation's metadata; call it only when something is missing.
     """
     import json
     from importlib.metadata import PackageNotFoundError, distribution
@@ -29,7 +29,7 @@ def install_command(extra: str) -> str:
     try:
         found = distribution(_DISTRIBUTION)
     except PackageNotFoundError:  # the source tree on the import path
-        return _command_for(extra, _as_checkout(Path(__file__).resolve().parents[2]), ())
+        return _command_for(extra, _as_checkout(Path(__file__).resolve().parents[3]), ())
     text = found.read_text("direct_url.json")
     return _command_for(extra, json.loads(text) if text else {}, found.requires or ())
 
@@ -41,7 +41,7 @@ def _as_checkout(directory: Path) -> dict[str, Any]:
 
 
 def _command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]) -> str:
-    """The command, from what an installer recorded of the installation's origin (PEP 610) and its requirements."""
+    """Return the command for an installation with this recorded origin (PEP 610) and these requirements."""
     import shlex
 
     source = _source_of(origin, extra)
@@ -53,7 +53,7 @@ def _command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]
 
 
 def _source_of(origin: dict[str, Any], extra: str) -> str:
-    """What pip installs again from the same place, as words of a shell; empty without such a place."""
+    """Return pip's argument, shell-quoted, that installs from the same origin; empty without a usable origin."""
     import shlex
     from urllib.parse import unquote, urlsplit
 
@@ -65,7 +65,7 @@ def _source_of(origin: dict[str, Any], extra: str) -> str:
         folder = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
         return shlex.quote(f"{_DISTRIBUTION}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}{folder}")
     if parts.scheme == "file" and not path.exists():
-        return ""  # a wheel that an image was built from, a checkout that moved
+        return ""  # such as a wheel used to build an image, or a checkout that was moved
     if "dir_info" in origin:
         editable = "-e " if origin["dir_info"].get("editable") else ""
         return editable + shlex.quote(f"{path}[{extra}]")
@@ -73,7 +73,7 @@ def _source_of(origin: dict[str, Any], extra: str) -> str:
 
 
 def _in_order(requirement: str) -> str:
-    """A requirement with its lower limit first, as people write it."""
+    """Return a requirement with its lower limit first, the usual order."""
     match = re.fullmatch(_LIMITS, requirement)
     if match is None:
         return requirement

@@ -1,4 +1,7 @@
-"""Locks that processes of one machine share, as files; the law: a lock ends with its holder, however that ends."""
+"""File locks shared by the processes of one machine.
+
+Invariant: a lock ends with the process that holds it, also when that process is killed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from remora.errors import UnsupportedError
 
 
 def take(path: Path, *, shared: bool = False, wait: bool = True) -> int:
-    """A descriptor that holds the lock until it is closed; two descriptors of one process exclude each other too.
+    """Return a descriptor that holds the lock until it is closed; descriptors of one process exclude each other.
 
-    Whoever holds a lock alone may remove its file. Raises BlockingIOError when it is taken and ``wait`` is False,
-    UnsupportedError where there are no such locks.
+    The holder of an exclusive lock may remove its file. Raises BlockingIOError when the lock is taken and ``wait`` is
+    False, UnsupportedError where the system has no such locks.
     """
     try:
         import fcntl
@@ -30,12 +33,12 @@ def take(path: Path, *, shared: bool = False, wait: bool = True) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file was removed while we waited for it
+        os.close(descriptor)  # the file was removed while this call waited for it
 
 
 @contextmanager
 def holding(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock alone. Raises as `take`."""
+    """Hold a lock exclusively. Raises as `take` does."""
     descriptor = take(path, wait=wait)
     try:
         yield

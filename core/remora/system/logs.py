@@ -1,7 +1,7 @@
-"""The log of this process; the law: what it shows is set here and nowhere else.
+"""Logging of this process and Triton's log settings.
 
-`set_up` is for a server's process: all records then go to standard error. In a program that embeds the engine the log
-stays the program's own. Either way a change of the level reaches the logger ``remora`` and those below it. Libraries
+`Log.set_up` is for a server process, whose records all go to standard error. A program that embeds the engine keeps its
+own logging. In both cases a change of level applies to the logger ``remora`` and those below it. Third-party loggers
 never log below INFO, because their debug output may hold secrets: hpack logs each header with its value.
 """
 
@@ -23,16 +23,16 @@ _NOTHING: Final[Mapping[str, bool | int | str]] = {}
 
 
 class LogSetting(NamedTuple):
-    """The call: change what is logged; without changes, ask. -> LogSettings"""
+    """Call that changes the log settings, or only reads them without changes. -> LogSettings"""
 
     changes: Mapping[str, bool | int | str] = _NOTHING
 
 
 class LogSettings(NamedTuple):
-    """Triton's settings of the log [T09], in the order in which clients see them.
+    """Triton's log settings [T09], in the order in which clients see them.
 
-    Each severity has a switch of its own: a log may show errors and no warnings. ``log_verbose_level`` above 0 adds
-    what is for debugging. ``log_file`` is empty, for standard error: no client chooses a file.
+    Each severity has a separate switch, so a log may show errors without warnings. ``log_verbose_level`` above 0 adds
+    debug records. ``log_file`` is always empty, for standard error, because clients must not choose a file.
     """
 
     log_file: str = ""
@@ -43,7 +43,7 @@ class LogSettings(NamedTuple):
     log_format: str = "default"
 
     def changed(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
-        """These settings with others in place of some; keys that nobody knows change nothing, as in Triton.
+        """Return these settings with some changed; unknown keys change nothing, as in Triton.
 
         Raises UnsupportedError for a file, UnavailableError (Triton's code) for a format that does not exist.
         """
@@ -53,12 +53,12 @@ class LogSettings(NamedTuple):
         if form not in FORMATS:
             raise UnavailableError(f"invalid argument for --log_format, got: {form}")
         known: dict[str, Any] = {key: value for key, value in changes.items() if key in self._fields}
-        if "log_verbose_level" in known:  # Triton's is a signed 32-bit number, and below nothing there is nothing
+        if "log_verbose_level" in known:  # Triton parses a signed 32-bit number; a negative level equals 0
             known["log_verbose_level"] = max((known["log_verbose_level"] + 2**31) % 2**32 - 2**31, 0)
         return self._replace(**known)
 
     def shows(self, severity: int) -> bool:
-        """Whether a record of this severity, in numbers of the module ``logging``, is written."""
+        """Return True if a record of this severity, a level of the module ``logging``, is written."""
         if severity >= logging.ERROR:
             return self.log_error
         if severity >= logging.WARNING:
@@ -66,7 +66,7 @@ class LogSettings(NamedTuple):
         return self.log_info if severity >= logging.INFO else self.log_verbose_level > 0
 
     def level(self) -> int:
-        """The least severity that is written: what is below it need not be made."""
+        """Return the lowest severity that is written."""
         for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             if self.shows(severity):
                 return severity
@@ -77,17 +77,17 @@ _LINE = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
 class Log:
-    """What is set, and where it takes effect. Thread-safe."""
+    """The log settings and the loggers they apply to. Thread-safe."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._settings = LogSettings()
         self._logger = logger
-        self._root: logging.Logger | None = None  # in a server's process
+        self._root: logging.Logger | None = None  # set in a server process only
         self._handler: logging.Handler | None = None
         self._lock = Lock()
 
     def set_up(self, settings: LogSettings, root: logging.Logger | None = None, stream: TextIO | None = None) -> None:
-        """Write one line for each record to standard error, unless something else was set up before."""
+        """Write one line per record to standard error, unless the root logger already has a handler."""
         with self._lock:
             self._root = root or logging.getLogger()
             if not self._root.handlers:
@@ -97,7 +97,7 @@ class Log:
             self._apply(settings)
 
     def change(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
-        """Change what is logged from now on; returns all settings. Raises RemoraError as `LogSettings.changed`."""
+        """Change the log settings and return all of them. Raises RemoraError as `LogSettings.changed` does."""
         with self._lock:
             if changes:
                 self._apply(self._settings.changed(changes))
@@ -111,7 +111,7 @@ class Log:
 
 
 def set_levels(level: int, ours: logging.Logger, root: logging.Logger | None) -> None:
-    """Set the least severity of our loggers, and below ``root`` that of all others, which log nothing for debugging."""
+    """Set the level of our loggers, and that of ``root``, at least INFO, for all others."""
     ours.setLevel(level)
     if root is not None:
         root.setLevel(max(level, logging.INFO))

@@ -1,4 +1,4 @@
-"""What the machine is doing, read from /proc; zeros where there is no /proc."""
+"""Memory, CPU usage and process age from /proc; zeros where /proc is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def memory_bytes(proc: Path = Path("/proc")) -> tuple[int, int]:
-    """(total, used) main memory in bytes; what is not told is 0."""
+    """Return (total, used) main memory in bytes; 0 for unknown values."""
     try:
         text = (proc / "meminfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -21,14 +21,14 @@ def memory_bytes(proc: Path = Path("/proc")) -> tuple[int, int]:
 
 
 class CpuUsage:
-    """The share of processor time in use between two readings, 0 to 1."""
+    """Share of CPU time in use between two readings, 0 to 1."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._last = self._ticks()
 
     def read(self) -> float:
-        """Since the reading before, or since this object was made."""
+        """Return the share since the previous reading or since construction."""
         busy, total = self._ticks()
         last_busy, last_total = self._last
         self._last = (busy, total)
@@ -43,10 +43,10 @@ class CpuUsage:
 
 
 def process_age_s(proc: Path = Path("/proc"), boot_age_s: Callable[[], float] | None = None) -> float:
-    """Seconds since this process was started (exec), 0 where that cannot be told.
+    """Return the seconds since this process was started (exec), 0 where that is unknown.
 
-    Exact to half a tick of the kernel's, 5 ms: it keeps the moment of a start in whole ticks. ``boot_age_s`` is how
-    long the machine is up, by the clock that the kernel counts those ticks with.
+    Accurate to half a kernel tick, 5 ms, because the kernel stores start times in whole ticks. ``boot_age_s`` returns
+    the machine's uptime by the clock that counts those ticks.
     """
     try:
         started_ticks = int((proc / "self/stat").read_text().rpartition(")")[2].split()[19])
@@ -57,5 +57,5 @@ def process_age_s(proc: Path = Path("/proc"), boot_age_s: Callable[[], float] | 
 
 
 def _boot_age_s() -> float:
-    """Raises AttributeError where there is no such clock."""
+    """Return the uptime. Raises AttributeError on systems without CLOCK_BOOTTIME."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,7 +1,8 @@
-"""Settings of the process that make serving faster; the law: each can be turned off, and none is an error to lack.
+"""Process settings that speed up serving: allocator, thread switching, BLAS threads and garbage collector.
 
-``apply`` is called once, before numpy is imported (later the memory settings still count, but only from then on), and
-``freeze`` when all models are loaded. The figures are those of docs/performance.md.
+``apply`` is called once, before numpy is imported (memory settings also work later, but only from then on), and
+``freeze`` when all models are loaded. docs/performance.md has the measurements. Each setting can be turned off and is
+skipped where the system lacks it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, MutableMapping
 from typing import NamedTuple
 
 Mallopt = Callable[[int, int], int]
-"""glibc's ``mallopt(parameter, value)``: 1 when it was taken."""
+"""glibc's ``mallopt(parameter, value)``, which returns 1 on success."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -24,20 +25,20 @@ _M_MMAP_THRESHOLD = -3
 
 
 class Tuning(NamedTuple):
-    """What to set.
+    """Process settings.
 
     Attributes:
-        malloc_threshold_bytes: blocks below this size come from the heap instead of being fresh zeroed pages of the
-            system each time; large bodies gain up to 3.7 times. 32 MiB is the most that every glibc takes. 0 leaves
-            the allocator alone. glibc only, as the two below.
-        malloc_keep_bytes: how much free memory the heap keeps before it gives some back. 0 leaves it alone.
-        malloc_top_pad_bytes: by how much more than needed the heap grows at a time. 0 leaves it alone.
-        switch_interval_us: how long a thread may hold the interpreter while another waits, in microseconds. Python's
-            own 5000 lets a busy user thread add that much to every answer. 0 leaves it alone.
-        blas_threads: how many threads OpenMP and the BLAS libraries start, for variables that are not set. They size
+        malloc_threshold_bytes: blocks below this size come from the heap instead of from fresh zeroed pages, which
+            speeds up large bodies by up to 3.7 times. 32 MiB is the maximum that every glibc accepts. 0 leaves the
+            allocator alone. glibc only, as the two below.
+        malloc_keep_bytes: free memory that the heap keeps before it returns some. 0 leaves it alone.
+        malloc_top_pad_bytes: extra bytes by which the heap grows at a time. 0 leaves it alone.
+        switch_interval_us: how long a thread may hold the interpreter while another waits, in microseconds. With
+            Python's default of 5000 a busy user thread adds that much to every response. 0 leaves it alone.
+        blas_threads: threads of OpenMP and the BLAS libraries, for variables that are not set. These libraries size
             their pools by the machine, not by the container's quota. 0 leaves them alone.
-        freeze: let no garbage be collected while starting, and take everything that lives once the models are loaded
-            out of the collector's sight.
+        freeze: disable garbage collection during the start, and exempt all objects that exist once the models are
+            loaded from it.
     """
 
     malloc_threshold_bytes: int = 32 << 20
@@ -49,11 +50,11 @@ class Tuning(NamedTuple):
 
 
 def apply(settings: Tuning, environ: MutableMapping[str, str], mallopt: Mallopt | None = None) -> tuple[str, ...]:
-    """Set what ``settings`` say and return what was set, in words, for the start's log.
+    """Apply ``settings`` and return a description of each applied setting for the startup log.
 
     Args:
-        environ: the process's environment, ``os.environ``; variables that are set stay as they are.
-        mallopt: the C library's; looked up when None. Where there is none the memory settings are left out.
+        environ: the process's environment, ``os.environ``; variables that are set stay unchanged.
+        mallopt: the C library's; looked up when None. The memory settings are skipped where it is missing.
     """
     if settings.freeze:
         gc.disable()  # until `freeze`
@@ -70,9 +71,9 @@ def apply(settings: Tuning, environ: MutableMapping[str, str], mallopt: Mallopt 
 
 
 def freeze(settings: Tuning) -> int:
-    """Let the collector forget all there is, and go on. How many objects it no longer looks at.
+    """Exempt all existing objects from garbage collection, enable it, and return their number.
 
-    Nothing is collected first: what little garbage a start leaves costs less than the 8 ms of looking for it.
+    Does not collect first, because the garbage of a start costs less than the 8 ms of a collection.
     """
     if not settings.freeze:
         return 0
@@ -82,10 +83,10 @@ def freeze(settings: Tuning) -> int:
 
 
 def give_back() -> bool:
-    """Let the allocator return what loading has left free to the system; False where it cannot be told to.
+    """Have the allocator return free memory to the system; return False where it cannot.
 
-    Models load on several threads, each with a heap of its own, and what one has used stays with it otherwise. Takes
-    some milliseconds, without the interpreter.
+    Models are loaded on several threads, each with a separate heap that would keep its free memory. Takes some
+    milliseconds without the GIL.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -98,23 +99,25 @@ def give_back() -> bool:
 def _tune_malloc(settings: Tuning, mallopt: Mallopt | None) -> list[str]:
     if mallopt is None:
         return []
-    wishes = (
+    parameters = (
         ("mmap threshold", _M_MMAP_THRESHOLD, settings.malloc_threshold_bytes),
         ("trim threshold", _M_TRIM_THRESHOLD, settings.malloc_keep_bytes),
         ("top pad", _M_TOP_PAD, settings.malloc_top_pad_bytes),
     )
     return [
-        f"malloc {name} {value} bytes" for name, parameter, value in wishes if value > 0 and mallopt(parameter, value)
+        f"malloc {name} {value} bytes"
+        for name, parameter, value in parameters
+        if value > 0 and mallopt(parameter, value)
     ]
 
 
 def _find_mallopt() -> Mallopt | None:
-    """The running C library's ``mallopt``; None where it has none (musl, macOS, Windows)."""
+    """Return the running C library's ``mallopt``; None where it has none (musl, macOS, Windows)."""
     if not sys.platform.startswith("linux"):
         return None
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018  musl answers to mallopt's name in some builds, but not to this one
+        library.gnu_get_libc_version  # noqa: B018  some builds of musl have mallopt, but none has this function
         found = library.mallopt
     except (OSError, AttributeError):
         return None

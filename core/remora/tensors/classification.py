@@ -1,4 +1,4 @@
-"""Class strings instead of values [X06]; pure."""
+"""Classification extension: class strings in place of output values [X06]."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _UNSUPPORTED = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
 def classify(
     response: Response, wanted: Sequence[OutputSpec], labels: Mapping[str, Sequence[str]], *, batches: bool
 ) -> Response | RemoraError:
-    """The response with each output that asked for classes replaced by its best ones.
+    """Return the response with each output that requested classes replaced by its top classes.
 
-    ``labels`` holds the lines of each output's label file; ``batches`` says that the first dim is the batch.
-    An output without values or of a type that has no order is an InvalidArgumentError.
+    ``labels`` holds the lines of each output's label file; ``batches`` is True if the first dimension is the batch.
+    Returns InvalidArgumentError for an output without values or of a type without an order.
     """
     classes = {output.name: min(output.classes, _CLASS_LIMIT) for output in wanted if output.classes > 0}
     outputs: list[Tensor] = []
@@ -51,7 +51,7 @@ def _classified(tensor: Tensor, count: int, labels: Sequence[str], batches: bool
 
 
 def _class_text(value: Array, index: int, labels: Sequence[str]) -> bytes:
-    """``<value>:<index>[:<label>]``; floats with six decimals whatever their size, as std::to_string prints them."""
+    """Return ``<value>:<index>[:<label>]``; floats have six decimals, as std::to_string prints them."""
     number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
     label = labels[index] if index < len(labels) else ""
     return f"{number}:{index}{':' + label if label else ''}".encode()

@@ -1,8 +1,10 @@
-"""Tensors in the memory of a device; the law: bytes are copied to the host when `host` is asked, once, and never else.
+"""Tensors in device memory, passed between ensemble steps without a copy to the host.
 
-A `DeviceArray` travels in the place of a numpy array from one step of an ensemble to the next, between models that say
-they take it there (decision 0030). It is complete: whoever hands one on has waited for its device. It is an offer:
-whoever reads the values calls `host`, and all who do share one copy. What lies in main memory is not copied at all.
+A `DeviceArray` replaces a numpy array between ensemble steps whose models declare that they accept device memory
+(decision 0030). Its producer has synchronized with the device. A consumer that needs the values calls `host`; all
+consumers share one copy. Tensors in main memory are not copied.
+
+Invariant: bytes are copied to the host only by `host`, and at most once.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ DeviceId = tuple[int, int]
 HOST: Final[DeviceId] = (1, 0)
 CUDA: Final = 2
 CUDA_HOST: Final = 3
-"""DLPack's device types of GPUs, and of main memory that they copy from and to."""
+"""DLPack's device types of GPUs and of pinned host memory."""
 
 
 class Block(NamedTuple):
-    """New memory; it goes when the last reference to ``owner`` does."""
+    """Newly allocated memory, freed with the last reference to ``owner``."""
 
     address: int
     owner: object
@@ -49,22 +51,22 @@ class Memory(Protocol):
 
     @property
     def alignment(self) -> int:
-        """Of which number all addresses of new memory are multiples, as what runs there may count on."""
+        """The alignment of newly allocated addresses in bytes."""
 
     def take(self, size: int) -> Block:
-        """New memory. Raises InternalError when there is none."""
+        """Allocate memory. Raises InternalError when there is not enough."""
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy bytes from or to the device, or on it, and wait until they are there. Raises InternalError."""
+        """Copy bytes from, to or on the device and wait for completion. Raises InternalError."""
 
     def wait(self) -> None:
-        """Until all is done that the device's default stream was given so far. Raises InternalError."""
+        """Wait until the device's default stream is idle. Raises InternalError."""
 
 
 class DeviceArray:
-    """A tensor of ``datatype`` without gaps, at an address of a device. ``owner`` keeps the memory alive.
+    """A contiguous tensor of ``datatype`` in device memory, which ``owner`` keeps alive.
 
-    ``shared`` says that others read it as well, so that nobody may write to it.
+    ``shared`` is True if it has other readers and must not be written to.
     """
 
     __slots__ = ("_copied", "_copying", "address", "datatype", "dtype", "memory", "nbytes", "owner", "shape", "shared")
@@ -85,14 +87,14 @@ class DeviceArray:
 
     @staticmethod
     def of(source: Any) -> DeviceArray:
-        """The tensor of a framework, through ``__dlpack__``, once it is complete. Raises DLPackError."""
+        """Wrap a framework's tensor through ``__dlpack__``, once it is complete. Raises DLPackError."""
         from remora.tensors import dlpack
 
         return DeviceArray.taken(dlpack.Capsule(capsule_of(source)))
 
     @staticmethod
     def taken(capsule: Capsule) -> DeviceArray:
-        """The tensor in a capsule, once the default stream is done with it. Raises DLPackError."""
+        """Take the tensor of a capsule, after the default stream is idle. Raises DLPackError."""
         from remora.tensors.dlpack import DLPackError
 
         if not capsule.datatype:
@@ -104,21 +106,21 @@ class DeviceArray:
 
     @property
     def device(self) -> DeviceId:
-        """Where it lies."""
+        """The device that holds the tensor."""
         return self.memory.device
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
     def host(self) -> Array:
-        """The values in main memory, read-only; copied by the first who asks. Raises InternalError."""
+        """Return the values in main memory, read-only; the first call copies them. Raises InternalError."""
         with self._copying:
             if self._copied is None:
                 self._copied = self.view() if self.device == HOST else self._copy()
@@ -126,12 +128,12 @@ class DeviceArray:
             return self._copied
 
     def view(self) -> Array:
-        """The memory itself as an array, read-only if it is shared; for what lies in main memory."""
+        """Return an array over this memory, which must be host memory; read-only if it is shared."""
         assert self.device == HOST, self
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
         buffer: Any = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
-        buffer.owner = self.owner  # the array keeps the buffer, and so the memory
+        buffer.owner = self.owner  # the array keeps the buffer alive, and with it the memory
         array = np.frombuffer(buffer, self.dtype).reshape(self.shape)
         array.flags.writeable = not self.shared
         return array
@@ -143,7 +145,7 @@ class DeviceArray:
         return copied
 
     def reshape(self, *shape: Any) -> DeviceArray:
-        """The same memory in another shape, of which one dimension may be -1. Raises ValueError."""
+        """Return the same memory in another shape, of which one dimension may be -1. Raises ValueError."""
         wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         rest = math.prod(dim for dim in wanted if dim != -1)
         if -1 in wanted and rest:
@@ -153,7 +155,7 @@ class DeviceArray:
         return DeviceArray(self.datatype, wanted, self.memory, self.address, self.owner, shared=self.shared)
 
     def rows(self, begin: int, end: int) -> DeviceArray:
-        """Some of the first dimension, over the same memory."""
+        """Return a range of the first dimension, over the same memory."""
         row = self.nbytes // self.shape[0] if self.shape[0] else 0
         shape = (end - begin, *self.shape[1:])
         return DeviceArray(
@@ -161,19 +163,19 @@ class DeviceArray:
         )
 
     def as_array(self) -> Array:
-        """Itself, under the type of what it travels in the place of."""
+        """Return this object, typed as the numpy array that it replaces."""
         return cast("Array", self)
 
     def apart(self) -> DeviceArray:
-        """One that nobody else reads: itself, or a copy on the device. Raises InternalError."""
+        """Return an array without other readers: this one, or a copy on the device. Raises InternalError."""
         return joined([self]) if self.shared else self
 
     def as_shared(self) -> DeviceArray:
-        """The same memory, marked as read by others as well."""
+        """Return the same memory, marked as shared with other readers."""
         return DeviceArray(self.datatype, self.shape, self.memory, self.address, self.owner, shared=True)
 
     def __dlpack__(self, *, stream: object = None, **_: object) -> Any:
-        """A capsule over the same memory. Nothing has to be waited for, on any stream."""
+        """Return a capsule over the same memory. No stream has to wait for it."""
         from remora.tensors import dlpack
 
         return dlpack.export(dlpack.Memory(self.datatype, self.shape, self.device, self.address, self.owner))
@@ -186,7 +188,7 @@ class DeviceArray:
 
 
 def joined(arrays: Sequence[DeviceArray]) -> DeviceArray:
-    """The rows of arrays on one device behind each other, copied there. Raises InternalError."""
+    """Concatenate the rows of arrays on one device, on that device. Raises InternalError."""
     first = arrays[0]
     shape = (sum(array.shape[0] for array in arrays), *first.shape[1:]) if len(arrays) > 1 else first.shape
     block = first.memory.take(sum(array.nbytes for array in arrays))
@@ -199,7 +201,7 @@ def joined(arrays: Sequence[DeviceArray]) -> DeviceArray:
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:
-    """Rows behind each other: on the device where all of them lie on the same one, else in main memory."""
+    """Concatenate rows, on the device if all arrays are on the same one, else in main memory."""
     devices = {array.device if type(array) is DeviceArray else None for array in arrays}
     if len(devices) == 1 and None not in devices:
         return joined(arrays)
@@ -207,27 +209,27 @@ def concatenated(arrays: Sequence[Any]) -> Any:
 
 
 def on_host(array: Any) -> Any:
-    """The values in main memory, of any array."""
+    """Return the values of any array in main memory."""
     return array.host() if type(array) is DeviceArray else array
 
 
 class HostMemory:
-    """Main memory as a device: what stands for one where there is none."""
+    """Main memory in the role of a device, where there is no GPU."""
 
     device: Final = HOST
     alignment: Final = 1
 
     def take(self, size: int) -> Block:
-        """New memory."""
-        made = np.empty(max(size, 1), np.uint8)
-        return Block(made.ctypes.data, made)
+        """Allocate memory."""
+        array = np.empty(max(size, 1), np.uint8)
+        return Block(array.ctypes.data, array)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes."""
         ctypes.memmove(to, source, size)
 
     def wait(self) -> None:
-        """Nothing is ever under way."""
+        """Return at once, because host copies are synchronous."""
 
 
 class CudaMemory:
@@ -241,7 +243,7 @@ class CudaMemory:
         self._number = number
 
     def take(self, size: int) -> Block:
-        """New memory. Raises InternalError when there is none."""
+        """Allocate memory. Raises InternalError when there is not enough."""
         with self.on():
             address = self._runtime.take(size)
         owner = _Owner()
@@ -249,29 +251,29 @@ class CudaMemory:
         return Block(address, owner)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy bytes and wait for them."""
+        """Copy bytes and wait for completion."""
         with self.on():
             self._runtime.copy(to, source, size)
 
     def wait(self) -> None:
-        """Until the default stream is done."""
+        """Wait until the default stream is idle."""
         with self.on():
             self._runtime.wait()
 
     def on(self) -> AbstractContextManager[None]:
-        """Have the GPU be the calling thread's for a while."""
+        """Make this GPU the calling thread's for the duration of the context."""
         return self._runtime.on(self._number)
 
 
 class _Owner:
-    """Something that can be referred to weakly."""
+    """An object that supports weak references."""
 
 
 def _free(runtime: Cuda, number: int, address: int) -> None:
     try:
         with runtime.on(number):
             runtime.free(address)
-    except InternalError:  # the runtime is being shut down, and everything with it
+    except InternalError:  # the runtime is shutting down and frees everything
         pass
 
 
@@ -280,21 +282,21 @@ _DLPACK_DEFAULT_STREAM: Final = 1
 
 
 def capsule_of(source: Any) -> Any:
-    """The capsule of a framework's tensor, which the default stream of its device may read. Raises what it raises."""
+    """Return the capsule of a framework's tensor, readable on its device's default stream. Raises what it raises."""
     kind, number = source.__dlpack_device__()
     if kind != CUDA:
         return source.__dlpack__()
-    with _cuda_memory(number).on():  # frameworks export what lies on the thread's GPU
-        return source.__dlpack__(stream=_DLPACK_DEFAULT_STREAM)  # left out it means anything, nothing included
+    with _cuda_memory(number).on():  # frameworks export tensors of the thread's current GPU
+        return source.__dlpack__(stream=_DLPACK_DEFAULT_STREAM)  # without it some frameworks do not synchronize
 
 
 def memory_of(device: DeviceId) -> Memory:
-    """The memory of a device. Raises UnsupportedError where CUDA's is meant and is not there."""
+    """Return the memory of a device. Raises UnsupportedError for a CUDA device without CUDA."""
     return _HOST_MEMORY if device[0] in (HOST[0], CUDA_HOST) else _cuda_memory(device[1])
 
 
 @cache
 def _cuda_memory(number: int) -> CudaMemory:
-    from remora.system.cuda import cuda  # only where there is a GPU
+    from remora.system.cuda import cuda  # imported here because most machines have no GPU
 
     return CudaMemory(cuda(), number)

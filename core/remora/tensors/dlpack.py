@@ -1,7 +1,9 @@
-"""DLPack: tensors of other frameworks as addresses, and addresses as tensors for them; the law: no bytes are touched.
+"""DLPack exchange of tensors with other frameworks.
 
-A DLPack capsule names memory, its shape and its owner's destructor. The structures below are those of DLPack 0.x, the
-version every framework reads and writes when it is not asked for a newer one.
+A DLPack capsule holds an address, its shape and its owner's destructor. The structures below are those of DLPack 0.x,
+the version that every framework reads and writes unless a newer one is requested.
+
+Invariant: no tensor bytes are read or copied.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _DATATYPES = {pair: name for name, pair in TYPES.items()}
 
 
 class DLPackError(ValueError):
-    """Memory that cannot be exchanged, and why."""
+    """Raised for memory that cannot be exchanged, with the reason."""
 
 
 class _Device(ctypes.Structure):
@@ -46,7 +48,7 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-# Deleters come and are called as plain addresses: the structure that holds one is not complete when it is declared.
+# Deleters are passed as plain addresses, because the structure that holds one is incomplete when it is declared.
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CAPSULE_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
@@ -56,7 +58,7 @@ class _DLManagedTensor(ctypes.Structure):
 
 
 def _python_api(name: str, result: Any, *arguments: Any) -> Any:
-    """A private prototype: ``ctypes.pythonapi`` is shared with everybody else in the process."""
+    """Return a private prototype, because ``ctypes.pythonapi`` is shared by the whole process."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
@@ -64,12 +66,12 @@ _new_capsule = _python_api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, c
 _is_capsule = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _rename = _python_api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-# A destructor sees an object that is dying already: touching its reference count would free it twice.
+# A destructor gets an object with reference count zero: changing the count would free it twice.
 _is_dying_capsule = _python_api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 _dying_pointer = _python_api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
 _exported: dict[int, tuple[object, ...]] = {}
-"""What keeps exported memory alive, by the address of its managed tensor, until a consumer calls the deleter."""
+"""The objects that keep exported memory alive, by managed tensor address, until a consumer calls the deleter."""
 
 
 def _forget(address: int) -> None:
@@ -77,7 +79,7 @@ def _forget(address: int) -> None:
 
 
 def _destroy(capsule: int) -> None:
-    if _is_dying_capsule(capsule, NAME):  # nobody took it: a taken capsule has another name
+    if _is_dying_capsule(capsule, NAME):  # never consumed: a consumer renames the capsule
         _exported.pop(_dying_pointer(capsule, NAME), None)
 
 
@@ -86,7 +88,7 @@ _destroy_in_c = _CAPSULE_DESTRUCTOR(_destroy)
 
 
 class Memory(NamedTuple):
-    """A tensor as DLPack sees it, without gaps: ``owner`` keeps the memory alive.
+    """A contiguous tensor as DLPack describes it; ``owner`` keeps the memory alive.
 
     ``datatype`` is the wire's name, "" for a type that the wire does not have.
     """
@@ -99,7 +101,7 @@ class Memory(NamedTuple):
 
 
 def export(memory: Memory) -> object:
-    """A capsule over memory, which any framework's ``from_dlpack`` takes, once."""
+    """Return a capsule over memory, which one call of a framework's ``from_dlpack`` consumes."""
     managed = _DLManagedTensor()
     shape = (ctypes.c_int64 * max(len(memory.shape), 1))(*memory.shape)
     tensor = managed.tensor
@@ -115,7 +117,7 @@ def export(memory: Memory) -> object:
 
 
 class Capsule:
-    """A capsule that nobody has taken yet. Raises DLPackError: it is none, taken already, or not C-ordered."""
+    """An unconsumed capsule. Raises DLPackError if it is not a capsule, already consumed or not C-ordered."""
 
     def __init__(self, capsule: object) -> None:
         if not _is_capsule(capsule, NAME):
@@ -137,7 +139,7 @@ class Capsule:
         self.datatype: str = _DATATYPES.get(code, "") if tensor.dtype.lanes == 1 else ""
 
     def take(self) -> Memory:
-        """The memory, which is ours from now on: it goes back when the last reference to ``owner`` is gone."""
+        """Take ownership of the memory, which is released with the last reference to ``owner``."""
         tensor = self._managed.tensor
         loan = _Loan(self._managed)
         _rename(self.capsule, _USED)
@@ -156,7 +158,7 @@ def _is_c_ordered(shape: tuple[int, ...], strides: list[int]) -> bool:
 
 
 class _Loan:
-    """Foreign memory on loan; it goes back when the last reference to this is gone."""
+    """Owner of foreign memory; calls the foreign deleter with its last reference."""
 
     def __init__(self, managed: _DLManagedTensor) -> None:
         self._address = ctypes.addressof(managed)

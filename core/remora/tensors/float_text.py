@@ -1,7 +1,8 @@
-"""Floats as RapidJSON prints them; the law: the fewest digits that read back as the same float [H15].
+"""Text of floats as RapidJSON prints them [H15].
 
-They keep their point (``5.0``), go over to exponents beyond 21 digits or six zeros (``1e-7``), and may be NaN or
-Infinity.
+Floats keep their point (``5.0``), use exponents beyond 21 digits or six zeros (``1e-7``), and may be NaN or Infinity.
+
+Invariant: the text has the fewest digits that read back as the same float.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import math
 
 
 def number(value: float) -> bytes:
-    """A float with the fewest digits that read back as the same float."""
+    """Return a float's text with the fewest digits that read back as the same float."""
     if not math.isfinite(value):
         return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
     mantissa, _, exponent = repr(abs(value)).partition("e")
     whole, _, fraction = mantissa.partition(".")
     sign = "-" if math.copysign(1.0, value) < 0 else ""
     digits = (whole + fraction).lstrip("0")
-    # The decimal point stands `point` digits after the first digit of `digits`.
+    # The decimal point is `point` digits after the first digit of `digits`.
     point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
     digits = digits.rstrip("0")
     if not digits:

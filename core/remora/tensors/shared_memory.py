@@ -1,9 +1,11 @@
-"""Memory that clients share, mapped; the law: what a client names is opened in one place and nowhere else.
+"""Shared memory regions of clients, mapped into this process.
 
-POSIX shared memory is looked for in one directory, a GPU's memory by the handle that its owner has made. A region is
-mapped once. Views keep their mapping alive, so that one that is unregistered goes when the last request that uses it
-does. A client that shortens an object below a registered region kills whoever reads there (SIGBUS), this server
-included: that is why it has to be switched on.
+POSIX shared memory is opened in one directory, GPU memory by the IPC handle of its owner. A region is mapped once.
+Views keep their mapping alive, so an unregistered region is unmapped after the last request that uses it. A client that
+shrinks an object below a registered region crashes every process that reads there (SIGBUS), this server included;
+therefore the feature is off by default.
+
+Only this module opens names that clients send.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from remora.system.cuda import Cuda, CudaError, cuda
 
 DIRECTORY = Path("/dev/shm")
 MAX_REGIONS = 512
-"""Each region holds a descriptor, of which many systems give a process 1024."""
+"""Each region holds a descriptor, and many systems limit a process to 1024."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -32,9 +34,9 @@ class SharedMemory:
     """The regions that clients have registered. Thread-safe.
 
     Args:
-        directory: where POSIX shared memory lies.
-        runtime: gives the CUDA runtime when the first region of a GPU's memory is registered.
-        most: how many regions may be registered at a time.
+        directory: directory of POSIX shared memory objects.
+        runtime: returns the CUDA runtime; called when the first GPU region is registered.
+        most: maximum number of registered regions.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class SharedMemory:
         self._regions: dict[str, tuple[AnyRegion, _Mapping]] = {}
 
     def register(self, region: AnyRegion, /) -> None:
-        """Map a region, as `remora.tensors.shared_memory.Regions` says."""
+        """Map a region; see `Regions.register`."""
         with self._lock:
             if region.name in self._regions:
                 raise AlreadyExistsError(f"shared memory region '{region.name}' already in manager")
@@ -58,12 +60,12 @@ class SharedMemory:
                 )
             if isinstance(region, Region):
                 check_key(region, [other for other, _ in self._regions.values()])
-                made = self._mapped(region)
+                mapping = self._map(region)
             else:
-                made = _opened(region, self._runtime)
-            self._regions[region.name] = (region, made)
+                mapping = _opened(region, self._runtime)
+            self._regions[region.name] = (region, mapping)
 
-    def _mapped(self, region: Region) -> _Mapping:
+    def _map(self, region: Region) -> _Mapping:
         path = self._directory / object_name(region.key)
         try:
             descriptor = os.open(path, _FLAGS)
@@ -76,13 +78,13 @@ class SharedMemory:
             check_name(region)
             check_new(region, state.st_size, mmap.ALLOCATIONGRANULARITY)
             return _HostMapping(memoryview(mmap.mmap(descriptor, region.byte_size, offset=region.offset)))
-        except (OSError, ValueError):  # the second where the client has just cut it short
+        except (OSError, ValueError):  # ValueError if the client has shrunk the object since fstat
             raise unopenable(region.key) from None
         finally:
             os.close(descriptor)
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
-        """One region of a kind or all, by name."""
+        """Return one region of a kind or all, sorted by name."""
         with self._lock:
             regions = [region for _, (region, _) in sorted(self._regions.items()) if name in ("", region.name)]
         found = [region for region in regions if isinstance(region, kind)]
@@ -91,18 +93,18 @@ class SharedMemory:
         return found
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
-        """Forget one region of a kind or all."""
+        """Unregister one region of a kind or all."""
         with self._lock:
             for key in [name] if name else list(self._regions):
                 if key in self._regions and isinstance(self._regions[key][0], kind):
                     del self._regions[key]
 
     def view(self, place: Place, /) -> memoryview:
-        """The bytes of a place: shared with the client, or copied from the device."""
+        """Return the bytes of a place: shared with the client, or copied from the device."""
         return self._found(place).view(place.offset, place.byte_size)
 
     def target(self, place: Place, /) -> Target:
-        """A place to write to."""
+        """Return a place to write to."""
         return self._found(place).target(place.offset, place.byte_size)
 
     def _found(self, place: Place) -> _Mapping:
@@ -116,7 +118,7 @@ class SharedMemory:
 
 
 class _Mapping(Protocol):
-    """A region's memory; offsets and sizes are checked already."""
+    """A region's memory; callers have checked offsets and sizes."""
 
     def view(self, offset: int, size: int) -> memoryview: ...
 
@@ -134,7 +136,7 @@ class _HostMapping(NamedTuple):
 
 
 class _CudaMapping:
-    """Another process's memory on a GPU, closed when nobody refers to this any more."""
+    """Another process's GPU memory, closed with the last reference."""
 
     def __init__(self, runtime: Cuda, device: int, address: int) -> None:
         self._runtime = runtime
@@ -168,7 +170,7 @@ class _CudaTarget(NamedTuple):
 
 
 def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
-    """The memory behind a handle. Raises InvalidArgumentError with Triton's texts."""
+    """Open the memory behind a handle. Raises InvalidArgumentError with Triton's texts."""
     check_name(region)
     try:
         found = runtime()
@@ -183,7 +185,7 @@ def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
             available = found.bytes_from(address)
     except CudaError as error:
         raise refused(region, f"failed to open CUDA IPC handle: {error.reason}") from None
-    check_new(region, available or 0)  # as Triton: what the driver does not tell is not taken at the client's word
+    check_new(region, available or 0)  # a size that the driver does not report is refused, as in Triton
     return mapping
 
 
@@ -191,7 +193,7 @@ def _close(runtime: Cuda, device: int, address: int) -> None:
     try:
         with runtime.on(device):
             runtime.close_handle(address)
-    except CudaError:  # its owner has gone, or the driver is being shut down: there is nothing left to close
+    except CudaError:  # the owning process has exited, or the driver is shutting down
         pass
 
 
@@ -202,7 +204,7 @@ _RESERVED = "triton_python_backend_shm_region_"
 
 
 class Place(NamedTuple):
-    """Part of a region, as a request names it [X04]; offset and size in bytes."""
+    """A part of a region, as a request names it [X04]; offset and size in bytes."""
 
     region: str
     offset: int
@@ -210,7 +212,7 @@ class Place(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A registered region: ``byte_size`` bytes of the POSIX shared memory object ``key`` from ``offset`` on."""
+    """A registered region: ``byte_size`` bytes from ``offset`` of the POSIX shared memory object ``key``."""
 
     name: str
     key: str
@@ -219,7 +221,7 @@ class Region(NamedTuple):
 
 
 class CudaRegion(NamedTuple):
-    """A registered region of a GPU's memory [X03], which ``handle``, a cudaIpcMemHandle_t, opens."""
+    """A registered region of GPU memory [X03], opened by ``handle``, a cudaIpcMemHandle_t."""
 
     name: str
     handle: bytes
@@ -232,79 +234,79 @@ R = TypeVar("R", Region, CudaRegion)
 
 
 class Target(Protocol):
-    """Where an output goes."""
+    """The destination of an output."""
 
     @property
     def byte_size(self) -> int:
-        """How much fits."""
+        """The capacity in bytes."""
 
     def put(self, data: memoryview | bytes) -> None:
-        """Write from its beginning on; no more than fits."""
+        """Write from the start of the target; ``data`` must fit."""
 
 
 class HostTarget(NamedTuple):
-    """A place in main memory."""
+    """A destination in main memory."""
 
     place: memoryview
 
     @property
     def byte_size(self) -> int:
-        """How much fits."""
+        """The capacity in bytes."""
         return len(self.place)
 
     def put(self, data: memoryview | bytes) -> None:
-        """Write from its beginning on."""
+        """Write from the start of the target."""
         self.place[: len(data)] = data
 
 
 class Regions(Protocol):
-    """The regions that clients have registered [X01-X03], all under one set of names. Each may raise RemoraError.
+    """The regions that clients have registered [X01-X03], in one namespace. Each method may raise RemoraError.
 
-    Where two kinds of regions have a method in common, the class says which is meant.
+    Methods that serve both kinds of regions take the class of the kind.
     """
 
     def register(self, region: AnyRegion, /) -> None:
         """Map a region. Raises InternalError, InvalidArgumentError or AlreadyExistsError."""
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
-        """One region of a kind or, without a name, all. Raises NotFoundError."""
+        """Return one region of a kind or, without a name, all. Raises NotFoundError."""
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
-        """Forget one region of a kind or all; those that requests use stay mapped until they are answered."""
+        """Unregister one region of a kind or all; regions in use stay mapped until their requests are answered."""
 
     def view(self, place: Place, /) -> memoryview:
-        """The bytes of a place: the client's own, or a copy where they lie on a device.
+        """Return the bytes of a place: the client's memory, or a copy if it is on a device.
 
         Raises NotFoundError, InvalidArgumentError.
         """
 
     def target(self, place: Place, /) -> Target:
-        """A place to write to. Raises NotFoundError, InvalidArgumentError."""
+        """Return a place to write to. Raises NotFoundError, InvalidArgumentError."""
 
 
 class Disabled:
-    """No regions: what a server has that was not told to let clients share memory."""
+    """The regions of a server that does not allow clients to share memory."""
 
     def register(self, region: AnyRegion, /) -> None:
-        """Always refused."""
+        """Raise UnsupportedError."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
-        """There are none."""
+        """Return no regions; raise NotFoundError for a name."""
         if name:
             raise missing(name, kind)
         return ()
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
-        """Always refused, though there is nothing to forget: so Triton does."""
+        """Raise UnsupportedError, as Triton does."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
     def view(self, place: Place, /) -> memoryview:
-        """Always refused."""
+        """Raise UnsupportedError."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
     def target(self, place: Place, /) -> Target:
-        """Always refused."""
+        """Raise UnsupportedError."""
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
 
@@ -312,7 +314,7 @@ DISABLED: Final = Disabled()
 
 
 def object_name(key: str) -> str:
-    """The name of a shared memory object without its slash; keys are no paths. Raises InternalError, as Triton."""
+    """Return the object name of a key without its slash. Raises InternalError for a path, as Triton does."""
     name = key.removeprefix("/")
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(name.encode("utf-8", "replace")) > 255:
         raise unopenable(key)
@@ -320,24 +322,24 @@ def object_name(key: str) -> str:
 
 
 def unopenable(key: str) -> InternalError:
-    """The error for a key under which there is nothing that can be opened [X01]."""
+    """Return the error for a key whose object cannot be opened [X01]."""
     return InternalError(f"Unable to open shared memory region: '{key}'")
 
 
 def check_key(region: Region, registered: Iterable[AnyRegion]) -> None:
-    """Refuse a key that is registered under another name. Raises InternalError, as Triton 2.51."""
+    """Refuse a key that is registered under another name. Raises InternalError, as Triton 2.51 does."""
     if any(isinstance(other, Region) and other.key == region.key for other in registered):
         raise InternalError(f"Invalid shared memory region: '{region.key}'")
 
 
 def check_name(region: AnyRegion) -> None:
-    """Whether clients may use a name. Raises InvalidArgumentError."""
+    """Refuse a reserved name. Raises InvalidArgumentError."""
     if region.name == "" or region.name.startswith(_RESERVED):
         raise refused(region, f"names that are empty or begin with '{_RESERVED}' are reserved")
 
 
 def check_new(region: AnyRegion, available: int, page: int = 1) -> None:
-    """Whether a region lies within the ``available`` bytes that there are. Raises InvalidArgumentError."""
+    """Refuse a region beyond the ``available`` bytes of its object. Raises InvalidArgumentError."""
     offset, least = (region.offset, 0) if isinstance(region, Region) else (0, 1)
     if region.byte_size < least or offset < 0 or offset + region.byte_size > available:
         raise refused(region, "invalid args")
@@ -346,13 +348,13 @@ def check_new(region: AnyRegion, available: int, page: int = 1) -> None:
 
 
 def refused(region: AnyRegion, why: str) -> InvalidArgumentError:
-    """The error for a region that cannot be registered."""
+    """Return the error for a region that cannot be registered."""
     kind = "" if isinstance(region, Region) else "CUDA "
     return InvalidArgumentError(f"failed to register {kind}shared memory region '{region.name}': {why}")
 
 
 def check_within(place: Place, region_bytes: int) -> None:
-    """Whether a place is part of its region. Raises InvalidArgumentError with Triton's text."""
+    """Refuse a place outside its region. Raises InvalidArgumentError with Triton's text."""
     if not 0 <= place.offset < region_bytes:
         raise InvalidArgumentError(f"Invalid offset for shared memory region: '{place.region}'")
     if place.byte_size <= 0 or place.offset + place.byte_size > region_bytes:
@@ -363,12 +365,12 @@ _KINDS: Final[dict[type, str]] = {Region: "system ", CudaRegion: "cuda "}
 
 
 def missing(name: str, kind: type | None = None) -> NotFoundError:
-    """The error for a region that nobody registered; ``kind`` where a list was asked for."""
+    """Return the error for an unregistered region; ``kind`` is the kind that a status call named."""
     return NotFoundError(f"Unable to find {_KINDS[kind] if kind else ''}shared memory region: '{name}'")
 
 
 def of_another_kind(name: str, kind: type) -> NotFoundError:
-    """The error for a region that was asked for as ``kind`` and is of the other one [X02]."""
+    """Return the error for a region of the other kind than ``kind`` [X02]."""
     is_, asked = ("CUDA", "system") if kind is Region else ("system", "CUDA")
     return NotFoundError(f"The region named '{name}' is registered as {is_} shared memory, not {asked} shared memory")
 

@@ -11,7 +11,7 @@ import pytest
 
 from remora.system.install_advice import _as_checkout, _command_for, install_command
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "d0865891e0b1d1a7a1b4a05a4f1c4cbd6f7ba1d2"
 REQUIREMENTS = (
     "numpy<3,>=1.26",

@@ -68,8 +68,8 @@ def test_the_metrics_port_of_loopback_refuses_them_too(ports: Ports) -> None:
 
 
 def test_http_2_refuses_what_http_1_refuses(ports: Ports) -> None:
-    pytest.importorskip("h2", reason="h2 is not installed: pip install 'remora[dev]'")
-    httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install 'remora[dev]'")
+    pytest.importorskip("h2", reason="h2 is not installed: pip install -e '.[dev]'")
+    httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install -e '.[dev]'")
     url = f"http://127.0.0.1:{ports.http}/v2"
     with httpx.Client(http1=False, http2=True, timeout=PATIENCE_S) as client:
         assert client.post(f"{url}/logging", content=b"{}", headers=PAGE).status_code == 403
