@@ -147,7 +147,7 @@ class Response:
 class Streamed(NamedTuple):
     """One response of a decoupled model to a request [K08].
 
-    ``outcome`` is None for a final marker without content. ``final`` marks the last item of the stream.
+    A final marker without content has no ``outcome``. ``final`` marks the last item of the stream.
     """
 
     outcome: Response | RemoraError | None

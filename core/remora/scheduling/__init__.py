@@ -1,1 +1,1 @@
-"""Deciding which requests run together, and running them; the law: deciders are pure, only `scheduler` moves."""
+"""Batching, scheduling, sequences and ensembles: pure deciders and the code that runs them."""

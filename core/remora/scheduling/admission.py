@@ -1,7 +1,8 @@
-"""Refuses on arrival what could not be answered in time (docs/decisions/0012-admission.md); the law: no clock, no lock.
+"""Admission queue that refuses on arrival what could not be answered in time.
 
-A queue in front of another one, so that models without admission pay nothing for it. What it predicts comes from the
-rows that wait, the batches that run and how long such batches took before; what it does not know it does not refuse.
+It wraps another queue, so that models without admission control pay nothing for it (docs/decisions/0012-admission.md).
+The prediction uses the queued rows, the running batches and the durations of earlier batches; without a prediction the
+request is accepted. No clock and no lock: time is an argument.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ class _Run(NamedTuple):
 
 
 MARGIN = 0.1
-"""This part of a predicted time is added to it: what is predicted to be just in time would be late half of the time."""
+"""Fraction added to a predicted time, because half of the requests predicted to be just in time would be late."""
 
 _PACES = (0.5, 4.0)
-"""How far what batches really take may differ from what was learned of them before it is not believed."""
+"""Bounds of the ratio of a measured batch duration to the learned one; measurements are clamped to them."""
 
 
 class AdmittingQueue:
-    """Requests waiting for one model, and no more of them than can be answered in time. Not thread-safe.
+    """Requests of one model, limited to those that can be answered in time. Not thread-safe.
 
     Args:
-        inner: keeps them.
+        inner: the queue that holds them.
         policy: the inner queue's.
-        costs: how long batches take; learned by whoever runs them.
-        instances: how many batches run at the same time.
+        costs: durations of batches, learned by the scheduler.
+        instances: number of batches that run at the same time.
     """
 
     def __init__(self, inner: Queue, policy: BatchPolicy, costs: CostModel, instances: int) -> None:
         self._inner = inner
         self._policy = policy
         self._costs = costs
-        self._rows: Counter[int] = Counter()  # that wait, by level; no level has none
+        self._rows: Counter[int] = Counter()  # queued rows by level; levels without rows are removed
         self._busy = [_Run(0, 0.0)] * instances
-        self._pace = 1.0  # real time from batch to batch under load, over what the batches should have taken
+        self._pace = 1.0  # measured over predicted duration of batches under load
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -58,7 +59,10 @@ class AdmittingQueue:
         return self._inner.rows_ahead
 
     def push(self, ticket: Ticket) -> None:
-        """See `BatchQueue.push`. Raises QueueFullError also for a request that would be answered too late."""
+        """Queue a ticket; see `BatchQueue.push`.
+
+        Raises QueueFullError also for a request that would be answered too late.
+        """
         level = level_of(ticket, self._policy.levels, self._policy.default_level)
         if ticket.deadline_ns or self._policy.queue_at(level).default_timeout_ns:
             self._check(ticket, level)
@@ -69,13 +73,16 @@ class AdmittingQueue:
         """See `BatchQueue.poll`."""
         loaded = self._rows.total() >= max(self._policy.max_batch_size, 1)
         plan = self._inner.poll(now_ns)
-        self._left([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
+        self._subtract_rows([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
         if plan.tickets:
             self._begin(plan.rows, now_ns, loaded=loaded)
         return plan
 
     def _begin(self, rows: int, now_ns: int, *, loaded: bool) -> None:
-        """Note a batch. Whoever polls is idle: it takes the place of the one that should have ended first."""
+        """Record a batch.
+
+        The polling instance is idle, so the batch replaces the one that should have ended first.
+        """
         place = min(range(len(self._busy)), key=lambda at: self._busy[at].begin_ns + self._busy[at].cost_ns)
         before = self._busy[place]
         if loaded and before.cost_ns:
@@ -85,7 +92,7 @@ class AdmittingQueue:
         cost_ns = self._costs.predict(rows)
         self._busy[place] = _Run(now_ns, cost_ns if math.isfinite(cost_ns) else 0.0)
 
-    def _left(self, tickets: Iterable[Ticket]) -> None:
+    def _subtract_rows(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             self._rows[ticket.level] -= ticket.request.rows
             if not self._rows[ticket.level]:
@@ -94,7 +101,7 @@ class AdmittingQueue:
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
         """See `BatchQueue.drop_cancelled`."""
         dropped = self._inner.drop_cancelled()
-        self._left(ticket for ticket, _ in dropped)
+        self._subtract_rows(ticket for ticket, _ in dropped)
         return dropped
 
     def stop_waiting(self) -> None:
@@ -107,14 +114,15 @@ class AdmittingQueue:
         return self._inner.drain()
 
     def expected(self, ticket: Ticket, level: int) -> tuple[float, float]:
-        """When a request of this level, if it came in now, would begin to run and be answered (clock of its arrival).
+        """Return when a request of this level, arriving now, would start and be answered.
 
-        Waiting for company is not counted, nor what may still come in at a higher level.
+        Both times are on the clock of the ticket's arrival. Queue delays for larger batches and later arrivals of a
+        higher level are not included.
         """
         now_ns = ticket.arrival_ns
         rows = ticket.request.rows
         ahead = sum(rows for at, rows in self._rows.items() if at <= level)
-        # Without a batcher requests run one by one; those ahead count as of this one's size.
+        # Without a batcher requests run singly; those ahead are assumed to have the size of this one.
         size = max(self._policy.max_batch_size, 1) if self._policy.dynamic else max(rows, 1)
         batches, rest = divmod(ahead, size)
         if rest + rows > size:
@@ -124,13 +132,13 @@ class AdmittingQueue:
         each = self._costs.predict(size) * pace if batches else 0.0
         rounds, place = divmod(batches, len(free))
         start_ns = free[place] + rounds * each
-        # Where more waits than fits one batch, its own will be full when it goes.
+        # If more rows are queued than fit one batch, the request's own batch will be full.
         return start_ns, start_ns + (each or self._costs.predict(rest + rows) * pace)
 
     def _check(self, ticket: Ticket, level: int) -> None:
         start_ns, end_ns = self.expected(ticket, level)
         if not math.isfinite(end_ns):
-            return  # nothing has run yet
+            return  # no prediction before the first batch
         policy = self._policy.queue_at(level)
         timeout_ns = timeout_of(policy, ticket) if policy.reject_on_timeout and self._policy.dynamic else 0
         waits_ns, takes_ns = ((at - ticket.arrival_ns) * (1 + MARGIN) for at in (start_ns, end_ns))

@@ -1,4 +1,4 @@
-"""How much may wait for a slow reader; the law: memory is bounded by making the writer wait."""
+"""Limit on the number and bytes of queued items, enforced by blocking the producer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import threading
 
 
 class Backpressure:
-    """Counts things that wait, and their bytes. One thing is always let in, whatever its size. Thread-safe.
+    """Counts queued items and their bytes. Thread-safe.
 
-    The lock is reentrant: destructors may give back.
+    An item is always admitted when nothing is queued, whatever its size. The lock is reentrant, because destructors may
+    call `give`.
 
     Args:
-        items: how many may wait.
-        size: how many bytes of them may wait.
+        items: maximum number of queued items.
+        size: maximum number of queued bytes.
     """
 
     def __init__(self, items: int, size: int) -> None:
@@ -23,7 +24,10 @@ class Backpressure:
         self._changed = threading.Condition(threading.RLock())
 
     def take(self, size: int = 0, stall_s: float | None = None) -> bool:
-        """Wait for room and take it; False when none was given back for ``stall_s`` seconds, or it was closed."""
+        """Wait for room and take it.
+
+        Returns False if nothing was given back for ``stall_s`` seconds, or after `close`.
+        """
         with self._changed:
             while not self._closed and (self._items >= self._most[0] or self._size >= self._most[1]):
                 if not self._changed.wait(stall_s):
@@ -33,20 +37,20 @@ class Backpressure:
             return not self._closed
 
     def add(self, size: int = 0) -> None:
-        """Take without asking: for what must not wait."""
+        """Take room without waiting, for items that must not block."""
         with self._changed:
             self._items += 1
             self._size += size
 
     def give(self, size: int = 0) -> None:
-        """One thing of that size has gone."""
+        """Give back the room of one item of that size."""
         with self._changed:
             self._items -= 1
             self._size -= size
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Wake all waiters and let later calls return at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

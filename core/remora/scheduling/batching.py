@@ -1,7 +1,7 @@
-"""Which queued requests run together, and when [D01-D13, D16].
+"""Batching decisions: which queued requests run together, and when [D01-D13, D16].
 
-This file knows no threads, no locks and no clock: time comes in as an argument and the decision goes out as data.
-`scheduler` owns everything that moves.
+This module has no threads, locks or clock: time is an argument and the decision is returned as data. `scheduler`
+performs it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ IDLE = "instance_idle"
 SINGLE = "no_batching"
 RESOURCES = "waited_for_resources"
 REASONS = (FULL, PREFERRED, DELAY, SHAPE, IDLE, SINGLE, RESOURCES)
-"""Why a batch was dispatched with the size it had. `explain` and the metrics show how often each."""
+"""Why a batch was dispatched with its size; `explain` and the metrics count each reason."""
 
 
 _TIMED_OUT = "Request timeout expired"
-"""Triton's text for a timeout of its queue; it names no request, unlike its others [D10]."""
+"""Triton's text for a queue timeout; unlike its other texts it does not name the request [D10]."""
 
 
 class Plan(NamedTuple):
-    """What to do now.
+    """The decision of one poll.
 
-    ``tickets`` run together (empty: nothing to run), ``rows`` is their total, ``reason`` one of REASONS. ``dropped``
-    never run; each is answered with the error beside it. ``wake_ns`` is when to ask again if nothing arrives before;
-    0 for "only when something arrives".
+    ``tickets`` run together (empty: no batch), ``rows`` is their total, ``reason`` one of REASONS. ``dropped`` tickets
+    are not run; each is answered with its error. ``wake_ns`` is when to poll again if no request arrives before; 0
+    means only after an arrival.
     """
 
     tickets: list[Ticket]
@@ -44,36 +44,36 @@ class Plan(NamedTuple):
 
 
 class Queue(Protocol):
-    """Requests waiting for instances of one model, as a scheduler sees them; its lock guards them."""
+    """Queued requests of one model as seen by a scheduler, whose lock guards them."""
 
     def __len__(self) -> int: ...
 
     @property
     def rows_ahead(self) -> int:
-        """Rows the next batch would have at the most."""
+        """The maximum number of rows of the next batch."""
 
     def push(self, ticket: Ticket) -> None:
-        """Queue a ticket. Raises UnavailableError for one that is not taken."""
+        """Queue a ticket. Raises UnavailableError if the queue refuses it."""
 
     def poll(self, now_ns: int) -> Plan:
-        """The batch to run now on an idle instance, if any. What is returned has left the queue."""
+        """Return the batch to run now on an idle instance; its tickets are removed from the queue."""
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """Take out the cancelled tickets, each with its answer."""
+        """Remove the cancelled tickets and return each with its error."""
 
     def stop_waiting(self) -> None:
-        """From now on nothing waits for company: for a stop."""
+        """Dispatch without queue delays from now on, for a shutdown."""
 
     def drain(self) -> list[Ticket]:
-        """Everything that waits, taken out."""
+        """Remove and return all tickets."""
 
 
 class BatchQueue:
-    """Requests waiting for one model. Not thread-safe: the scheduler's lock guards it.
+    """Queued requests of one model. Not thread-safe: the scheduler's lock guards it.
 
     Args:
         policy: of a valid configuration.
-        hold: with a dynamic batcher, nothing is sent before that many requests have waited at once [D16].
+        hold: with a dynamic batcher, dispatch nothing until that many requests are queued at once [D16].
     """
 
     def __init__(self, policy: BatchPolicy, *, hold: int = 0) -> None:
@@ -83,14 +83,14 @@ class BatchQueue:
         self._preferred = frozenset(policy.preferred)
         self._largest = max(policy.preferred, default=policy.max_batch_size)
         self._delay_ns = policy.max_delay_ns
-        self._hold = hold  # without a batcher nobody asks
+        self._hold = hold  # not used without a batcher
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def rows_ahead(self) -> int:
-        """Rows the next batch would have if it were formed now, without regard to shapes; a cheap upper bound."""
+        """Rows of a batch formed now, regardless of shapes; a cheap upper bound."""
         if self._line is not None:
             return self._line[0].request.rows if self._line else 0
         if len(self._waiting) >= self._policy.max_batch_size:
@@ -98,11 +98,11 @@ class BatchQueue:
         return min(sum(ticket.request.rows for ticket in self._waiting), self._policy.max_batch_size)
 
     def push(self, ticket: Ticket) -> None:
-        """Queue a ticket and give it its level. Raises QueueFullError when that level is full [D07, D12]."""
+        """Queue a ticket and set its level. Raises QueueFullError if the level is full [D07, D12]."""
         self._waiting.push(ticket)
 
     def poll(self, now_ns: int) -> Plan:
-        """The batch to run now on an idle instance, if any. What is returned has left the queue."""
+        """Return the batch to run now on an idle instance; its tickets are removed from the queue."""
         if self._line is not None:
             return self._next_of(self._line, now_ns)
         if self._hold:
@@ -118,17 +118,22 @@ class BatchQueue:
         return Plan(self._waiting.take(count), rows, reason, dropped)
 
     def crowded(self, instances: int) -> bool:
-        """May `ahead` have a batch? Cheap, and wrong only in being too hopeful."""
+        """Return True if `ahead` might return a batch.
+
+        This is a cheap check: it may be True although `ahead` then returns none, never the reverse.
+        """
         size = self._policy.max_batch_size if self._policy.dynamic else 1
         return size > 1 and len(self._waiting) >= size * instances and isinstance(self._waiting, Line)
 
     def ahead(self, now_ns: int, instances: int) -> Plan:
-        """A batch to be sent to an instance that still runs another: one that no later request could join or overtake,
-        and that need not be given up before its turn. As many must wait as ``instances`` can take, so that none idles
-        while it waits. May be put back.
+        """Return a batch to queue behind a running one.
 
-        One request alone is none: its client may leave before its turn, and it must not be run then [Q09]. Nor is
-        a request that an instance waits for: the one that it would be sent to may be that very instance.
+        It is full, without deadlines and from a single-level queue, so later arrivals cannot change it. Enough requests
+        for all ``instances`` must be queued, so that no instance idles while the batch waits. `put_back` may return its
+        tickets.
+
+        A single request is not dispatched ahead: its client may disconnect before its turn, and it must not run then
+        [Q09]. Nor is a request for which an instance is blocked, because it might be queued behind that very instance.
         """
         if not self.crowded(instances):
             return Plan([])
@@ -140,12 +145,12 @@ class BatchQueue:
         return Plan([], dropped=plan.dropped)
 
     def put_back(self, tickets: list[Ticket]) -> None:
-        """Queue tickets again that were taken out last, in front of all others."""
+        """Return the tickets removed last to the front of the queue."""
         if isinstance(self._waiting, Line):
             self._waiting.extendleft(reversed(tickets))
 
     def _next_of(self, line: Line, now_ns: int) -> Plan:
-        """The first that may still run, alone: without a batcher."""
+        """Return the first ticket that may still run, alone: without a batcher."""
         dropped: list[tuple[Ticket, RemoraError]] = []
         while line:
             ticket = line.popleft()
@@ -159,22 +164,26 @@ class BatchQueue:
         return Plan([], dropped=dropped)
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """Take out the cancelled tickets, each with its answer."""
+        """Remove the cancelled tickets and return each with its error."""
         dead = [ticket for ticket in self._waiting if ticket.request.cancelled]
         if dead:
             self._waiting.discard_all(dead)
         return [(ticket, cancelled_in_queue(ticket)) for ticket in dead]
 
     def stop_waiting(self) -> None:
-        """From now on nothing waits for company: for a stop."""
+        """Dispatch without queue delays from now on, for a shutdown."""
         self._delay_ns = self._hold = 0
 
     def drain(self) -> list[Ticket]:
-        """Everything that waits, taken out: for a stop that cannot wait."""
+        """Remove and return all tickets, for a shutdown that cannot wait."""
         return self._waiting.drain()
 
     def _drop_dead(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
-        """Take out what a timeout refuses, and what is cancelled or expired where the next batch can reach."""
+        """Remove and return the tickets that can no longer run.
+
+        These are all tickets that a queue timeout refuses, and cancelled or expired ones within reach of the next
+        batch.
+        """
         dropped: list[tuple[Ticket, RemoraError]] = [
             (ticket, cancelled_in_queue(ticket) if ticket.request.cancelled else ExpiredError(_TIMED_OUT))
             for ticket in self._waiting.expire(now_ns)
@@ -198,7 +207,10 @@ class BatchQueue:
         return dropped
 
     def _choose(self, now_ns: int) -> tuple[int, int, str, int]:
-        """(how many tickets, their rows, why, 0), or (0, 0, "", when to look again). The walk never skips a ticket."""
+        """Return (tickets, rows, reason, 0), or (0, 0, "", when to poll again).
+
+        The walk never skips a ticket.
+        """
         limit, delay_ns = self._policy.max_batch_size, self._delay_ns
         beyond = self._largest if delay_ns and self._preferred else limit
         key: object = None
@@ -217,8 +229,8 @@ class BatchQueue:
                     stop = SHAPE
                     break
                 if rows + request.rows > beyond and not best_count:
-                    best_count, best_rows = count, rows  # it would jump over every preferred size
-                if ticket.arrival_ns < oldest_ns:  # behind one of a higher level, or put back
+                    best_count, best_rows = count, rows  # because adding it would skip every preferred size
+                if ticket.arrival_ns < oldest_ns:  # queued behind a higher level, or put back
                     oldest_ns = ticket.arrival_ns
             rows += request.rows
             count += 1
@@ -237,21 +249,21 @@ class BatchQueue:
         if not delay_ns:
             return count, rows, IDLE, 0
         if rows >= self._largest:
-            return count, rows, PREFERRED, 0  # beyond every preferred size: waiting cannot make one any more
+            return count, rows, PREFERRED, 0  # beyond every preferred size, so waiting cannot reach one
         return 0, 0, "", oldest_ns + delay_ns
 
 
 def cancelled_in_queue(ticket: Ticket) -> CancelledError:
-    """The answer of a request whose caller went away while it waited [D13]."""
+    """Return the error of a request that was cancelled while queued [D13]."""
     return CancelledError(about(ticket.request.form.id, "request was cancelled before it ran"))
 
 
 class ExpiredError(UnavailableError):
-    """The request's own deadline, or the time that its queue allows, passed before it was answered."""
+    """The request's own deadline or its queue timeout passed before it was answered."""
 
     retry_after_s = 1
 
 
 def expired_error(ticket: Ticket) -> ExpiredError:
-    """The answer of a request whose own deadline passed before there was another."""
+    """Return the error of a request whose own deadline passed first."""
     return ExpiredError(about(ticket.request.form.id, _TIMED_OUT))

@@ -1,20 +1,20 @@
-"""How long will a batch of n rows take? Learned from how long batches took; pure numbers, no clock."""
+"""Prediction of a batch's duration from the durations of earlier batches."""
 
 from __future__ import annotations
 
 
 class CostModel:
-    """Run times by batch size, smoothed.
+    """Smoothed durations by batch size.
 
-    A faster run moves the estimate half way, a slower one a tenth: a run that had to wait for a processor is noise,
-    a model that became slow shows within a few runs all the same.
+    A faster run moves the estimate half way, a slower one by a tenth: a single slow run may only have waited for a
+    processor, while a model that became slow shows within a few runs.
     """
 
     def __init__(self) -> None:
         self._ns: dict[int, float] = {}
 
     def learn(self, rows: int, ns: int) -> None:
-        """Note that a batch of ``rows`` took ``ns`` nanoseconds."""
+        """Record that a batch of ``rows`` took ``ns`` nanoseconds."""
         size = 1 << max(rows - 1, 0).bit_length()
         known = self._ns.get(size)
         if known is None:
@@ -23,7 +23,7 @@ class CostModel:
             self._ns[size] = known + (ns - known) * (0.5 if ns < known else 0.1)
 
     def predict(self, rows: int) -> float:
-        """Nanoseconds a batch of ``rows`` is expected to take; infinite while nothing near it is known."""
+        """Return the expected nanoseconds of a batch of ``rows``; infinite before the first run."""
         size = 1 << max(rows - 1, 0).bit_length()
         known = self._ns.get(size)
         if known is not None:
@@ -35,5 +35,5 @@ class CostModel:
         return self._ns[nearest] * size / nearest
 
     def curve(self) -> dict[int, float]:
-        """Batch size (powers of two) -> nanoseconds, for `explain`."""
+        """Return nanoseconds by batch size (powers of two), for `explain`."""
         return dict(sorted(self._ns.items()))

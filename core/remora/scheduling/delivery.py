@@ -1,4 +1,4 @@
-"""Handing answers to where they belong, and the answers of requests that fail; the law: one delivery for a mailbox."""
+"""Delivery of answers to mailboxes, one wake-up per mailbox, in order if required."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remora.messages import Mailbox, Outcome, Ticket
 
 
 class Ordering:
-    """Holds an answer back until all requests before it have theirs. Its owner's lock guards it."""
+    """Buffer that releases answers in the order of their requests. Its owner's lock guards it."""
 
     __slots__ = ("_answers", "_expected")
 
@@ -20,15 +20,15 @@ class Ordering:
         self._answers: dict[Ticket, Outcome] = {}
 
     def expect(self, ticket: Ticket) -> None:
-        """A request has come in: its answer comes after those of all before it."""
+        """Register a request; its answer follows those of all earlier requests."""
         self._expected.append(ticket)
 
     def done(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """These requests have their answers; each was expected once and has no answer yet."""
+        """Add answers of registered requests, at most one for each."""
         self._answers.update(deliveries)
 
     def release(self) -> list[tuple[Ticket, Outcome]]:
-        """The answers that nothing holds back any more, in the order of their requests; each is given out once."""
+        """Remove and return the answers that are next in order."""
         released: list[tuple[Ticket, Outcome]] = []
         while self._expected and self._expected[0] in self._answers:
             ticket = self._expected.popleft()
@@ -40,7 +40,7 @@ _log = logging.getLogger("remora.scheduling")
 
 
 def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
-    """Hand answers to where they belong, one delivery for each mailbox."""
+    """Deliver answers, in one call for each mailbox."""
     if not deliveries:
         return
     first = deliveries[0][0].mailbox
@@ -55,9 +55,9 @@ def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
 
 
 class OrderedDelivery:
-    """Hands answers on in the order of their requests [D06]. Thread-safe.
+    """Delivers answers in the order of their requests [D06]. Thread-safe.
 
-    One thread does it at a time, or what was released in order could arrive out of it.
+    Only one thread delivers at a time, because two could overtake each other.
     """
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class OrderedDelivery:
         self._handing_over = False
 
     def expect(self, ticket: Ticket) -> None:
-        """A request has come in; the caller sees to it that they come here in their order."""
+        """Register a request; the caller ensures that calls are in the order of the requests."""
         with self._lock:
             self._ordering.expect(ticket)
 
     def deliver(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Hand on what is due now that these requests have their answers."""
+        """Add answers and deliver those that are next in order."""
         with self._lock:
             self._ordering.done(deliveries)
             if self._handing_over:
-                return  # whoever does it looks again before it ends
+                return  # the delivering thread checks again before it returns
             self._handing_over = True
         while True:
             with self._lock:
@@ -98,17 +98,17 @@ def run_replies(deliveries: list[tuple[Ticket, Outcome]]) -> None:
     for ticket, outcome in deliveries:
         try:
             ticket.reply(ticket, outcome)
-        except Exception:  # one that cannot be answered must not take its neighbours and the instance along
+        except Exception:  # one failed delivery must not affect other tickets or the instance
             _log.exception("an answer could not be delivered")
 
 
 def stopping() -> UnavailableError:
-    """What a request is refused with that comes after the end [D17]."""
+    """Return the error of a request that arrives after shutdown began [D17]."""
     return UnavailableError("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 
 def failure_of(error: BaseException, where: str) -> RemoraError:
-    """Any exception as an answer; a RemoraError keeps its code and text."""
+    """Return any exception as a RemoraError; a RemoraError keeps its code and text."""
     if isinstance(error, RemoraError):
         return error
     return InternalError(f"{where}: {type(error).__name__}: {error}", from_model=True)

@@ -1,6 +1,6 @@
-"""Where tickets wait: first in first out, or by level with timeouts [D07-D12]; the law: time is an argument.
+"""Ticket queues: first in first out, or by priority level with timeouts [D07-D12].
 
-Both kinds of queue list their tickets in the order in which they should run. Neither is thread-safe.
+Both iterate over their tickets in the order in which they should run. Time is an argument; neither is thread-safe.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from remora.messages import Ticket
 
 _NS_PER_US = 1000
 _SLACK = 64
-"""A heap may hold this many more than twice the tickets that wait before it is cleared of those that have left."""
+"""Removed tickets are purged from a heap above twice the queued tickets plus this number."""
 
 _EMPTY_LEVELS = 64
-"""So many priority levels are kept whether anything waits there or not."""
+"""Number of priority levels up to which empty ones are kept."""
 
 
 class Waiting(Protocol):
@@ -32,26 +32,29 @@ class Waiting(Protocol):
     def __iter__(self) -> Iterator[Ticket]: ...
 
     def push(self, ticket: Ticket) -> None:
-        """Let a ticket wait. Raises QueueFullError [D12]."""
+        """Queue a ticket. Raises QueueFullError [D12]."""
 
     def take(self, count: int) -> list[Ticket]:
-        """Take the first ``count`` tickets out."""
+        """Remove and return the first ``count`` tickets."""
 
     def discard_all(self, dead: Collection[Ticket]) -> None:
-        """Take these tickets out, wherever they wait; cheap when they are near the front."""
+        """Remove these tickets, wherever they are queued; cheap near the front."""
 
     def expire(self, now_ns: int) -> list[Ticket]:
-        """Take out the tickets to refuse whose timeout is over, and put back those to run last [D10, D11]."""
+        """Remove and return the tickets that timed out; demote those that may still run [D10, D11]."""
 
     def next_expiry_ns(self) -> int:
-        """When the next ticket is to be refused; 0 for never."""
+        """Return when the next ticket times out, or 0."""
 
     def drain(self) -> list[Ticket]:
-        """Everything that waits, taken out."""
+        """Remove and return all tickets."""
 
 
 def waiting_for(policy: BatchPolicy) -> Waiting:
-    """The simplest queue that does what the policy asks for; without a batcher no queue policy counts [D01]."""
+    """Return the simplest queue that implements the policy.
+
+    Without a batcher no queue policy applies [D01].
+    """
     usual = policy.queue_at(1)
     if not policy.dynamic:
         return Line()
@@ -61,7 +64,7 @@ def waiting_for(policy: BatchPolicy) -> Waiting:
 
 
 class Line(deque[Ticket]):
-    """One level without timeouts. ``max_size`` counts requests; 0 is no limit."""
+    """FIFO queue without timeouts; ``max_size`` limits the number of requests, 0 for no limit."""
 
     __slots__ = ("_max_size",)
 
@@ -79,17 +82,17 @@ class Line(deque[Ticket]):
         return [take() for _ in range(count)]
 
     def discard_all(self, dead: Collection[Ticket]) -> None:
-        left = set(dead)
+        remaining = set(dead)
         kept: list[Ticket] = []
-        while left and self:
+        while remaining and self:
             ticket = self.popleft()
-            if ticket in left:
-                left.discard(ticket)
+            if ticket in remaining:
+                remaining.discard(ticket)
             else:
                 kept.append(ticket)
         self.extendleft(reversed(kept))
 
-    def expire(self, now_ns: int) -> list[Ticket]:  # nothing has a timeout here
+    def expire(self, now_ns: int) -> list[Ticket]:  # no ticket has a timeout
         return []
 
     def next_expiry_ns(self) -> int:
@@ -100,18 +103,18 @@ class Line(deque[Ticket]):
 
 
 class Level:
-    """The tickets of one priority level: those in time, then those that are late but may run.
+    """Tickets of one priority level: those in time, then those that timed out but may run.
 
-    Any ticket leaves in a few steps, wherever it waits and however many do.
+    Removing a ticket takes a few steps, wherever it is and however many are queued.
     """
 
     __slots__ = ("_expiries", "_fresh", "_late", "_policy", "_pushed")
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
-        self._fresh: OrderedDict[Ticket, int] = OrderedDict()  # -> when its time is over; 0 for never
+        self._fresh: OrderedDict[Ticket, int] = OrderedDict()  # -> expiry time; 0 for never
         self._late: OrderedDict[Ticket, int] = OrderedDict()
-        self._expiries: list[tuple[int, int, Ticket]] = []  # a heap; may hold tickets that have left
+        self._expiries: list[tuple[int, int, Ticket]] = []  # a heap; may contain removed tickets
         self._pushed = 0
 
     def __len__(self) -> int:
@@ -121,7 +124,7 @@ class Level:
         return chain(self._fresh, self._late)
 
     def push(self, ticket: Ticket) -> None:
-        """Raises QueueFullError [D12]."""
+        """Queue a ticket. Raises QueueFullError [D12]."""
         if self._policy.max_size and len(self) >= self._policy.max_size:
             raise queue_full(ticket)
         timeout_ns = timeout_of(self._policy, ticket)
@@ -135,7 +138,7 @@ class Level:
                 heapq.heapify(self._expiries)
 
     def take(self, count: int) -> list[Ticket]:
-        """Take the first ``count`` tickets out, or all there are."""
+        """Remove and return the first ``count`` tickets, or all."""
         taken: list[Ticket] = []
         for tickets in (self._fresh, self._late):
             while tickets and len(taken) < count:
@@ -143,7 +146,7 @@ class Level:
         return taken
 
     def discard(self, ticket: Ticket) -> None:
-        """Take a ticket out if it waits here."""
+        """Remove a ticket if it is queued here."""
         self._fresh.pop(ticket, None)
         self._late.pop(ticket, None)
 
@@ -161,7 +164,7 @@ class Level:
         return refused
 
     def next_expiry_ns(self) -> int:
-        """See `Waiting.next_expiry_ns`: a ticket that will merely be put back wakes nobody."""
+        """Return when the next ticket times out, or 0; demotions need no wake-up."""
         if not self._policy.reject_on_timeout:
             return 0
         while self._expiries and self._expiries[0][2] not in self._fresh:
@@ -170,9 +173,9 @@ class Level:
 
 
 class Levels:
-    """Tickets by priority: a higher level is emptied before the next one's turn [D07].
+    """Tickets by priority: a higher level is emptied before the next one [D07].
 
-    Only levels in use cost anything: there may be 2**64-1.
+    Only levels in use cost anything, because there may be 2**64-1.
 
     Args:
         policy: with at least one level; 1 is the highest.
@@ -183,7 +186,7 @@ class Levels:
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._levels: dict[int, Level] = {}
-        self._numbers: list[int] = []  # of `_levels`, ascending
+        self._numbers: list[int] = []  # keys of `_levels`, ascending
         self._room = _EMPTY_LEVELS
 
     def __len__(self) -> int:
@@ -196,7 +199,7 @@ class Levels:
         return map(self._levels.__getitem__, self._numbers)
 
     def _add(self, number: int) -> Level:
-        """Make the queue of a level, and drop the empty ones when there are many."""
+        """Create the queue of a level, and drop empty ones if there are many."""
         if len(self._levels) >= self._room:
             self._levels = {known: level for known, level in self._levels.items() if level}
             self._numbers = sorted(self._levels)
@@ -234,18 +237,21 @@ class Levels:
 
 
 def level_of(ticket: Ticket, levels: int, default: int) -> int:
-    """The priority level of a request: what it asks for, or the default where there is no such level [D07]."""
+    """Return the priority level of a request, or the default if there is no such level [D07]."""
     wanted = ticket.request.form.priority
     return wanted if 0 < wanted <= levels else default
 
 
 def timeout_of(policy: QueuePolicy, ticket: Ticket) -> int:
-    """How long a request may wait, in nanoseconds; its own timeout can only shorten the level's [D09]."""
+    """Return the queue timeout of a request in nanoseconds.
+
+    The request's own timeout can only shorten the level's [D09].
+    """
     usual_ns = policy.default_timeout_ns
     own_ns = ticket.request.form.timeout_us * _NS_PER_US
     return own_ns if policy.allow_override and 0 < own_ns < usual_ns else usual_ns
 
 
 def queue_full(ticket: Ticket) -> QueueFullError:
-    """The answer of a request that found no room [D12]."""
+    """Return the error of a request that found the queue full [D12]."""
     return QueueFullError(about(ticket.request.form.id, "Exceeds maximum queue size"))

@@ -1,6 +1,7 @@
-"""Lets instances of all models take turns at what they share; the law: it decides nothing, `rate_limiting` does.
+"""Rate limiter: schedules the instances of all models that share resources.
 
-One limiter for an engine, made only when the operator turns it on. Each instance's thread waits here for its turn.
+One limiter for an engine, created only if the operator enables it. Each instance's thread waits here for its turn.
+`Turns` decides; `RateLimiter` locks and waits.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from remora.config import RatePolicy
 from remora.errors import ConfigError
 
 Resource = tuple[str, int | None]
-"""A resource's name and device; None for one that all devices share, and, in settings, for "on every device"."""
+"""A resource's name and device; None for a shared resource, and in settings for every device."""
 
 
 def capacities(policies: Iterable[RatePolicy], stated: Mapping[Resource, int]) -> dict[Resource, int]:
-    """How much there is of each resource that instances ask for.
+    """Return the capacity of each resource that the instances require.
 
     Args:
         policies: of all instances.
-        stated: what the operator gave (see `remora.options.rate_limits`). With nothing stated there is as much of each
-            resource as the most demanding instance asks for; otherwise there is none of what is not stated.
+        stated: the operator's settings (see `remora.options.rate_limits`). If empty, each resource has the capacity
+            that the most demanding instance requires; otherwise a resource that is not listed has none.
 
-    Raises ConfigError with Triton's texts [I09]: too little for an instance, or a name shared and of a device.
+    Raises ConfigError with Triton's texts [I09]: a capacity too small for an instance, or a name that is both shared
+    and of a device.
     """
     most: dict[Resource, int] = {}
     for policy in policies:
@@ -48,23 +50,29 @@ def capacities(policies: Iterable[RatePolicy], stated: Mapping[Resource, int]) -
 
 
 def _covers(stated: int | None, device: int | None) -> bool:
-    """Whether what was stated for a device, or every device, counts for this one; a shared resource takes any."""
+    """Return True if a setting for a device, or for every device, applies to this one.
+
+    A shared resource accepts any setting.
+    """
     return device is None or stated is None or stated == device
 
 
 class Seat:
-    """One instance's place: what it asks for, and the number of its next turn."""
+    """Rate limiter state of one instance: its requirements and the number of its next turn."""
 
     __slots__ = ("policy", "turn")
 
     def __init__(self, policy: RatePolicy) -> None:
         self.policy = policy
         self.turn = 0
-        """Lower goes first. Each run adds the priority, so that priority 2 gets half the turns of priority 1."""
+        """The lowest runs first. Each run adds the priority, so that priority 2 gets half the turns of priority 1."""
 
 
 class Turns:
-    """Who waits, who runs, and what that takes. Not thread-safe: the limiter's lock guards it."""
+    """Waiting and running instances and their resources.
+
+    Not thread-safe: the limiter's lock guards it.
+    """
 
     def __init__(self, stated: Mapping[Resource, int]) -> None:
         self._stated = stated
@@ -75,32 +83,38 @@ class Turns:
         self._now = 0
 
     def join(self, policies: Sequence[RatePolicy]) -> list[Seat]:
-        """Seats for the instances of one model. Raises ConfigError when they cannot all be served; then none joins."""
+        """Return seats for the instances of one model.
+
+        Raises ConfigError if the capacities cannot serve all of them; then none joins.
+        """
         self._capacities = capacities([seat.policy for seat in self._seats] + list(policies), self._stated)
         seats = [Seat(policy) for policy in policies]
         self._seats.update(dict.fromkeys(seats))
         return seats
 
     def leave(self, seat: Seat) -> None:
-        """Forget a seat, and what it waits for or holds. Twice is once."""
+        """Remove a seat with its resources and requests; a second call has no effect."""
         for seats in (self._seats, self._waiting, self._running):
             seats.pop(seat, None)
         self._capacities = capacities([other.policy for other in self._seats], self._stated)
 
     def ask(self, seat: Seat) -> None:
-        """A seat wants to run. Turns that it did not want are not saved up: it begins where the others are."""
+        """Queue a seat to run.
+
+        Unused turns are not accumulated: its number is raised to the current one.
+        """
         seat.turn = max(seat.turn, self._now)
         self._waiting[seat] = None
 
     def grant(self) -> list[Seat]:
-        """Those that may run now; they hold what they asked for until `done`."""
+        """Return the seats that may run now; they hold their resources until `done`."""
         free = dict(self._capacities)
         for seat in self._running:
             _take(free, seat)
         granted: list[Seat] = []
-        for seat in sorted(self._waiting, key=lambda seat: seat.turn):  # of equals, who asked first
+        for seat in sorted(self._waiting, key=lambda seat: seat.turn):  # the sort is stable: first come, first served
             fits = all(free[resource] >= count for resource, count in seat.policy.resources)
-            _take(free, seat)  # also when it has to wait: those behind it may have only what it leaves
+            _take(free, seat)  # also if it has to wait, because later seats may use only the rest
             if fits:
                 granted.append(seat)
         for seat in granted:
@@ -110,7 +124,7 @@ class Turns:
         return granted
 
     def done(self, seat: Seat, *, ran: bool) -> None:
-        """A seat gives back what it holds; its turn counts if it ran."""
+        """Release the resources of a seat; its turn counts if it ran."""
         if seat in self._running:
             del self._running[seat]
             seat.turn += max(seat.policy.priority, 1) if ran else 0
@@ -122,60 +136,63 @@ def _take(free: dict[Resource, int], seat: Seat) -> None:
 
 
 class RateLimiter:
-    """Gives out turns. Thread-safe; never calls anyone while it holds its lock.
+    """Grants turns. Thread-safe; calls no other object while it holds its lock.
 
     Args:
-        stated: how much there is of each resource (see `rate_limiting.capacities`).
+        stated: the operator's capacities (see `capacities`).
     """
 
     def __init__(self, stated: Mapping[Resource, int]) -> None:
         self._turns = Turns(stated)
         self._lock = threading.Lock()
-        self._handed: dict[Seat, Turn] = {}
+        self._turn_of: dict[Seat, Turn] = {}
 
     def join(self, policies: Sequence[RatePolicy]) -> list[Turn]:
-        """A turn for each instance of a model. Raises ConfigError when what they ask for is not there [I09]."""
+        """Return a turn for each instance of a model. Raises ConfigError [I09]."""
         with self._lock:
             turns = [Turn(self, seat, threading.Condition(self._lock)) for seat in self._turns.join(policies)]
-            self._handed.update((turn.seat, turn) for turn in turns)
+            self._turn_of.update((turn.seat, turn) for turn in turns)
             return turns
 
     def take(self, turn: Turn) -> bool:
-        """See `Turn.take`."""
+        """Wait for a turn; see `Turn.take`."""
         with self._lock:
-            if turn.seat not in self._handed:
+            if turn.seat not in self._turn_of:
                 return False
             self._turns.ask(turn.seat)
             self._grant()
             waits = not turn.granted
-            while not turn.granted and turn.seat in self._handed:
+            while not turn.granted and turn.seat in self._turn_of:
                 turn.ready.wait()
             return waits
 
     def give_back(self, turn: Turn, *, ran: bool) -> None:
-        """See `Turn.give_back`."""
+        """Return a turn; see `Turn.give_back`."""
         with self._lock:
             turn.granted = False
             self._turns.done(turn.seat, ran=ran)
             self._grant()
 
     def leave(self, turn: Turn) -> None:
-        """See `Turn.leave`."""
+        """Remove an instance; see `Turn.leave`."""
         with self._lock:
-            if self._handed.pop(turn.seat, None) is not None:
+            if self._turn_of.pop(turn.seat, None) is not None:
                 self._turns.leave(turn.seat)
                 turn.ready.notify_all()
                 self._grant()
 
     def _grant(self) -> None:
         for seat in self._turns.grant():
-            turn = self._handed[seat]
+            turn = self._turn_of[seat]
             turn.granted = True
             turn.ready.notify_all()
 
 
 class Turn:
-    """One instance's turns. One thread at a time takes and gives back; any thread may leave."""
+    """The turns of one instance.
+
+    One thread at a time takes and gives back; any thread may call `leave`.
+    """
 
     __slots__ = ("_limiter", "granted", "ready", "seat")
 
@@ -186,13 +203,16 @@ class Turn:
         self.granted = False
 
     def take(self) -> bool:
-        """Wait until the instance may run; whether it had to wait. After `leave` nothing is waited for."""
+        """Wait until the instance may run; return True if it had to wait.
+
+        After `leave` this returns at once.
+        """
         return self._limiter.take(self)
 
     def give_back(self, *, ran: bool) -> None:
-        """What the instance held is free again; ``ran`` False when there was nothing to run after all."""
+        """Release the instance's resources; ``ran`` is False if there was no batch to run."""
         self._limiter.give_back(self, ran=ran)
 
     def leave(self) -> None:
-        """The instance takes no more turns, and what it asks for no longer counts."""
+        """Stop taking turns and drop the instance's requirements."""
         self._limiter.leave(self)

@@ -1,7 +1,10 @@
-"""Answers from the cache before the scheduler is asked, and into it afterwards [K03, K05].
+"""Response cache in front of a scheduler, and a wrapper for caches that block [K03, K05].
 
-A scheduler in front of another one, so that models without a cache pay nothing for it. Laws: a hit takes part in no
-queue and no batch; only a model's success is kept; an answer that cannot be kept still goes to its caller.
+Both wrap another scheduler, so that models without a cache pay nothing for it. Invariants:
+
+1. A hit enters no queue and no batch.
+2. Only a model's successful response is inserted.
+3. A response that cannot be inserted is still delivered.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from remora.system.clock import Clock
 
 
 class InnerScheduler(Protocol):
-    """What the requests that miss go to."""
+    """The scheduler that runs the requests that miss."""
 
     costs: CostModel
 
@@ -28,39 +31,43 @@ class InnerScheduler(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests that wait."""
+        """Queued requests."""
 
     @property
     def running(self) -> int:
-        """Requests inside an execution."""
+        """Requests in an execution."""
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new, finish what waits; False when that did not end in time."""
+        """Refuse new requests and finish the queued ones; return False on timeout."""
 
     def abandon(self, error: RemoraError) -> None:
-        """Answer everything that still waits with ``error``."""
+        """Answer all queued requests with ``error``."""
 
 
 class CacheRecorder(Protocol):
     """Counts hits and misses. Called without locks, from any thread; must not raise."""
 
     def cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
-        """A request was answered from the cache: asked at ``begin_ns``, answered at ``now_ns``."""
+        """Count a request answered from the cache.
+
+        The look-up began at ``begin_ns``; the answer was ready at ``now_ns``.
+        """
 
     def cache_miss(self, spent_ns: int, now_ns: int) -> None:
-        """A request had to run; ``spent_ns`` is what the look-up and the keeping of its answer took together."""
+        """Count a request that had to run; ``spent_ns`` is the sum of look-up and insertion."""
 
 
 class CachedScheduler:
-    """The requests of one model version that has the response cache on.
+    """Scheduler of one model version with the response cache enabled.
 
     Args:
         inner: the model's own scheduler.
         cache: shared by all models of the engine.
-        scope: the model's, from the cache.
+        scope: the model's key scope, from the cache.
         recorder: the model's.
         clock: the engine's.
-        composed: whether other models make the answers, as an ensemble's; theirs change with those models [E09].
+        composed: True if other models compute the responses, as in an ensemble; they become stale when those models
+            change [E09].
     """
 
     def __init__(
@@ -83,13 +90,13 @@ class CachedScheduler:
         self._stopping = False
 
     def submit(self, ticket: Ticket) -> None:
-        """Answer from the cache, maybe before this returns, or hand the ticket on. Any thread may call.
+        """Answer from the cache, possibly before this returns, or pass the ticket on.
 
-        Raises what the inner scheduler raises; the ticket is then not answered.
+        Any thread may call. Raises what the inner scheduler raises; the ticket is then not answered.
         """
         begin_ns = self._now()
         ticket.arrival_ns = ticket.arrival_ns or begin_ns
-        if self._stopping or ticket.request.cancelled:  # its scheduler knows what to answer
+        if self._stopping or ticket.request.cancelled:  # the inner scheduler answers these
             self.inner.submit(ticket)
             return
         scope = b"%b %d" % (self._scope, self._cache.epoch) if self._composed else self._scope
@@ -100,19 +107,19 @@ class CachedScheduler:
         response = self._cache.lookup(key)
         now_ns = self._now()
         if response is None:
-            ticket.reply = self._keeping(key, ticket.reply, now_ns - begin_ns)
+            ticket.reply = self._insert_before(key, ticket.reply, now_ns - begin_ns)
             self.inner.submit(ticket)
             return
         ticket.start_ns = begin_ns
         self._recorder.cache_hit(ticket, now_ns - begin_ns, begin_ns, now_ns)
         deliver([(ticket, response)])
 
-    def _keeping(
+    def _insert_before(
         self, key: bytes, reply: Callable[[Ticket, Outcome], None], lookup_ns: int
     ) -> Callable[[Ticket, Outcome], None]:
-        """The reply that keeps the answer first: afterwards it belongs to whoever asked."""
+        """Return a reply that inserts the response first, because the client owns it afterwards."""
 
-        def keep_and_reply(ticket: Ticket, outcome: Outcome) -> None:
+        def insert_and_reply(ticket: Ticket, outcome: Outcome) -> None:
             begin_ns = self._now()
             if isinstance(outcome, Response):
                 self._cache.insert(key, outcome)
@@ -120,43 +127,46 @@ class CachedScheduler:
             self._recorder.cache_miss(lookup_ns + now_ns - begin_ns, now_ns)
             reply(ticket, outcome)
 
-        return keep_and_reply
+        return insert_and_reply
 
     @property
     def pending(self) -> int:
-        """Requests that wait [P04]."""
+        """Queued requests [P04]."""
         return self.inner.pending
 
     @property
     def running(self) -> int:
-        """Requests inside an execution now."""
+        """Requests in an execution."""
         return self.inner.running
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new, hits included, and finish what waits; False when that did not end in time (None: wait)."""
+        """Refuse new requests, hits included, and finish the queued ones.
+
+        Returns False on timeout; None waits without limit.
+        """
         self._stopping = True
         return self.inner.stop(timeout_s)
 
     def abandon(self, error: RemoraError) -> None:
-        """Answer everything that still waits with ``error``."""
+        """Answer all queued requests with ``error``."""
         self.inner.abandon(error)
 
 
 class RefusalRecorder(Protocol):
-    """Counts requests that were refused. Called without locks, from any thread; must not raise."""
+    """Counts refused requests. Called without locks, from any thread; must not raise."""
 
     def refused(self, error: RemoraError) -> None:
-        """A request that had been taken was refused, and is answered so."""
+        """Count a request that was accepted first and then refused."""
 
 
 class OffLoopScheduler:
-    """Hands the requests of event loops to threads that may wait.
+    """Moves requests from event loops to threads that may block.
 
     Args:
-        inner: whose `submit` may wait.
-        run: does work in such a thread.
+        inner: the scheduler whose `submit` may block.
+        run: runs work in such a thread.
         recorder: the model's.
-        clock: stamps arrivals.
+        clock: for arrival times.
     """
 
     def __init__(
@@ -172,13 +182,14 @@ class OffLoopScheduler:
         self._recorder = recorder
         self._now = clock.monotonic_ns
         self._changed = threading.Condition()
-        self._under_way = 0
+        self._in_flight = 0
         self._stopping = False
 
     def submit(self, ticket: Ticket) -> None:
-        """Take a ticket: at once where its caller may wait, else by a thread. Any thread may call.
+        """Submit a ticket at once if its caller may block, else in a thread.
 
-        Raises what the inner scheduler raises, or UnavailableError when it stops; the ticket is then not answered.
+        Any thread may call. Raises what the inner scheduler raises, or UnavailableError during a stop; the ticket is
+        then not answered.
         """
         if ticket.mailbox is None:
             self.inner.submit(ticket)
@@ -187,7 +198,7 @@ class OffLoopScheduler:
         with self._changed:
             if self._stopping:
                 raise stopping()
-            self._under_way += 1
+            self._in_flight += 1
         self._run(lambda: self._hand_on(ticket))
 
     def _hand_on(self, ticket: Ticket) -> None:
@@ -199,28 +210,31 @@ class OffLoopScheduler:
             deliver([(ticket, failure)])
         finally:
             with self._changed:
-                self._under_way -= 1
+                self._in_flight -= 1
                 self._changed.notify_all()
 
     @property
     def pending(self) -> int:
-        """Requests that wait [P04], those that wait for the cache included."""
-        return self._under_way + self.inner.pending
+        """Queued requests [P04], including those that wait for the cache."""
+        return self._in_flight + self.inner.pending
 
     @property
     def running(self) -> int:
-        """Requests inside an execution now."""
+        """Requests in an execution."""
         return self.inner.running
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new, finish what waits; False when that did not end in time (None: wait)."""
+        """Refuse new requests and finish the queued ones.
+
+        Returns False on timeout; None waits without limit.
+        """
         begin_ns = self._now()
         with self._changed:
             self._stopping = True
-            if not self._changed.wait_for(lambda: not self._under_way, timeout_s):
+            if not self._changed.wait_for(lambda: not self._in_flight, timeout_s):
                 return False
         return self.inner.stop(None if timeout_s is None else max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0))
 
     def abandon(self, error: RemoraError) -> None:
-        """Answer everything that still waits with ``error``."""
+        """Answer all queued requests with ``error``."""
         self.inner.abandon(error)
