@@ -1,6 +1,6 @@
-"""Answers what clients ask besides inference; the law: what an answer is made of is read when it is asked for.
+"""Answers to all calls other than inference, from state that is read on demand.
 
-Each protocol makes a Call of what it received, and bytes of what this returns.
+Each protocol decodes a Call and encodes the result.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ EXTENSIONS = (
 
 
 class CallAnswers:
-    """Thread-safe.
+    """Dispatcher of management calls. Thread-safe.
 
     Args:
         options: the engine's.
-        lifecycle: of its models.
+        lifecycle: the engine's.
         clock: the engine's.
-        ledger: where the time of the start went.
-        cache: of responses; None without one.
-        traces: another engine's; None for its own.
+        ledger: timing of the engine's start.
+        cache: the response cache; None without one.
+        traces: another engine's; None creates new ones.
         gpus: the machine's.
     """
 
@@ -68,7 +68,7 @@ class CallAnswers:
         gpus: Gpus | None = None,
     ) -> None:
         self._gpus = gpus if options.allow_gpu_metrics else None
-        # At the start, because the metric of energy counts from there and not from the first scrape.
+        # Read at the start, because the energy metric counts from here and not from the first scrape.
         self._energy_j = self._gpus.energies() if self._gpus is not None else {}
         self._options = options
         self._lifecycle = lifecycle
@@ -80,18 +80,18 @@ class CallAnswers:
         self.traces = self._settings.traces
         self._exporter: MetricsExporter | None = None
         self.beside: Callable[[], Iterable[ServedModel]] = tuple
-        """Models of other engines of this process that the metrics page shows as well."""
+        """Returns models of other engines in this process that the metrics page includes."""
         self.connections: Callable[[], Mapping[str, int]] = dict
-        """How many connections of each protocol are open."""
+        """Returns the number of open connections by protocol."""
 
     def _may_be_traced(self, model: str) -> bool:
-        """Triton knows the models that serve, and here some load when they are asked."""
+        """Return True if a model is loaded, as Triton requires, or can be loaded on demand."""
         on_demand = self._options.model_control_mode == "ondemand"
         state = self._table.called(model)
         return state is not None and (on_demand or state.newest is not None)
 
     def perform(self, call: calls.Call) -> object:
-        """See `Engine.perform`."""
+        """Answer a call; see `Engine.perform`."""
         match call:
             case calls.ServerLive():
                 return self._lifecycle.is_live()

@@ -1,7 +1,7 @@
-"""Why a model's batches had the size they had, and what would change it (`remora explain`). Pure.
+"""Explanation of a model's batch sizes and prediction of setting changes (`remora explain`).
 
-Laws: what was measured and what is predicted are told apart; a prediction comes from the very decider that serves, on a
-simulated clock; too little traffic gives no prediction.
+Pure. Measured and predicted values are kept apart. Predictions run the production batching code on a simulated clock;
+too little traffic gives no prediction.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from remora.scheduling.simulation import Simulated, arrivals, request_at, simula
 from remora.statistics import RanBatch
 
 ENOUGH_REQUESTS = 200
-"""A rate and a wait are told of fewer requests, but nothing is predicted from them."""
+"""Below this number of requests, rate and wait are reported but nothing is predicted."""
 
 _STREAM = 2000
-"""Requests of a simulated stream: enough for a p99, and a few milliseconds of computing."""
+"""Requests of a simulated stream: enough for a p99, at a cost of a few milliseconds."""
 
 _STEADY = 0.95
-"""From this part of the throughput on, waits grow for as long as the load lasts."""
+"""Above this fraction of the throughput, waits grow for as long as the load lasts."""
 
 
 class Setup(NamedTuple):
-    """How a model is scheduled. ``not_simulated`` says why nothing can be predicted; empty when it can."""
+    """A model's scheduling settings. ``not_simulated`` is the reason why nothing can be predicted, or ""."""
 
     policy: BatchPolicy
     instances: int
@@ -39,7 +39,7 @@ class Setup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What went by lately; times in microseconds, rates by the second. ``seconds`` is the time it was measured over."""
+    """Recent traffic; times in microseconds, rates per second. ``seconds`` is the length of the measurement."""
 
     requests: int
     batches: int
@@ -57,10 +57,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a setting would give.
+    """The predicted effect of a setting.
 
-    ``throughput_per_s`` is the most requests it could serve; waits are at the measured rate, None where that is more
-    than it could serve steadily. What is extrapolated rests on batches larger than any that was seen.
+    ``throughput_per_s`` is the maximum number of requests per second; waits are at the measured rate, None where that
+    exceeds a steady throughput. Extrapolated values depend on batches larger than any measured one.
     """
 
     change: str
@@ -74,8 +74,11 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything `remora explain` tells. ``predicted`` begins with the settings as they are, and is empty with a reason
-    in ``notes`` where nothing can be predicted."""
+    """The result of `remora explain`.
+
+    ``predicted`` begins with the current settings. If nothing can be predicted, it is empty and ``notes`` has the
+    reason.
+    """
 
     model: str
     version: str
@@ -85,14 +88,14 @@ class Explanation:
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 class Curve:
-    """How long batches take, by rows: what was measured, lines between, and beyond it what the line through it says.
+    """Batch duration by rows: measured points, linear between them, and a regression line beyond the largest.
 
-    With one size known, larger batches are taken to cost in proportion: nothing is promised that was not seen.
+    With one measured size, larger batches are assumed to cost in proportion, which is the pessimistic choice.
     """
 
     def __init__(self, points: Mapping[int, float]) -> None:
@@ -116,7 +119,7 @@ class Curve:
 
 
 def setup_of(model: ServedModel) -> Setup:
-    """How a served model is scheduled."""
+    """Return a served model's scheduling settings."""
     why = ""
     if model.steps is not None:
         why = "an ensemble runs no batches of its own: ask for the models of its steps"
@@ -133,11 +136,11 @@ def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: i
     """Explain a model version.
 
     Args:
-        setup: how it is scheduled.
-        runs: its last batches, the oldest first.
-        stats: all that it ever did: how long batches took whose size is not among ``runs``. The cost model does not
-            know that: it keeps one figure for sizes from one power of two to the next.
-        now_ns: of the clock that stamped the runs.
+        setup: its scheduling settings.
+        runs: its last batches, oldest first.
+        stats: its statistics since load, for the duration of batch sizes that are not in ``runs``. The cost model
+            cannot provide them because it keeps one value per power of two.
+        now_ns: current time on the clock of the runs.
     """
     model, version = stats.name, stats.version
     runs = [run for run in runs if run.requests]
@@ -157,9 +160,9 @@ def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: i
 
 
 def measure(runs: Sequence[RanBatch], instances: int, now_ns: int) -> Measured:
-    """Sum up at least two runs."""
+    """Summarize at least two runs."""
     span_ns = max(runs[-1].end_ns - runs[0].end_ns, 1)
-    later = runs[1:]  # those that fell into the time between the first end and the last
+    later = runs[1:]  # those between the end of the first run and the end of the last
     requests = sum(run.requests for run in later)
     rows = sum(run.rows for run in later)
     return Measured(
@@ -179,7 +182,7 @@ def measure(runs: Sequence[RanBatch], instances: int, now_ns: int) -> Measured:
 
 
 def predict(setup: Setup, measured: Measured, curve: Curve) -> tuple[Prediction, ...]:
-    """The settings as they are, and changes to them that could matter."""
+    """Predict the current settings and changes to them that could matter."""
     found: list[Prediction] = []
     rows = max(round(measured.rows_per_request), 1)
     for change, policy, instances in alternatives(setup, curve):
@@ -220,9 +223,9 @@ def _prediction(
 
 
 def alternatives(setup: Setup, curve: Curve) -> list[tuple[str, BatchPolicy, int]]:
-    """(the change in the configuration's words, the policy, the instances), what there is first."""
+    """Return (change in configuration syntax, policy, instances), the current settings first."""
     policy, instances = setup.policy, setup.instances
-    # A queue policy refuses and reorders; what is asked here is what batching itself does.
+    # Without the queue policy, which rejects and reorders requests, because only batching is compared.
     policy = policy._replace(queue=QueuePolicy(), level_queues=(), priority_levels=0, default_level=1)
     limit = policy.max_batch_size
     found = [("as it is", policy, instances)]
@@ -257,7 +260,7 @@ def _limited(policy: BatchPolicy, limit: int) -> BatchPolicy:
 
 
 def _ever(stats: ModelStats) -> dict[int, float]:
-    """Rows -> mean nanoseconds, of all batches since the model was loaded."""
+    """Return rows -> mean nanoseconds over all batches since the model was loaded."""
     return {
         batch.batch_size: (batch.compute_input.ns + batch.compute_infer.ns + batch.compute_output.ns)
         / batch.compute_infer.count
@@ -274,12 +277,12 @@ def _means(runs: Sequence[RanBatch]) -> dict[int, float]:
 
 
 def _advice(measured: Measured, predicted: Sequence[Prediction]) -> tuple[str, ...]:
-    """The changes that are worth something, against the settings as they are."""
+    """Return the changes that improve on the current settings."""
     now, *others = predicted
     found: list[str] = []
     known = [other for other in others if not other.throughput_extrapolated]
     fastest = max(known, key=lambda other: other.throughput_per_s, default=now)
-    pressed = measured.arrivals_per_s > now.throughput_per_s / 2  # else more throughput is good for nothing
+    pressed = measured.arrivals_per_s > now.throughput_per_s / 2  # at a lower load more throughput is of no use
     if pressed and fastest.throughput_per_s > 1.1 * now.throughput_per_s:
         gain = fastest.throughput_per_s / now.throughput_per_s
         found.append(f"{fastest.change}: {gain:.1f} times the throughput")
@@ -301,7 +304,7 @@ def _assumptions(measured: Measured, predicted: Sequence[Prediction]) -> list[st
             "the model is saturated: the rate measured is what it could serve, and more may have been asked for; waits "
             "are predicted only where they do not grow without bound"
         )
-    notes.append("another instance is taken to slow none down, which needs a core, or a device, of its own")
+    notes.append("an added instance is assumed to slow no other down, which requires a separate core or device")
     if any(row.throughput_extrapolated or row.waits_extrapolated for row in predicted):
         notes.append("extrapolated: rests on larger batches than were seen, at what the measured ones suggest")
     return notes

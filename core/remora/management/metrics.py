@@ -1,6 +1,6 @@
-"""The statistics as Prometheus text [P01-P04, P09]; the law: built when it is asked for, nothing kept ready.
+"""Prometheus metrics page [P01-P04, P09], built on demand.
 
-Triton's ``nv_*`` names, so that dashboards made for Triton work, and our histograms and dispatch reasons beside them.
+Uses Triton's ``nv_*`` names, so that dashboards made for Triton work, and adds our histograms and dispatch reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes
 
 _CACHED_TOO = ("request", "queue")
-"""The durations of a request that the cache answers; it spends nothing else."""
+"""The durations of a cached request; it has no others."""
 _SUMMARY_WINDOW_NS = 60 * 10**9
 Labels = tuple[tuple[str, str], ...]
 
@@ -44,7 +44,7 @@ _NO_ENERGY: Mapping[str, float] = {}
 
 
 class MetricsExporter:
-    """Renders the metrics page. Keeps only what a rate needs: the last reading of the processor time."""
+    """Renderer of the metrics page; its only state is the last CPU reading, from which the rate is computed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MetricsExporter:
         self._settings = settings
         self._gpus = gpus
         self._energy_j = energy_j
-        """What each GPU had used when the server started, by its UUID."""
+        """The energy that each GPU had used when the server started, by UUID."""
         self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()
@@ -68,7 +68,7 @@ class MetricsExporter:
         startup: StartupReport | None = None,
         connections: Mapping[str, int] = _NO_CONNECTIONS,
     ) -> str:
-        """Return the page for these model versions, this start and these connections: text/plain; charset=utf-8."""
+        """Return the page for these models, this start and these connections as text/plain; charset=utf-8."""
         lines: list[str] = []
         for name, kind, help_text, read in _FAMILIES:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
@@ -92,7 +92,7 @@ class MetricsExporter:
         return "\n".join(lines) + "\n"
 
     def _caches(self, lines: list[str], models: Sequence[ServedModel]) -> None:
-        """The cache's own numbers, and those of the models that use it [P07]."""
+        """Add the metrics of the cache and of the models that use it [P07]."""
         for name, kind, help_text, read in _CACHE_FAMILIES if models else ():
             if name.endswith("_duration_per_model") and not self._settings.counter_latencies:
                 continue
@@ -144,7 +144,7 @@ class MetricsExporter:
             _family(lines, name, "gauge", help_text, [_Row("", (), value)])
 
     def _devices(self, lines: list[str]) -> None:
-        """The GPUs [P08]; nothing at all where there are none. What a device does not tell has no row."""
+        """Add the GPU metrics [P08]; a value that a device does not report has no row."""
         readings = self._gpus()
         for name, kind, help_text, read in _GPU_FAMILIES if readings else ():
             values = [(reading, read(reading)) for reading in readings]
@@ -157,7 +157,7 @@ class MetricsExporter:
 
 
 def _startup(lines: list[str], report: StartupReport) -> None:
-    """The phases sum to the whole, so that a graph of them stacks."""
+    """Add the phases of the start, which sum to the total so that a graph of them stacks."""
     rows = [_Row("", (("phase", each.name),), (each.end_ns - each.begin_ns) / 1e9) for each in report.phases]
     _family(lines, "remora_startup_phase_seconds", "gauge", "Phases of this server's start", rows)
     if report.first_answer_ns:
@@ -179,7 +179,7 @@ def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
 
 
 def _stats(model: ServedModel) -> ModelStats:
-    # Without those of single responses: a stream has a row for each of its answers, and no metric reads them.
+    # Without per-response statistics: a stream has a row per response, and no metric reads them.
     return model.statistics.snapshot(model.name, model.version_text, responses=False)
 
 
@@ -246,7 +246,7 @@ def _escape_help(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Sixteen digits, as Triton's library prints them; counts are exact."""
+    """Format a number with 16 digits, as Triton's library does; counts are exact."""
     if isinstance(value, int):
         return str(value)
     if not math.isfinite(value):
@@ -266,7 +266,7 @@ _SUMMARIES = (
         "Cumulative inference compute output duration in microseconds (does not include cached requests)",
     ),
 )
-"""With Triton's texts, the last three of which are those of its counters."""
+"""Triton's help texts; the last three are those of its counters."""
 
 _FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
     (

@@ -1,4 +1,4 @@
-"""What clients may set while the server runs: the log and traces; the law: a change happens whole or not at all."""
+"""Log and trace settings that clients change at run time, each change atomically."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from remora.tracing.tracer import Traces
 
 
 class LiveSettings:
-    """Keeps the settings, and what is done by them. Thread-safe.
+    """The current log and trace settings. Thread-safe.
 
     Args:
-        knows: whether there is a model of that name.
-        options: what holds as long as clients change nothing.
+        knows: returns True if a model of that name exists.
+        options: the defaults until a client changes them.
         clock: the engine's.
-        traces: another engine's, whose settings are then these as well; None for its own.
+        traces: another engine's, whose settings are shared; None creates new ones.
 
-    Raises ValueError for options that cannot be read, InvalidArgumentError or UnsupportedError for what cannot be.
+    Raises:
+        ValueError: options that cannot be parsed.
+        InvalidArgumentError, UnsupportedError: options that are invalid or not supported.
     """
 
     def __init__(
@@ -33,13 +35,13 @@ class LiveSettings:
         self._knows = knows
         self._lock = Lock()
         self._given = TraceSettings.of(options)
-        self._changes: dict[str, Changes] = {}  # by model; the server's own are under ""
+        self._changes: dict[str, Changes] = {}  # by model; "" has the server's
         if reason := invalid(self._given):
             raise InvalidArgumentError(f"--trace-config: {reason}")
         self.traces = traces or Traces(self._given, clock, surroundings.variables())
 
     def perform(self, call: LogSetting | TraceSetting) -> LogSettings | TraceSettings:
-        """Make the change, if any, and return what holds then. Raises RemoraError and changes nothing."""
+        """Apply the changes of a call and return the current settings. Raises RemoraError and changes nothing."""
         if isinstance(call, LogSetting):
             return logs.OURS.change(call.changes)
         if call.model and not self._knows(call.model):

@@ -1,5 +1,6 @@
-"""Where a request's trace began: the contexts that clients and platforms send along; the law: pure, and what cannot be
-read was not sent.
+"""Trace contexts from the request headers of W3C and AWS X-Ray.
+
+Pure functions. A context that cannot be parsed is treated as absent.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _STATE_LIMIT = 512
 _MOST_MEMBERS = 32
 
 Carrier = Callable[[bytes], bytes | None]
-"""Gives a header by its lower-case name."""
+"""Returns the value of a header by its lower-case name."""
 
 
 class SpanContext(NamedTuple):
-    """One span's place in a trace (W3C Trace Context); ``state`` is what vendors send along."""
+    """A span's position in a trace (W3C Trace Context); ``state`` is the ``tracestate`` of vendors."""
 
     trace_id: int
     span_id: int
@@ -31,7 +32,7 @@ class SpanContext(NamedTuple):
 
 
 def context_of(carrier: Carrier) -> SpanContext | None:
-    """What a request carries: W3C's ``traceparent``, else AWS's ``X-Amzn-Trace-Id`` if that names a parent."""
+    """Return the context in W3C's ``traceparent``, else in AWS's ``X-Amzn-Trace-Id`` if it names a parent."""
     parent = carrier(b"traceparent")
     if parent is not None:
         return _of_w3c(parent.strip(), carrier(b"tracestate"))
@@ -50,7 +51,7 @@ def _of_w3c(parent: bytes, state: bytes | None) -> SpanContext | None:
 
 
 def _state_of(value: bytes) -> str:
-    """What vendors send along, if it is as W3C wants it: of anything else a collector's library would complain."""
+    """Return a valid ``tracestate``; "" for an invalid one, which OpenTelemetry's SDK would warn about."""
     members = [member for part in value.split(b",") if (member := part.strip(b" \t"))]
     keys = {member.partition(b"=")[0] for member in members}
     if len(value) > _STATE_LIMIT or not len(keys) == len(members) <= _MOST_MEMBERS:
@@ -67,12 +68,12 @@ def _of_xray(value: bytes) -> SpanContext | None:
 
 
 def traceparent(context: SpanContext) -> str:
-    """The header that names this span as the parent."""
+    """Return the ``traceparent`` header that names this span as the parent."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.sampled:02x}"
 
 
 def carried(context: SpanContext) -> str:
-    """The context as Python models are given it: JSON of the headers to send on, as Triton gives it."""
+    """Return the context for Python models: JSON of the headers to send on, as in Triton."""
     headers = {"traceparent": traceparent(context)}
     if context.state:
         headers["tracestate"] = context.state

@@ -1,7 +1,7 @@
-"""Traces as spans of OpenTelemetry, sent over OTLP/HTTP [T08]. Imported when that mode is on, and not before.
+"""Export of traces as OpenTelemetry spans over OTLP/HTTP [T08].
 
-The spans are built here from finished traces, with ids that were chosen when the requests began: OpenTelemetry's SDK
-encodes and sends them, and takes no part in a request. The law: a collector that does not answer costs traces alone.
+Imported only in that mode. The spans are built from finished traces, with ids that were chosen when the requests began;
+OpenTelemetry's SDK only encodes and sends them. If the collector fails, only traces are lost.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ _SCOPE = InstrumentationScope("triton-server", __version__)
 
 
 class SpanSink:
-    """Sends the spans of traces.
+    """Sender of the spans of finished traces.
 
     Args:
-        url: of the collector; "" leaves it to OpenTelemetry's variables and its default.
-        resource: attributes of this server, over those of ``OTEL_RESOURCE_ATTRIBUTES``.
-        batch: how many spans are sent together at the most.
-        offset_ns: what turns the traces' times into the time of day, asked for each batch: that may be set right.
+        url: the collector's URL; "" leaves it to OpenTelemetry's variables and its default.
+        resource: attributes of this server; they override ``OTEL_RESOURCE_ATTRIBUTES``.
+        batch: maximum number of spans per export.
+        offset_ns: returns the difference between wall-clock and trace time; called per batch because the wall clock
+            may be adjusted.
     """
 
     def __init__(self, url: str, resource: Mapping[str, str], batch: int, offset_ns: Callable[[], int]) -> None:
-        own = Resource.create()  # what the environment says; it names a service unless nobody did
+        own = Resource.create()  # from the environment; an unset service name becomes "unknown_service..."
         named = str(own.attributes.get("service.name", "")).startswith("unknown_service")
         self._resource = own.merge(Resource({**({"service.name": _SERVICE} if named else {}), **resource}))
         self._exporter = OTLPSpanExporter(endpoint=url or None)
         self._batch = batch
         self._offset_ns = offset_ns
         for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.http.transport"):
-            logging.getLogger(name).addFilter(_quiet)  # of each failure; the writer says it once
+            logging.getLogger(name).addFilter(_quiet)  # they log each failure, which the writer logs once
 
     def write(self, finished: Sequence[Finished]) -> None:
-        """Send them all. Raises ConnectionError when the collector did not take them."""
+        """Send the spans of all traces. Raises ConnectionError if the collector rejects them or does not answer."""
         shift = self._offset_ns()
         spans = [
             self._span(span, shift)
@@ -62,7 +63,7 @@ class SpanSink:
                 raise ConnectionError(f"the collector at {self._exporter._endpoint} did not take them")
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Shut the exporter down without waiting for pending responses."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _span(self, span: Span, shift: int) -> ReadableSpan:
@@ -82,7 +83,7 @@ class SpanSink:
 
 
 def new_span_id() -> int:
-    """An id that is not 0."""
+    """Return a random id other than 0."""
     return random.getrandbits(64) or 1
 
 

@@ -1,7 +1,7 @@
-"""What a trace looks like: as Triton writes it into its file, and as spans; the law: pure, and the order of time.
+"""Trace records, as members of Triton's trace file and as spans; pure.
 
-A `Trace` is one request of a client. Its `Part`s are what models did for it: the one that it asked for first, then the
-steps of ensembles and the calls by Python models. Times are nanoseconds of a clock that only goes forward.
+A `Trace` is one client request. Its `Part`s are the model executions for it: first that of the requested model, then
+those of ensemble steps and of calls by Python models. Times are nanoseconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 
 class SeenTensor(NamedTuple):
-    """A tensor at one point of a request's way; ``data`` belongs to the trace."""
+    """A tensor at one point of a request; the trace owns ``data``."""
 
     activity: str
     name: str
@@ -35,10 +35,10 @@ class SeenTensor(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """What one model did. ``compute`` has the times of COMPUTE, none when the model itself computed nothing.
+    """A model's part in a trace. ``compute`` holds the COMPUTE times; empty if the model itself computed nothing.
 
-    ``parent_id`` is 0 for the model that the client asked for; ``parent`` is the span above it, None where the trace
-    begins. ``request_id`` and ``error`` are `legible`.
+    ``parent_id`` is 0 for the model that the client requested; ``parent`` is the parent span, None at the root of the
+    trace. ``request_id`` and ``error`` are `legible`.
     """
 
     id: int
@@ -58,8 +58,11 @@ class Part:
 
 @dataclass(slots=True)
 class Trace:
-    """A request of a client. ``protocol`` is "HTTP", "GRPC", or "" for a program's own request; ``origin`` the context
-    that it came with. ``sends`` are begin and end of the handing over of each answer."""
+    """A traced client request.
+
+    ``protocol`` is "HTTP", "GRPC", or "" for a request of the embedding program; ``origin`` is the context that the
+    request carried. ``sends`` holds the start and end of the sending of each response.
+    """
 
     protocol: str
     receive_start_ns: int
@@ -75,7 +78,7 @@ class Trace:
 
 
 def text_of(trace: Trace, *, timestamps: bool) -> bytes:
-    """The trace as members of the file's array, joined by commas [T06]."""
+    """Return the trace as members of the file's array, joined by commas [T06]."""
     return b",".join(orjson.dumps(member) for member in _members(trace, timestamps=timestamps))
 
 
@@ -135,7 +138,7 @@ def _tensor(tensor: SeenTensor) -> dict[str, str]:
 
 
 def _values(tensor: SeenTensor) -> str:
-    """A tensor's values as Triton prints them: numbers as C++ streams do, texts quoted."""
+    """Return a tensor's values as Triton prints them: numbers as C++ streams do, strings quoted."""
     flat = tensor.data.ravel()
     if tensor.datatype == "BYTES":
         return ",".join(f'"{legible(value)}"' for value in flat)
@@ -146,16 +149,16 @@ def _values(tensor: SeenTensor) -> str:
     return ",".join(map(str, flat.astype(np.int64).tolist() if flat.dtype.kind == "b" else flat.tolist()))
 
 
-def legible(said: object) -> str:
-    """A text of a client or a model; what is no UTF-8 in it is replaced, for neither a file nor a span can hold it."""
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said).encode("utf-8", "replace").decode()
+def legible(text: object) -> str:
+    """Return a text of a client or a model with invalid UTF-8 replaced, as files and spans require."""
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text).encode("utf-8", "replace").decode()
 
 
 # -- Spans ----------------------------------------------------------------------------------------------------------
 
 
 class Span(NamedTuple):
-    """A span of OpenTelemetry as data. ``error`` is "" for success."""
+    """An OpenTelemetry span as data. ``error`` is "" for success."""
 
     name: str
     context: SpanContext
@@ -168,9 +171,9 @@ class Span(NamedTuple):
 
 
 def spans_of(trace: Trace, new_id: Callable[[], int]) -> list[Span]:
-    """The trace as spans, with Triton's names: InferRequest, one for each model, one for each computation [T08].
+    """Return the trace as spans with Triton's names: InferRequest, then per part a model and a compute span [T08].
 
-    ``new_id()`` gives the ids of the computations' spans. A program's own request has a span InferRequest, too.
+    ``new_id()`` returns the ids of the compute spans. A request of the embedding program has an InferRequest span, too.
     """
     first = trace.parts[0]
     events = _received(trace)

@@ -1,7 +1,8 @@
-"""Which requests are traced: every Nth, until as many as wanted have been; the law: each request counts once, and one
-that is refused does not count as traced.
+"""Selection of the requests to trace, by rate and count.
 
-One `Sampling` stands for one state of the settings: a change makes another one, which counts from the beginning.
+Each `Sampling` belongs to one version of the settings; a change creates a new one with fresh counters.
+
+Invariant: each request counts once for the rate, and a refused one does not use up the count of traces.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from remora.tracing.settings import TraceSettings
 
 
 class Sampling:
-    """Requests of the models that share these settings. Thread-safe; most requests take no lock."""
+    """Sampling of the models that share these settings. Thread-safe; most requests take no lock."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self.settings = settings
         self.off = settings.off
         self.exports = settings.exports
         self.timestamps = "TIMESTAMPS" in settings.trace_level
-        self.tensors = "TENSORS" in settings.trace_level and not settings.exports  # spans have no room for them
+        self.tensors = "TENSORS" in settings.trace_level and not settings.exports  # spans cannot hold tensors
         self.log_frequency = int(settings.log_frequency)
         self.limited = int(settings.trace_count) >= 0
         self.left = int(settings.trace_count)
-        """How many more requests will be traced; below 0 for any number."""
+        """Number of traces still to make; below 0 for no limit."""
         self.wanted = self.left
         self._rate = int(settings.trace_rate)
         self._seen = count(1)
         self._lock = Lock()
 
     def hits(self) -> bool:
-        """Count a request: is it to be traced, if it is taken?"""
+        """Count a request and return True if it is to be traced when accepted."""
         rate = self._rate
         return not self.off and rate > 0 and self.left != 0 and not next(self._seen) % rate
 
     def take(self) -> bool:
-        """One of those to be traced has come; False when there were enough."""
+        """Claim one of the remaining traces; return False if the count is used up."""
         if not self.limited:
             return True
         with self._lock:
@@ -46,11 +47,11 @@ class Sampling:
             return True
 
     def give_back(self) -> None:
-        """What was taken leaves no trace."""
+        """Return a claimed trace whose request was refused."""
         if self.limited:
             with self._lock:
                 self.left += 1
 
     def now(self) -> TraceSettings:
-        """The settings as clients see them: the count is what is left of it [T04]."""
+        """Return the settings as clients see them, with the remaining count [T04]."""
         return self.settings._replace(trace_count=str(self.left)) if self.limited else self.settings

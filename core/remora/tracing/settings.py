@@ -1,7 +1,7 @@
-"""Which requests are to be traced, and where to, as data; the law: decided here, kept by `remora.management.settings`.
+"""Trace settings: parsing, validation and merging, as pure functions.
 
-A model has the server's settings but for those that were set for it alone [T04]; the server has what the flags
-say but for what clients have set.
+A model inherits the server's settings except for those set for it alone [T04]; the server has the settings of the flags
+except for those that clients have changed. `remora.management.settings` holds the state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.options import EngineOptions
 
 Changes = Mapping[str, tuple[str, ...] | None]
-"""Settings by name, all of them texts; None takes back what was set before."""
+"""Settings by name, as texts; None resets a setting."""
 
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
 MODES: Final = ("triton", "opentelemetry")
@@ -22,12 +22,12 @@ _LEAST: Final = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
 _MOST = 2**31 - 1
 _SHOWN_RANGE: Final = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MOST), "log_frequency": (0, 2**32 - 1)}
 _C_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*+([+-]?)(?=[0-9])0*+([0-9]*+)")
-_MOST_DIGITS = 11  # longer ones are out of range, whatever they are
+_MOST_DIGITS = 11  # numbers with more digits are out of range
 _NOTHING: Final[Changes] = {}
 
 
 class TraceSetting(NamedTuple):
-    """The call: change which requests are to be traced, of one model or of all (""); without changes, ask.
+    """Call that changes the trace settings of a model, or of all (""); without changes it reads them.
 
     -> TraceSettings
     """
@@ -37,9 +37,9 @@ class TraceSetting(NamedTuple):
 
 
 class SpanExport(NamedTuple):
-    """How spans leave in mode opentelemetry [T08], in Triton's words: texts on every wire, as the settings are.
+    """Options of the span export in mode opentelemetry [T08], with Triton's names; texts on every wire.
 
-    ``resource`` are the attributes of whoever sends them. Empty texts leave it to OpenTelemetry's own variables
+    ``resource`` holds the resource attributes. Empty texts fall back to OpenTelemetry's variables
     (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_BSP_MAX_QUEUE_SIZE`` ...) and then to its defaults.
     """
 
@@ -51,7 +51,7 @@ class SpanExport(NamedTuple):
 
 
 class TraceSettings(NamedTuple):
-    """Triton's settings of traces, in the order in which clients see them; numbers are texts on every wire."""
+    """Triton's trace settings, in the order in which clients see them; numbers are texts on every wire."""
 
     trace_level: tuple[str, ...] = ("OFF",)
     trace_rate: str = "1000"
@@ -63,9 +63,9 @@ class TraceSettings(NamedTuple):
 
     @staticmethod
     def of(options: EngineOptions) -> TraceSettings:
-        """What the command line says: ``--trace-config`` and the older flags, over which it wins [T05].
+        """Parse ``--trace-config`` and the older flags, which it overrides [T05].
 
-        Raises ValueError for an entry that is none, an unknown setting, and values that cannot be.
+        Raises ValueError for malformed entries, unknown settings and invalid values.
         """
         found: dict[tuple[str, str], list[str]] = {}
         for entry in options.trace_config:
@@ -89,7 +89,7 @@ class TraceSettings(NamedTuple):
             numbers = {name: _number(name, (text,)) for name, text in numbers.items()}
         except InvalidArgumentError as error:
             raise ValueError(f"--trace-config: {error}") from None
-        settings = settings._replace(**numbers)  # type: ignore[arg-type]  # their names are those of texts
+        settings = settings._replace(**numbers)  # type: ignore[arg-type]  # only fields of type str
         resource = tuple(found.pop(("opentelemetry", "resource"), ()))
         export = SpanExport(resource=resource, **{name: values[-1] for (_, name), values in found.items()})
         _check_export(export)
@@ -97,16 +97,16 @@ class TraceSettings(NamedTuple):
 
     @property
     def off(self) -> bool:
-        """Whether nothing is traced, come what may."""
+        """True if no request is ever traced."""
         return self.trace_level == ("OFF",)
 
     @property
     def exports(self) -> bool:
-        """Whether traces leave as spans of OpenTelemetry."""
+        """True if traces are exported as OpenTelemetry spans."""
         return self.trace_mode == "opentelemetry"
 
     def shown(self) -> dict[str, str | tuple[str, ...]]:
-        """What clients see: of the two modes' settings those of this one."""
+        """Return the settings that clients see, which depend on the mode."""
         fields = {name: getattr(self, name) for name in self._fields if name != "export"}
         if not self.exports:
             return fields
@@ -123,10 +123,10 @@ class TraceSettings(NamedTuple):
         }
 
     def over(self, own: Changes) -> TraceSettings:
-        """These settings with a model's own in place of some."""
+        """Return these settings, overridden by a model's."""
         level = own.get("trace_level") or self.trace_level
         numbers = {name: value[0] for name in _LEAST if (value := own.get(name))}
-        return self._replace(trace_level=level, **numbers)  # type: ignore[arg-type]  # their names are those of texts
+        return self._replace(trace_level=level, **numbers)  # type: ignore[arg-type]  # only fields of type str
 
 
 _SETTINGS: Final = {
@@ -137,7 +137,7 @@ _SETTINGS: Final = {
 
 
 def _entry(entry: str) -> tuple[tuple[str, str], str]:
-    """An entry as (mode, setting) and value; mode "" for what holds in both. Raises ValueError."""
+    """Split an entry into (mode, setting) and value; mode "" applies to both. Raises ValueError."""
     setting, equals, value = entry.partition("=")
     mode, comma, name = setting.rpartition(",")
     if not equals or not name or (comma and not mode):
@@ -162,14 +162,14 @@ _LEVEL_WORDS: Final = {
 
 
 def _levels_of(words: list[str]) -> tuple[str, ...]:
-    """What the flags say; OFF among other levels turns all of them off, as in Triton. Raises ValueError."""
+    """Parse the levels of the flags; OFF disables all others, as in Triton. Raises ValueError."""
     for word in words:
         if word.lower() not in _LEVEL_WORDS:
             raise ValueError(f"--trace-config=level={word}: the levels are OFF, {', '.join(LEVELS)}")
-    said = {_LEVEL_WORDS[word.lower()] for word in words}
-    if "" in said or not said:
+    chosen = {_LEVEL_WORDS[word.lower()] for word in words}
+    if "" in chosen or not chosen:
         return ("OFF",)
-    return tuple(level for level in LEVELS if level in said)
+    return tuple(level for level in LEVELS if level in chosen)
 
 
 def _check_export(export: SpanExport) -> None:
@@ -184,9 +184,9 @@ def _check_export(export: SpanExport) -> None:
 
 
 def invalid(settings: TraceSettings) -> str:
-    """Why these settings cannot trace, in Triton's words; "" when they can, or need not.
+    """Return, in Triton's words, why these settings cannot trace; "" if they can or are off.
 
-    A rate of 0 has a meaning where requests bring a context of their own: only those are traced.
+    A rate of 0 is valid in mode opentelemetry: only requests that carry a trace context are traced then.
     """
     if settings.off:
         return ""
@@ -198,9 +198,9 @@ def invalid(settings: TraceSettings) -> str:
 
 
 def checked(changes: Changes) -> Changes:
-    """The changes that mean something; keys that nobody knows mean nothing, as in Triton.
+    """Return the valid changes; unknown keys are ignored, as in Triton.
 
-    Raises UnsupportedError for the file, InvalidArgumentError for values that cannot be.
+    Raises UnsupportedError for the file, InvalidArgumentError for invalid values.
     """
     if "trace_file" in changes:
         raise UnsupportedError("trace file location can not be updated through network protocol")
@@ -208,7 +208,7 @@ def checked(changes: Changes) -> Changes:
     if "trace_level" in changes:
         levels = changes["trace_level"]
         known = levels and _levels(levels)
-        if known != ():  # of unknown ones alone Triton takes no notice
+        if known != ():  # Triton ignores a list that has only unknown levels
             kept["trace_level"] = known
     for name in _LEAST:
         if name in changes:
@@ -218,19 +218,19 @@ def checked(changes: Changes) -> Changes:
 
 
 def merged(before: Changes, changes: Changes) -> Changes:
-    """What is set after a change: settings that it takes back are gone."""
+    """Return the settings after a change, without those that it resets."""
     return {name: value for name, value in {**before, **changes}.items() if value}
 
 
 def _levels(levels: tuple[str, ...]) -> tuple[str, ...]:
-    """The levels that exist: Triton passes over others."""
+    """Return the known levels; Triton ignores others."""
     if "OFF" in levels and len(levels) > 1:
         raise InvalidArgumentError("Expect only one trace level 'OFF' is specified")
     return levels if levels == ("OFF",) else tuple(level for level in LEVELS if level in levels)
 
 
 def _as_c_reads(name: str, values: tuple[str, ...]) -> str:
-    """A client's number: Triton takes what C's ``stoi`` finds, and shows all but the count without a sign."""
+    """Parse a client's number as Triton does: with C's ``stoi``, and all but the count as unsigned."""
     if len(values) != 1:
         raise InvalidArgumentError(f"expect only 1 value for '{name}'")
     text = values[0]

@@ -1,7 +1,9 @@
-"""Triton's trace file [T06]; the law: what lies on the disk is a whole JSON array whenever nobody writes.
+"""Triton's trace file [T06].
 
-Traces go to the end of the file as they come. With a log frequency, or a count of traces to make, they are gathered and
-go together to a file of their own: FILE.0, FILE.1 and so on.
+Traces are appended to the file as they finish. With a log frequency or a trace count they are collected first and
+written together to an indexed file: FILE.0, FILE.1 and so on.
+
+Invariant: between writes each file on disk is a complete JSON array.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from remora.tracing.sampling import Sampling
 from remora.tracing.writer import Finished
 
 _GATHERED_BYTES = 64 << 20
-"""How much is gathered at the most; more of it goes to an indexed file before its time."""
+"""Maximum bytes to collect; more is written to an indexed file early."""
 
 
 class _Gathered:
-    """Traces of one state of the settings, on their way to a file of their own; ``seen`` counts those before, too."""
+    """Traces of one version of the settings, collected for an indexed file; ``seen`` includes those already written."""
 
     __slots__ = ("seen", "size", "texts")
 
@@ -37,10 +39,10 @@ class _Gathered:
 
 
 class TraceFile:
-    """One file and those with an index. It may be closed by another thread than the one that writes.
+    """The trace file and its indexed files. A thread other than the writer may close it.
 
     Args:
-        path: what is there already is replaced by the first trace.
+        path: the file; the first trace replaces an existing one.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -52,7 +54,7 @@ class TraceFile:
         self._lock = Lock()
 
     def write(self, finished: Sequence[Finished]) -> None:
-        """Write or gather them. Raises OSError."""
+        """Write or collect traces. Raises OSError."""
         texts = [
             (sampling, None if trace is None else text_of(trace, timestamps=sampling.timestamps))
             for sampling, trace, _ in finished
@@ -66,34 +68,34 @@ class TraceFile:
                     self._gather(sampling, text)
                 else:
                     plain.append(text)
-                if sampling in self._gone:  # what comes still was on its way when the settings changed
-                    self._leave(sampling)
+                if sampling in self._gone:  # a trace that was in flight when the settings changed
+                    self._flush(sampling)
             if plain:
                 self._append(plain)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Write what is collected and close the file."""
         with self._lock:
             for sampling in list(self._gathered):
-                self._leave(sampling)
+                self._flush(sampling)
             if self._file is not None:
-                self._file.close()  # and not forgotten: to open it again would empty it
+                self._file.close()  # keep the reference, because opening the file again would empty it
 
     def _gather(self, sampling: Sampling, text: bytes) -> None:
-        found = self._gathered.setdefault(sampling, _Gathered())
-        found.texts.append(text)
-        found.size += len(text)
-        found.seen += 1
-        enough = bool(sampling.log_frequency) and len(found.texts) >= sampling.log_frequency
-        last = sampling.limited and not sampling.left and found.seen >= sampling.wanted
-        if enough or last or found.size > _GATHERED_BYTES:
-            self._save(found.take())
+        collected = self._gathered.setdefault(sampling, _Gathered())
+        collected.texts.append(text)
+        collected.size += len(text)
+        collected.seen += 1
+        enough = bool(sampling.log_frequency) and len(collected.texts) >= sampling.log_frequency
+        last = sampling.limited and not sampling.left and collected.seen >= sampling.wanted
+        if enough or last or collected.size > _GATHERED_BYTES:
+            self._save(collected.take())
 
-    def _leave(self, sampling: Sampling) -> None:
-        """Write what was gathered under settings that are gone; with a log frequency, to a file with an index."""
-        found = self._gathered.pop(sampling, None)
-        if found is not None and found.texts:
-            (self._save if sampling.log_frequency else self._append)(found.texts)
+    def _flush(self, sampling: Sampling) -> None:
+        """Write the traces collected under replaced settings; with a log frequency, to an indexed file."""
+        collected = self._gathered.pop(sampling, None)
+        if collected is not None and collected.texts:
+            (self._save if sampling.log_frequency else self._append)(collected.texts)
 
     def _save(self, texts: list[bytes]) -> None:
         path = self._path.with_name(f"{self._path.name}.{self._index}")
@@ -105,7 +107,7 @@ class TraceFile:
             raise
 
     def _append(self, texts: list[bytes]) -> None:
-        """Put them in the place of the array's closing bracket, which comes back when they cannot be written."""
+        """Overwrite the array's closing bracket with more members; restore the bracket if the write fails."""
         file = self._file = self._file or self._path.open("wb", buffering=0)
         size = file.seek(0, os.SEEK_END)
         bracket = file.seek(max(size - 1, 0))
@@ -120,7 +122,7 @@ class TraceFile:
 
 
 def _write_whole(file: BinaryIO, text: bytes) -> None:
-    """One write, but for a disk that is about to be full: it takes a part before it says so."""
+    """Write until all bytes are written, because an almost full disk accepts a part before it reports an error."""
     left = memoryview(text)
     while left:
         left = left[file.write(left) :]

@@ -1,8 +1,8 @@
-"""Follows the requests that are traced from their arrival to their last answer; the law: a request that is not traced
-costs nothing but the question, and one that is gets the answer that it would get.
+"""Tracing of requests from arrival to last response.
 
-A front end asks `Traces.over` for the model that it hands a request to. It gets the model itself, or a stand-in that
-notes what happens to that one request. Most of a trace is read off the request's ticket when it is answered.
+A front end calls `Traces.over` with the model for a request. The call returns the model, or a wrapper that records that
+one request. Most of a trace is read from the request's ticket when it is answered. Requests that are not traced cost
+one check; traced ones get the same response.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("remora.traces")
 Reply = Callable[[Ticket, Outcome], None]
 
 _FILE_ROOM = 64 << 20
-"""How many bytes, by estimate, may wait to be written to a file."""
+"""Maximum estimated bytes of traces that wait for the file."""
 _PART_BYTES = 2_048
 _SEND_BYTES = 256
 _SPANS = 3
@@ -42,7 +42,7 @@ _END_S = 3.0
 
 
 class Arrival(NamedTuple):
-    """How a request came: over which protocol, with which headers, and since when it was being received (0: now)."""
+    """The protocol and headers of a request, and when its receipt began (0: now)."""
 
     protocol: str
     carrier: Carrier
@@ -53,14 +53,14 @@ class Traces:
     """The traces of one engine. Thread-safe.
 
     Args:
-        settings: what the command line says; where traces go stays as it says.
+        settings: the command line's; the destination of traces never changes.
         clock: the engine's.
-        environ: OpenTelemetry's variables are read from it, where the command line leaves something to them.
+        environ: source of OpenTelemetry's variables, for values that the command line leaves open.
     """
 
     def __init__(self, settings: TraceSettings, clock: Clock, environ: Mapping[str, str]) -> None:
         self.on = False
-        """Whether any request may be traced: what front ends ask first."""
+        """True if any request may be traced; front ends check this first."""
         self._given = settings
         self.now = clock.monotonic_ns
         self._wall_ms = clock.wall_ms
@@ -74,9 +74,14 @@ class Traces:
     # -- settings ---------------------------------------------------------------------------------------------------
 
     def apply(self, settings: Mapping[str, TraceSettings], renewed: str = "") -> None:
-        """Trace by these settings from now on, by model; "" has those of all others. ``renewed`` counts anew.
+        """Trace by these settings from now on.
 
-        Raises UnsupportedError when traces cannot leave as they should; then nothing has changed.
+        Args:
+            settings: the settings by model; "" has those of all other models.
+            renewed: name of the model whose counters restart.
+
+        Raises:
+            UnsupportedError: the destination cannot be opened; nothing has changed.
         """
         if any(not each.off for each in settings.values()):
             self._make_writer()
@@ -94,7 +99,7 @@ class Traces:
                 self._writer.put(Finished(gone, None, 0))
 
     def shown(self, name: str) -> TraceSettings:
-        """A model's settings as clients see them; "" for the server's."""
+        """Return a model's settings as clients see them; "" for the server's."""
         return (self._samplings.get(name) or self._samplings[""]).now()
 
     def _make_writer(self) -> None:
@@ -102,7 +107,7 @@ class Traces:
             return
         settings, export = self._given, self._given.export
         if not settings.exports:
-            from remora.tracing.trace_file import TraceFile  # what is off is not imported
+            from remora.tracing.trace_file import TraceFile  # imported here because tracing is usually off
 
             folder = Path(settings.trace_file).absolute().parent
             if not os.access(folder, os.W_OK):
@@ -128,28 +133,28 @@ class Traces:
         self._writer = TraceWriter(sink, room=room, batch=batch, delay_s=delay_ms / 1e3)
 
     def flush(self, timeout_s: float = 2.0) -> None:
-        """Send what is finished, for as long as that: before the process is frozen."""
+        """Deliver finished traces within the timeout, for example before the process is frozen."""
         if self._writer is not None:
             self._writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Write what is finished, and end."""
+        """Deliver finished traces and stop tracing."""
         self.on = False
         if self._writer is not None:
             self._writer.close(_END_S)
 
     @property
     def dropped(self) -> int:
-        """How many traces were lost for want of room or of somebody to take them."""
+        """The number of traces lost because the queue was full or delivery failed."""
         return self._writer.dropped if self._writer is not None else 0
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def over(self, model: Any, arrival: Arrival | None = None, retired: Any = None) -> Any:
-        """The model for the next request: itself, or with a trace of that request.
+        """Return the model for the next request, wrapped if that request is traced.
 
-        A context that comes with the request decides, in mode opentelemetry [T08]; else every Nth is traced.
-        ``retired`` is what this gave for the same request before, when that has raised RetiredError: it is no next one.
+        In mode opentelemetry the request's trace context decides [T08]; otherwise every Nth request is traced.
+        ``retired`` is the result of the first call for a request whose submit raised RetiredError; it is not counted again.
         """
         if retired is not None:
             return retired.instead(model) if isinstance(retired, TracedModel) else model
@@ -167,12 +172,12 @@ class Traces:
         return TracedModel(model, _Progress(self, sampling, trace), None)
 
     def following(self, id: int, model: Any) -> Any:
-        """The model for a request that is made for the traced one of that id; the model itself when that has ended."""
+        """Return the model for a sub-request of the traced request ``id``; unwrapped if that has ended."""
         caller = self._open.get(id)
         return model if caller is None else caller.over(model)
 
     def part(self, model: Any, form: InferForm, context: SpanContext, caller: Part | None) -> Part:
-        """A model's part in a trace, which begins now."""
+        """Create a model's part of a trace, starting now."""
         own = SpanContext(context.trace_id, random.getrandbits(64) or 1, state=context.state)
         parent_id = 0 if caller is None else caller.id
         return Part(
@@ -180,11 +185,11 @@ class Traces:
         )
 
     def note(self, followed: _Followed) -> None:
-        """Let calls for this request be found."""
+        """Register a request so that `following` finds it by id."""
         self._open[followed.id] = followed
 
     def finished(self, sampling: Sampling, trace: Trace) -> None:
-        """Hand a trace on whose last part has ended."""
+        """Queue a finished trace for delivery."""
         writer = self._writer
         if writer is None:
             return
@@ -193,7 +198,7 @@ class Traces:
 
 
 class _Progress:
-    """A trace that is being made: it is finished when its last part and its last answer are."""
+    """An unfinished trace; it finishes with its last part and last response."""
 
     __slots__ = ("_ended", "_left", "_lock", "_uncounted", "sampling", "trace", "traces")
 
@@ -203,12 +208,14 @@ class _Progress:
         self.trace = trace
         self._left = 0
         self._ended = False
-        self._uncounted = trace.origin is not None  # its caller has decided, whatever the count
+        self._uncounted = trace.origin is not None  # the caller's context decided, so the count does not apply
         self._lock = threading.Lock()
 
     def begin(self, part: Part) -> bool:
-        """Take the part in; False when there are traces enough, or this one has ended: what a model does for a request
-        that it has answered is no part of it."""
+        """Add a part; return False if the trace count is used up or the trace has ended.
+
+        Sub-requests made after the response are not part of the trace.
+        """
         with self._lock:
             if self._ended or not (self.trace.parts or self._uncounted or self.sampling.take()):
                 return False
@@ -217,7 +224,7 @@ class _Progress:
             return True
 
     def end(self, part: Part, *, refused: bool = False) -> None:
-        """The part has ended. One that was ``refused`` leaves no trace."""
+        """End a part; a ``refused`` one is removed from the trace."""
         with self._lock:
             self._left -= 1
             if refused:
@@ -230,7 +237,7 @@ class _Progress:
 
 
 class TracedModel:
-    """A model version and the trace of the one request that is handed to it; else like the version itself."""
+    """A model version that traces the one request submitted to it and otherwise delegates to the version."""
 
     __slots__ = ("_caller", "_model", "_progress")
 
@@ -243,11 +250,11 @@ class TracedModel:
         return getattr(self._model, name)
 
     def instead(self, model: Any) -> TracedModel:
-        """Another version for the same request."""
+        """Return a wrapper of another version for the same request."""
         return TracedModel(model, self._progress, self._caller)
 
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
-        """As ``ServedModel.submit``."""
+        """Submit as ``ServedModel.submit`` does, with a trace."""
         progress, model = self._progress, self._model
         above = progress.trace.context if self._caller is None else self._caller.context
         part = progress.traces.part(model, form, above, self._caller)
@@ -264,7 +271,7 @@ class TracedModel:
 
 
 class _Followed:
-    """One request to one model on its way. It is what ``Request.trace`` holds."""
+    """One request to one model in flight; the value of ``Request.trace``."""
 
     __slots__ = ("__weakref__", "_composed", "_part", "_progress", "_reply", "id")
 
@@ -278,28 +285,28 @@ class _Followed:
 
     @property
     def context(self) -> str:
-        """What calls to other services carry."""
+        """The headers that calls to other services carry, as JSON."""
         return carried(self._part.context) if self._progress.sampling.exports else ""
 
     def over(self, model: Any) -> Any:
-        """The model for a request that is made for this one."""
+        """Return the model for a sub-request of this one."""
         return TracedModel(model, self._progress, self._part)
 
     def taken(self, request: Request) -> None:
-        """The request was checked."""
+        """Record the inputs of a validated request."""
         if self._progress.sampling.tensors:
             specs = {spec.name: spec.datatype for spec in request.form.inputs}
             for name, array in request.inputs.items():
                 self._keep(QUEUE_INPUT, name, specs.get(name) or datatype_of(array), array)
 
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
-        """An answer is there: note it, hand it on, and note that, too."""
+        """Record a response, pass it on, and record when it was sent."""
         progress, part = self._progress, self._part
         now_ns = progress.traces.now()
         final = not isinstance(outcome, Streamed) or outcome.final
         try:
             self._answered(outcome)
-        except Exception:  # whatever it is: the client waits for its answer
+        except Exception:  # a failed trace must not cost the client its response
             _log.exception("an answer is left out of a trace")
         try:
             self._reply(ticket, outcome)
@@ -322,33 +329,35 @@ class _Followed:
                 self._keep(BACKEND_OUTPUT, tensor.name, tensor.datatype, tensor.data)
 
     def _keep(self, activity: str, name: str, datatype: str, data: Any) -> None:
-        """A tensor as it is now: who has it may write into it later, or give its memory back."""
+        """Copy a tensor, because its owner may overwrite or free it later."""
         try:
-            copy = np.array(data.host() if hasattr(data, "host") else data)  # a DeviceArray, which few have imported
-        except Exception as error:  # no memory, a device that is gone: the request is none the worse for it
+            copy = np.array(data.host() if hasattr(data, "host") else data)  # DeviceArray, not imported here
+        except Exception as error:  # such as out of memory or a lost device; the request must not fail for it
             _log.warning("tensor '%s' is left out of a trace: %s", name, error)
             return
         self._part.tensors.append(SeenTensor(activity, name, datatype, copy))
 
 
 def _bytes_of(trace: Trace) -> int:
-    """About how much room a trace takes, as it is and as text."""
+    """Estimate the memory of a trace, as data and as text."""
     size = _PART_BYTES * len(trace.parts) + _SEND_BYTES * len(trace.sends)
     for part in trace.parts:
         for _, _, datatype, data in part.tensors:
             size += 8 * data.nbytes
-            if datatype == "BYTES":  # an array of these knows nothing of their lengths
+            if datatype == "BYTES":  # an object array's nbytes excludes its elements
                 size += sum(len(each) for each in data.flat if isinstance(each, bytes | str))
     return size
 
 
 def _compute(ticket: Ticket, now_ns: int, composed: bool, *, streamed: bool) -> tuple[int, ...]:
-    """The times of COMPUTE by a ticket that was answered: none for ensembles, answers of the cache, and requests that
-    never ran."""
+    """Return the COMPUTE times of an answered ticket.
+
+    Empty for ensembles, cached responses and requests that never ran.
+    """
     start = ticket.start_ns
     if composed or not start or (ticket.spent_ns is NO_TIME and not streamed):
         return ()
-    if ticket.spent_ns is NO_TIME:  # it streams, and its execution goes on
+    if ticket.spent_ns is NO_TIME:  # streamed: the execution has not ended
         return (start, start, now_ns, now_ns)
     spent_input, spent_infer, spent_output = ticket.spent_ns
     middle = start + spent_input
@@ -356,5 +365,5 @@ def _compute(ticket: Ticket, now_ns: int, composed: bool, *, streamed: bool) -> 
 
 
 def _number_of(text: str, default: int) -> int:
-    """As OpenTelemetry reads its variables: what is no number counts as not given."""
+    """Parse a number as OpenTelemetry does: an invalid one counts as unset."""
     return int(text) if text.isascii() and text.isdigit() and int(text) else default

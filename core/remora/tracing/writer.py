@@ -1,5 +1,7 @@
-"""Hands finished traces on in a thread of its own; the law: whoever finishes a request never waits for that, and memory
-is bounded. What there is no room for is dropped, counted, and said in the log once.
+"""Background delivery of finished traces.
+
+Threads that finish a request never wait for delivery, and memory is bounded: traces that do not fit are dropped,
+counted and logged once.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from remora.tracing.sampling import Sampling
 _log = logging.getLogger("remora.traces")
 
 _LAST_S = 0.5
-"""How long a sink that was told to hurry may take."""
+"""Seconds that the sink may take to finish after `Sink.close`."""
 
 
 class Finished(NamedTuple):
-    """A trace and whose settings it was made under; ``size`` is what it counts for in the queue.
+    """A trace and the sampling it belongs to; ``size`` is its weight in the queue.
 
-    Without a trace: those settings are gone, and no more of their traces come.
+    Without a trace: the settings were replaced, and no more traces of this sampling are started.
     """
 
     sampling: Sampling
@@ -31,28 +33,28 @@ class Finished(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where traces go. Called by the writer's thread alone."""
+    """Destination of traces. The writer's thread alone calls `write`."""
 
     def write(self, finished: Sequence[Finished]) -> None:
-        """Write them. May take its time, and raise."""
+        """Write traces. May block and raise."""
 
     def close(self) -> None:
-        """Nothing more comes. May be called by another thread, to hurry up a `write` under way."""
+        """Close the sink. Another thread may call this to cut a running `write` short."""
 
 
 class TraceWriter:
     """The queue and its thread, which starts with the first trace.
 
     Args:
-        sink: where traces go.
-        room: what may wait, in sizes.
-        batch: how much makes the sink's turn come at once.
-        delay_s: how long less than that waits.
+        sink: destination of traces.
+        room: capacity of the queue, in sizes.
+        batch: amount that is written at once without waiting.
+        delay_s: how long a smaller amount waits.
     """
 
     def __init__(self, sink: Sink, *, room: int, batch: int = 1, delay_s: float = 0.0) -> None:
         self.dropped = 0
-        """Traces for which there was no room, or that the sink could not write."""
+        """Traces that did not fit or that the sink could not write."""
         self._sink = sink
         self._room = room
         self._batch = min(batch, room)
@@ -68,7 +70,7 @@ class TraceWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, finished: Finished) -> None:
-        """Take a trace, if there is room. Any thread may call; it does not wait."""
+        """Queue a trace if there is room. Any thread may call; never blocks."""
         with self._lock:
             if self._closing:
                 return
@@ -89,7 +91,7 @@ class TraceWriter:
             _log.warning("traces come faster than they can be written: some are dropped from now on")
 
     def flush(self, timeout_s: float) -> bool:
-        """Write what waits now; False when that took longer."""
+        """Write all queued traces; return False on timeout."""
         with self._lock:
             self._hurry = True
             self._changed.notify_all()
@@ -98,7 +100,7 @@ class TraceWriter:
             return done
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, for as long as that, and end. What is left is dropped. May be called again."""
+        """Write queued traces within the timeout, drop the rest and stop. Idempotent."""
         done = self.flush(timeout_s)
         with self._lock:
             if self._closing:
@@ -110,7 +112,7 @@ class TraceWriter:
             thread = self._thread
         try:
             self._sink.close()
-        except Exception as error:  # as in `write`: the end of a server goes on
+        except Exception as error:  # as in `_serve`: a failed sink must not stop the shutdown
             _log.warning("the last traces cannot be written: %s", error)
         if thread is not None:
             thread.join(timeout_s if done else _LAST_S)
@@ -136,7 +138,7 @@ class TraceWriter:
                 self._writing = len(batch)
             try:
                 self._sink.write(batch)
-            except Exception as error:  # a full disk, a collector that is down: the requests do not care
+            except Exception as error:  # such as a full disk or an unreachable collector
                 self._failed(len(batch), error)
             else:
                 self._recovered()
