@@ -122,7 +122,7 @@ def setup_of(model: ServedModel) -> Setup:
     """Return a served model's scheduling settings."""
     why = ""
     if model.steps is not None:
-        why = "an ensemble runs no batches of its own: ask for the models of its steps"
+        why = "an ensemble runs no batches: explain the models of its steps"
     elif model.config.HasField("sequence_batching"):
         why = "nothing is predicted for sequences: when a request comes depends on the answer before it"
     elif model.decoupled:

@@ -154,7 +154,8 @@ class Traces:
         """Return the model for the next request, wrapped if that request is traced.
 
         In mode opentelemetry the request's trace context decides [T08]; otherwise every Nth request is traced.
-        ``retired`` is the result of the first call for a request whose submit raised RetiredError; it is not counted again.
+        ``retired`` is the result of the first call for a request whose submit raised RetiredError; the
+        request is not counted again.
         """
         if retired is not None:
             return retired.instead(model) if isinstance(retired, TracedModel) else model
