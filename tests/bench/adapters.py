@@ -33,7 +33,7 @@ from models import mlp
 
 from remora.engine import Engine
 from remora.options import ServerOptions
-from remora.protocols.rest.v2_rest import InferCodec
+from remora.protocols.rest.infer import InferCodec
 from remora.server.host import ServerContext, find_adapter, v2_alone
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.http1 import Connection, Listener

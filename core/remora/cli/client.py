@@ -120,7 +120,7 @@ class EngineDoor:
     name = "the engine"
 
     def __init__(self, engine: Engine, timeout_s: float) -> None:
-        from remora.protocols.rest.v2_rest import InferCodec
+        from remora.protocols.rest.infer import InferCodec
         from remora.server.http.rest import RestService
 
         self._timeout_s = timeout_s

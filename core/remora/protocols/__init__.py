@@ -1,1 +1,1 @@
-"""The wire protocols: pure pairs of bytes-to-data and data-to-bytes; nothing here opens a socket or reads a clock."""
+"""Wire protocols as pure functions from bytes to data and back, without sockets or a clock."""

@@ -1,9 +1,9 @@
-"""Requests that a web page of another site sends, and names that a page rebinds to this machine. Pure.
+"""Checks against requests that web pages of other sites send, DNS rebinding included.
 
-A browser lets any page send requests to any address, this machine's included, and keeps only the answers from it. A
-request that the browser sends without a preflight (Fetch, "CORS-simple") therefore reaches the server with all its
-effects. A page whose own name resolves to this machine (DNS rebinding) is of the same origin and also reads the
-answers; only the Host header still carries its name.
+A browser lets any page send requests to any address, this machine's included, and keeps only the answers from the page.
+A request that the browser sends without a preflight (Fetch, "CORS-simple") therefore reaches the server with all its
+effects. A page whose name resolves to this machine (DNS rebinding) is of the same origin and also reads the answers;
+only the Host header still carries its name. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Header = Callable[[bytes], bytes | None]
 
 
 def host_names(names: tuple[str, ...]) -> frozenset[str]:
-    """The names of ``--allowed-host`` as Host headers are compared with them. Raises ValueError for other text."""
+    """Return the names of ``--allowed-host`` in the form in which Host headers are compared.
+
+    Raises ValueError for text that is not the name of a host.
+    """
     for name in names:
         if not _NAME.fullmatch(name_of(name.encode())):
             raise ValueError(f"--allowed-host={name}: expected the name of a host such as models.example")
@@ -31,7 +34,7 @@ def host_names(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def name_of(authority: bytes) -> str:
-    """The host of a Host header in lower case, without the port, brackets and final dot."""
+    """Return the host of a Host header in lower case, without the port, brackets and final dot."""
     text = authority.decode("latin-1").strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -40,27 +43,27 @@ def name_of(authority: bytes) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """True if a host is this machine by its name or address alone."""
+    """Return True if a host is this machine by its name or address alone."""
     return _LOOPBACK.fullmatch(name) is not None
 
 
 def is_own_host(host: bytes, allowed: Container[str]) -> bool:
-    """True if a server on a loopback address answers every request with this Host header.
+    """Return True if a server on a loopback address answers every request with this Host header.
 
-    A browser sends the name that the page was opened under, so an empty one comes from a program.
+    A browser sends the name that the page was opened under, so an empty name comes from a program.
     """
     name = name_of(host)
     return not name or is_loopback(name) or name in allowed
 
 
 def refuse_host(header: Header, allowed: Container[str]) -> str:
-    """Return why a server on a loopback address refuses a request for the host it names; "" if it does not."""
+    """Return why a loopback server refuses the host that a request names, or ""."""
     host = header(b"host") or b""
     name = name_of(host)
     if is_own_host(host, allowed):
         return ""
-    # Names without a dot are those that proxies give their upstreams. They are not in the public DNS; only an attacker
-    # in the local network could rebind one, and no page can send more than a GET without an Origin.
+    # Proxies use names without a dot for their upstreams. Those are not in the public DNS; only an attacker in the
+    # local network could rebind one, and no page can send more than a GET without an Origin.
     if _UNDOTTED.fullmatch(name) and header(b"origin") is None and header(b"sec-fetch-site") is None:
         return ""
     return (
@@ -70,10 +73,10 @@ def refuse_host(header: Header, allowed: Container[str]) -> str:
 
 
 def refuse_page(method: str, header: Header, allowed: Container[str]) -> str:
-    """Return why a request that changes the server is refused as a web page's; "" if it is not.
+    """Return why a request that changes the server is refused as a web page's, or "".
 
     Args:
-        method: of the request; those that cannot change anything are never refused.
+        method: method of the request; safe methods are never refused.
         header: returns a header of the request.
         allowed: hosts whose pages may change the server.
     """

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as bytes and data: request heads, chunked bodies, response heads; no socket, no clock.
+"""HTTP/1.1 request heads, chunked bodies and response heads as bytes and data.
 
-Heads are parsed by llhttp (through httptools), strictly: what it refuses is refused. A head that comes again, byte for
-byte, comes out of a bounded memo, which is what makes keep-alive clients cheap.
+Heads are parsed by llhttp (through httptools) in strict mode. A bounded memo returns a head that repeats byte for byte,
+which makes keep-alive clients cheap. No socket, no clock.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import httptools
 from remora.messages import Buffer
 
 HEAD_LIMIT = 65_536
-"""A request head may not be longer, in bytes."""
+"""Longest request head, in bytes."""
 MAX_CHUNKS = 65_536
-"""How many chunks that hold something a body may come in, as in Triton's newer releases."""
+"""Largest number of non-empty chunks in a body, as in Triton's newer releases."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
-"""What a client says first that knows, without asking, that HTTP/2 is spoken (RFC 9113 3.4): no head of ours."""
+"""Opening of a client with prior knowledge of HTTP/2 (RFC 9113 3.4), which is not an HTTP/1 head."""
 _METHOD = re.compile(rb"[A-Z]+(?= )")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
@@ -31,7 +31,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not A
 
 
 class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
-    """Bytes that are no HTTP request this server accepts; the connection ends after the answer."""
+    """Invalid HTTP request. The connection closes after the answer."""
 
     def __init__(self, status: int, text: str, *, plain: bool = True) -> None:
         super().__init__(text)
@@ -42,7 +42,10 @@ class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
 
 
 class Head:
-    """The head of one request. ``path`` is as it came, percent signs included, without the query."""
+    """Head of one request.
+
+    ``path`` is the path as received, still percent-encoded and without the query.
+    """
 
     __slots__ = (
         "chunked",
@@ -75,17 +78,20 @@ class Head:
         self.chunked = (self.get(b"transfer-encoding") or b"").lower().endswith(b"chunked")
         self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"
         self.note: object = None
-        """What the service wants to remember about this head, such as its route."""
+        """Data that the service attaches to this head, such as its route."""
 
     def get(self, name: bytes) -> bytes | None:
-        """The value of a header by its lower-case name; the first one where there are several."""
+        """Return the value of a header by its lower-case name, the first of several."""
         for key, value in self.headers:
             if key.lower() == name:
                 return value
         return None
 
     def to(self, path: str, *, method: str = "", headers: tuple[tuple[bytes, bytes], ...] | None = None) -> Head:
-        """This request as one to another path. That is taken to the letter: a name in it may hold what would end it."""
+        """Return this request with another path.
+
+        The path is taken literally: a name in it may contain characters that would otherwise end it.
+        """
         kept = self.headers if headers is None else headers
         other = Head(method or self.method, "", kept, self.keep_alive, http10=self.http10)
         other.path, other.query = path, self.query
@@ -93,7 +99,7 @@ class Head:
 
 
 class _Collector:
-    """What llhttp calls back."""
+    """Callbacks of llhttp that collect the parts of a head."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -111,15 +117,15 @@ class _Collector:
 
 
 class HeadParser:
-    """Parses heads, remembering those it has seen. One for a server; not thread-safe."""
+    """Parser of heads with a memo. One per server, not thread-safe."""
 
     def __init__(self) -> None:
         self._memo: dict[bytes, Head] = {}
         self.known = self._memo.get
-        """A head by its exact bytes, if it came before; None otherwise."""
+        """Returns the head for exactly these bytes if it was parsed before, else None."""
 
     def parse(self, block: bytes) -> Head:
-        """The head in ``block``, which ends with its empty line. Raises BadRequest."""
+        """Parse the head in ``block``, which ends with its empty line. Raises BadRequest."""
         head = self._memo.get(block)
         if head is None:
             head = _parse(block)
@@ -132,7 +138,8 @@ class HeadParser:
 
 def _parse(block: bytes) -> Head:
     line = block.lstrip(b"\r\n").partition(b"\r\n")[0]
-    if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):  # llhttp knows others, and protocols that are not HTTP
+    # llhttp accepts other versions, and protocols that are not HTTP
+    if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
         raise BadRequest(505 if b" HTTP/" in line else 400, "not a request of HTTP/1.1 or HTTP/1.0")
     try:
         method, collector = _read(block, line)
@@ -162,25 +169,26 @@ def _parse(block: bytes) -> Head:
 
 
 def _read(block: bytes, line: bytes) -> tuple[str, _Collector]:
-    """The method of a head, and the rest of it. Raises HttpParserError."""
+    """Return the method of a head and its other parts. Raises HttpParserError."""
     collector = _Collector()
     parser = httptools.HttpRequestParser(collector)
     try:
         parser.feed_data(block)
     except httptools.HttpParserUpgrade:
-        pass  # an upgrade is offered, never taken: the request is answered as it stands (RFC 9110 7.8)
+        pass  # upgrades are never accepted: the request is answered as plain HTTP/1.1 (RFC 9110 7.8)
     except httptools.HttpParserInvalidMethodError:
         found = _METHOD.match(line)
         if found is None or collector.url:
             raise
-        # llhttp knows its list of methods. That nobody takes another one is for the path's route to say [H03].
+        # llhttp accepts only its list of methods. Parse another one as POST, so that the route of the path refuses it
+        # [H03].
         _, collector = _read(block.replace(found.group(), b"POST", 1), b"")
         return found.group().decode(), collector
     return parser.get_method().decode(), collector
 
 
 def _origin_form(target: str) -> str:
-    """A request target without the scheme and authority that proxies are asked with (RFC 9112 3.2.2)."""
+    """Return a request target without the scheme and authority (RFC 9112 3.2.2)."""
     authority = _AUTHORITY.match(target)
     if authority is None:
         return target
@@ -189,17 +197,21 @@ def _origin_form(target: str) -> str:
 
 
 def _keep_alive(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether the connection outlives the request (RFC 9112 9.3). llhttp forgets this when a request has no body."""
+    """Return True if the connection outlives the request (RFC 9112 9.3).
+
+    Computed here because llhttp forgets it when a request has no body.
+    """
     options = b",".join(value for name, value in headers if name.lower() == b"connection").lower()
     tokens = [token.strip(b" \t") for token in options.split(b",")]
     return b"close" not in tokens if line.endswith(b"1.1") else b"keep-alive" in tokens and b"close" not in tokens
 
 
 class ChunkDecoder:
-    """Takes a chunked body apart (RFC 9112 7.1). Feed it bytes until `done`; `body` is then whole.
+    """Incremental decoder of a chunked body (RFC 9112 7.1).
 
-    Raises BadRequest for what is no chunked body, and when the body of the request ``head`` would pass ``limit`` bytes,
-    before it is kept, or has more than ``max_chunks`` chunks that hold something, 0 for any number.
+    Feed bytes until `done`, then read `body`. Raises BadRequest for bytes that are not a chunked body, if the body of
+    the request ``head`` would exceed ``limit`` bytes (before those are stored), or if it has more than ``max_chunks``
+    non-empty chunks (0: any number).
     """
 
     _LINE_LIMIT = 4_096
@@ -209,7 +221,7 @@ class ChunkDecoder:
         self._head = head
         self._chunks_left = max_chunks if max_chunks > 0 else sys.maxsize
         self._max_chunks = max_chunks
-        self._body = bytearray()  # one piece: many small chunks must not cost more than their bytes
+        self._body = bytearray()  # one buffer, so that many small chunks cost no more than their bytes
         self._left = 0
         self._state = self._size_line
         self._line = b""
@@ -217,11 +229,14 @@ class ChunkDecoder:
 
     @property
     def body(self) -> Buffer:
-        """What has been taken in so far."""
+        """Body bytes decoded so far."""
         return self._body
 
     def feed(self, data: Buffer) -> int:
-        """Take bytes in; returns how many were taken: fewer than given only when the body ended before them."""
+        """Consume bytes and return their number.
+
+        It is smaller than the number given only if the body ended before the rest.
+        """
         view, at = memoryview(data), 0
         while at < len(view) and not self.done:
             at = self._state(view, at)
@@ -286,17 +301,20 @@ class ChunkDecoder:
         if line == b"":
             self.done = True
         elif line is not None and not _FIELD.fullmatch(line):
-            raise BadRequest(400, "a line of the chunked body's trailer is no header")
+            raise BadRequest(400, "a line of the chunked body's trailer is not a header")
         return at
 
 
 def head_too_long() -> BadRequest:
-    """The refusal of a head beyond HEAD_LIMIT."""
+    """Return the refusal of a head beyond HEAD_LIMIT."""
     return BadRequest(431, f"the request head is longer than {HEAD_LIMIT} bytes")
 
 
 def too_large(size: int, limit: int, head: Head) -> BadRequest:
-    """The refusal of a body beyond the limit, in the words that Triton has for JSON where it is all JSON [H28]."""
+    """Return the refusal of a body beyond the limit.
+
+    An all-JSON body gets Triton's text for JSON [H28].
+    """
     if head.get(b"inference-header-content-length") is None:
         return BadRequest(
             400,
@@ -314,12 +332,15 @@ def too_large(size: int, limit: int, head: Head) -> BadRequest:
 def response_head(
     status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, keep_alive: bool = True
 ) -> bytes:
-    """Status line and headers of a response with a body of ``length`` bytes."""
+    """Return the status line and headers of a response with a body of ``length`` bytes."""
     return _head(status, headers, b"Content-Length: %d" % length, keep_alive)
 
 
 def stream_head(status: int, headers: Iterable[tuple[bytes, bytes]], *, chunked: bool, keep_alive: bool) -> bytes:
-    """Status line and headers of a response whose length is not known: chunked, or ended by closing the connection."""
+    """Return the status line and headers of a response of unknown length.
+
+    Its body is chunked, or ended by closing the connection.
+    """
     framing = b"Transfer-Encoding: chunked" if chunked else b""
     return _head(status, headers, framing, keep_alive and chunked)
 
@@ -335,9 +356,12 @@ def _head(status: int, headers: Iterable[tuple[bytes, bytes]], framing: bytes, k
 
 
 LAST_CHUNK = b"0\r\n\r\n"
-"""What ends a chunked body."""
+"""End of a chunked body."""
 
 
 def chunk(piece: Buffer) -> bytes:
-    """A piece of a chunked body. It must not be empty: an empty chunk ends the body."""
+    """Return a piece of a chunked body.
+
+    The piece must not be empty because an empty chunk ends the body.
+    """
     return b"".join((b"%x\r\n" % memoryview(piece).nbytes, piece, b"\r\n"))

@@ -1,7 +1,7 @@
-"""Inflation of what clients send compressed, bounded in bytes and in proportion to what was sent.
+"""Inflation of compressed request bodies, bounded in size and in ratio.
 
-Invariant: what is refused for its size or its ratio has not taken more than FREE_BYTES, or MOST_RATIO times what was
-sent, in memory by then.
+Invariant: a body refused for its size or its ratio has not taken more memory than FREE_BYTES, or MOST_RATIO times the
+bytes received.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 from remora.messages import Buffer
 
 MOST_RATIO = 200
-"""How many times its size a message may grow, as for archives; deflate itself reaches 1,032."""
+"""Largest allowed ratio of inflated to compressed bytes; deflate itself reaches 1,032."""
 FREE_BYTES = 4 << 20
-"""A message that inflates to no more than this may have any ratio, as small tensors of zeros do."""
+"""Inflated size up to which any ratio is allowed, because small tensors of zeros compress well."""
 _SLICE_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
 
@@ -29,11 +29,14 @@ class OverLimitError(Exception):
 
 
 class OverRatioError(Exception):
-    """The inflated message would be more than MOST_RATIO times as long as what was sent."""
+    """The inflated message would be more than MOST_RATIO times as long as the compressed one."""
 
 
 class Inflated(NamedTuple):
-    """An inflated message. ``whole`` is False if its end is missing; ``surplus`` counts the bytes behind its end."""
+    """Inflated message.
+
+    ``whole`` is False if its end is missing; ``surplus`` counts the bytes behind its end.
+    """
 
     data: bytes
     whole: bool
@@ -41,7 +44,10 @@ class Inflated(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Some inflated bytes, how many compressed ones were used up by then, and if that was the end of the message."""
+    """Inflated bytes with the count of compressed bytes used so far.
+
+    ``last`` is True if the message ends here.
+    """
 
     data: bytes
     used: int
@@ -49,7 +55,10 @@ class _Step(NamedTuple):
 
 
 def inflate(packed: Buffer, wbits: int, limit: int) -> Inflated:
-    """Inflate a message. Raises OverLimitError, OverRatioError, and zlib.error for bytes in another format."""
+    """Inflate a message.
+
+    Raises OverLimitError, OverRatioError, and zlib.error for bytes in another format.
+    """
     view = memoryview(packed)
     most = max(FREE_BYTES, MOST_RATIO * view.nbytes)
     size, suspect = 0, False
@@ -62,7 +71,7 @@ def inflate(packed: Buffer, wbits: int, limit: int) -> Inflated:
         if size > most:
             raise OverRatioError
         if not suspect and size > max(FREE_BYTES, MOST_RATIO * step.used):
-            # Only the rest can make up for this ratio, so all is counted before memory is taken for it.
+            # Only the rest can lower this ratio, so the size is counted first and memory is taken afterwards.
             suspect = True
             pieces.clear()
         if not suspect:

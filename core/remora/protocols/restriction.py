@@ -1,7 +1,7 @@
-"""Which groups of calls need a shared secret [H30, R15]; the law: decided here, for every front end.
+"""Groups of calls that require a shared secret, for all front ends [H30, R15].
 
-An operator names groups and a header with its value: ``model-repository,statistics:admin-key=secret``. A call of such
-a group is answered only when the request carries the header with exactly that value.
+An operator names groups and a header with its value: ``model-repository,statistics:admin-key=secret``. A call of such a
+group is answered only if the request carries the header with exactly that value.
 """
 
 from __future__ import annotations
@@ -83,22 +83,26 @@ class _Entry(NamedTuple):
 
 
 def _parse(entry: str, flag: str) -> _Entry:
-    """Read ``GROUP[,GROUP...]:HEADER=VALUE``. Raises ValueError, with Triton's text but never with the value."""
+    """Parse ``GROUP[,GROUP...]:HEADER=VALUE``.
+
+    Raises ValueError, with Triton's text but never with the value.
+    """
     place, equals, secret = entry.partition("=")
     groups, colon, header = place.partition(":")
     if not (groups and colon and header and secret):
-        # Without "=" the text after the colon may be a secret; without a colon too there is but one word.
+        # Without "=" the text after the colon may be a secret; without a colon there is only one word.
         shown = f"{place}=..." if equals else f"{groups}{':...' if colon else ''}"
         raise ValueError(f"{flag} option format is '<config name>:<setting>=<value>'. Got {shown}")
     return _Entry(groups.split(","), header, secret)
 
 
 def fill_in_secrets(entries: Sequence[str], flag: str, read: Callable[[str], str]) -> tuple[str, ...]:
-    """Return the entries with each ``HEADER=@PLACE`` replaced by ``HEADER=`` and what ``read(PLACE)`` returns.
+    """Return the entries with ``@PLACE`` replaced by the text of ``read(PLACE)``.
 
-    Raises ValueError for an entry of another form, and what ``read`` raises.
+    An entry without ``HEADER=@PLACE`` stays as it is. Raises ValueError for an entry of another form, and what ``read``
+    raises.
     """
-    found = []
+    filled = []
     for entry in entries:
         groups, header, secret = _parse(entry, flag)
         if secret.startswith("@"):
@@ -106,19 +110,19 @@ def fill_in_secrets(entries: Sequence[str], flag: str, read: Callable[[str], str
             if not secret or secret.startswith("@"):
                 what = "begins with @" if secret else "is empty"
                 raise ValueError(f"{flag}={','.join(groups)}:{header}=@...: the secret {what}")
-        found.append(f"{','.join(groups)}:{header}={secret}")
-    return tuple(found)
+        filled.append(f"{','.join(groups)}:{header}={secret}")
+    return tuple(filled)
 
 
 class Restrictions:
-    """The groups that need a secret.
+    """Groups of calls that require a secret.
 
     Args:
         entries: each ``GROUP[,GROUP...]:HEADER=VALUE``.
-        flag: the flag they came from, for error texts.
+        flag: the flag that the entries came from, for error texts.
 
     Raises ValueError, in Triton's words, for an entry of another form, an unknown group, or a group named twice. The
-    text never holds a value.
+    text never contains a secret.
     """
 
     def __init__(self, entries: Sequence[str] = (), flag: str = "") -> None:
@@ -126,7 +130,7 @@ class Restrictions:
         word = _WORDS.get(flag, "api")
         for entry in entries:
             groups, header, secret = _parse(entry, flag)
-            if secret.startswith("@"):  # taken as it stands, the name of a file would be the secret
+            if secret.startswith("@"):  # otherwise the file's name would become the secret
                 raise ValueError(
                     f"{flag}={','.join(groups)}:{header}=@...: only the command line reads secrets from files"
                 )
@@ -141,15 +145,15 @@ class Restrictions:
         return bool(self._locks)
 
     def missing(self, group: str, value_of: Callable[[str], bytes | None]) -> str | None:
-        """The header that a request to ``group`` should have carried; None when it may pass.
+        """Return the header that a request to ``group`` lacks, or None if the request may pass.
 
-        ``value_of`` gives the value of a request header by its name, or None.
+        ``value_of`` returns the value of a request header by its name, or None.
         """
         lock = self._locks.get(group)
         if lock is None:
             return None
-        import hmac  # with a cost at import that only servers with secrets should pay
+        import hmac  # imported here because its cost is only worth it on servers with secrets
 
-        key, value = lock
-        given = value_of(key)
-        return None if given is not None and hmac.compare_digest(given, value) else key
+        key, secret = lock
+        value = value_of(key)
+        return None if value is not None and hmac.compare_digest(value, secret) else key

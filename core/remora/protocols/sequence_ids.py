@@ -1,4 +1,4 @@
-"""Which texts may name a sequence [S01]; the law: every protocol that takes one asks here."""
+"""Check of the texts that name a sequence, for every protocol that takes them [S01]."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ MAX_BYTES = 128
 
 
 def checked_id(text: str) -> str:
-    """The text itself. Raises UnsupportedError, as Triton calls it, for one of more than 128 bytes."""
-    if len(text.encode("utf-8", "surrogateescape")) > MAX_BYTES:  # JSON may hold bytes that are no UTF-8
+    """Return the text if it has at most 128 bytes.
+
+    Raises UnsupportedError, Triton's kind, for a longer one.
+    """
+    if len(text.encode("utf-8", "surrogateescape")) > MAX_BYTES:  # JSON may contain bytes that are not UTF-8
         raise UnsupportedError(f"string correlation ID cannot be longer than {MAX_BYTES} characters")
     return text

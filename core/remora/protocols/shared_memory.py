@@ -1,4 +1,4 @@
-"""Registering shared memory over V2, both wires; the law: regions are asked for by what is handed in, never found."""
+"""Registration of shared memory over V2 REST and gRPC, as codecs around the given regions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_DEVICES = 1 << 16
 
 
 def answer_region(route: Route, body: bytes, regions: Regions) -> HttpAnswer:
-    """The answer to a request of the actions "system_shm" and "cuda_shm"."""
+    """Answer a request of the actions "system_shm" and "cuda_shm"."""
     try:
         if route.action == "cuda_shm":
             return _answer(CudaRegion, _cuda_region, route, body, regions)
@@ -34,7 +34,7 @@ def _answer(kind: type[R], read: Callable[[str, Any], R], route: Route, body: by
         rows = [_row(each) for each in regions.status(kind, route.region)]
         return HttpAnswer(200, (JSON,), [b"[%b]" % b",".join(rows)])
     if route.verb == "register":
-        _check_enabled(regions)  # before anything is read
+        _check_enabled(regions)  # before the body is read
         if not route.region:
             kind_name = "system" if kind is Region else "cuda"
             raise InvalidArgumentError(f"'region name' is necessary to register {kind_name} shared memory region")
@@ -169,4 +169,4 @@ REGION_RPCS: Mapping[str, Callable[[bytes, Regions], bytes]] = {
     "CudaSharedMemoryRegister": _cuda_register,
     "CudaSharedMemoryUnregister": _cuda_unregister,
 }
-"""The RPCs about shared memory by method name: request bytes and regions to response bytes; they raise RemoraError."""
+"""RPCs about shared memory by method name: request bytes and regions to response bytes; they raise RemoraError."""

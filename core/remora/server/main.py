@@ -21,8 +21,8 @@ from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
+from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
-from remora.protocols.rest.v2_rest import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.early_port import EarlyPort
 from remora.server.grpc.splice import NoServerError, Splices

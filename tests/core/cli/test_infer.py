@@ -18,7 +18,8 @@ from remora.cli.infer import decode_reply, encode_request, read_metadata
 from remora.cli.inputs import InferRequest
 from remora.errors import MalformedError
 from remora.messages import DTYPES, InferForm, Response, Tensor
-from remora.protocols.rest.v2_rest import InferCodec, ReplyFormat
+from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.response import ReplyFormat
 
 Captured = pytest.CaptureFixture[str]
 Ran = tuple[int, str, str]

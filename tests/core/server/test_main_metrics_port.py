@@ -10,7 +10,7 @@ import pytest
 from fakes import FakeExchange
 from remora.engine import Engine
 from remora.protocols.http1 import Head
-from remora.protocols.rest.v2_rest import InferCodec
+from remora.protocols.rest.infer import InferCodec
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.rest import METRICS_HEADERS, MetricsService, RestService
 from remora.server.loop import LoopMailbox

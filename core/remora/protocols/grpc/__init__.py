@@ -1,1 +1,1 @@
-"""The V2 gRPC protocol as pure codecs."""
+"""Codecs of the V2 gRPC protocol."""

@@ -1,6 +1,7 @@
-"""gRPC's own part of an HTTP/2 request: messages in a body, metadata, deadlines, statuses; the law: pure, limits first.
+"""Message framing, metadata, deadlines and statuses of gRPC over HTTP/2.
 
-The mapping is that of gRPC's "gRPC over HTTP2": a message has five bytes before it, a status comes in the trailers.
+Follows gRPC's "gRPC over HTTP2": five bytes precede a message, and the trailers carry the status. Pure; limits are
+checked before memory is taken.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _ENCODINGS = b"identity,deflate,gzip"
 _WBITS = {b"gzip": zlib.MAX_WBITS | 16, b"deflate": zlib.MAX_WBITS}
 _HEAD: Fields = ((b":status", b"200"), (b"content-type", CONTENT_TYPE), (b"grpc-accept-encoding", _ENCODINGS))
 HEADS = {each: pack((*_HEAD, *(((b"grpc-encoding", each),) if each else ()))) for each in (b"", *_WBITS)}
-"""The header block of an answer, by what its messages are compressed with."""
+"""Header block of an answer by the compression of its messages."""
 MOST_BYTES = (1 << 31) - 1
-"""The longest message that clients are sent."""
+"""Longest message that is sent."""
 GOOD = pack(((b"grpc-status", b"0"),))
-"""The trailers of a good one."""
+"""Trailers of a successful call."""
 
 
 class StatusError(RemoraError):
-    """A call that gRPC itself refuses, with a status that the engine has no code for."""
+    """Refusal of a call by gRPC itself, with a status that no engine error has."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -41,10 +42,10 @@ class StatusError(RemoraError):
 
 
 class Opening(NamedTuple):
-    """What a call's header block says.
+    """Contents of a call's header block.
 
-    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` is None without a deadline,
-    ``encoding`` is what messages are compressed with whose flag says so, and ``accepts`` what answers may be.
+    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` stays None without a deadline,
+    ``encoding`` is the compression of messages with the flag set, and ``accepts`` lists those allowed for answers.
     """
 
     path: str
@@ -55,7 +56,7 @@ class Opening(NamedTuple):
 
 
 def read_opening(fields: Fields) -> Opening:
-    """The call that a header block opens. Raises StatusError for a deadline that is none."""
+    """Return the call that a header block opens. Raises StatusError for an invalid deadline."""
     path, timeout_s, encoding, accepts = b"", None, b"identity", b""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
@@ -64,7 +65,7 @@ def read_opening(fields: Fields) -> Opening:
         elif name == b"grpc-timeout":
             found = _TIMEOUT.fullmatch(value)
             if found is None:
-                raise StatusError(INTERNAL, f"grpc-timeout is no time: {value[:20].decode('latin-1')}")
+                raise StatusError(INTERNAL, f"grpc-timeout is not a time: {value[:20].decode('latin-1')}")
             timeout_s = int(found[1]) * _SECONDS[found[2]]
         elif name == b"grpc-encoding":
             encoding = value
@@ -88,15 +89,15 @@ def _unbase64(text: bytes) -> bytes:
 
 
 class Packed(bytes):
-    """A message that is compressed: `Messages.plain` is to be asked."""
+    """Compressed message, to be passed to `Messages.plain`."""
 
 
 class Messages:
-    """Takes a body apart into its messages.
+    """Splitter of a body into its messages.
 
     Args:
-        limit: the longest message, before and after it is inflated.
-        encoding: see `Opening`.
+        limit: longest message, before and after it is inflated.
+        encoding: as in `Opening`.
     """
 
     __slots__ = ("_encoding", "_have", "_limit", "_parts")
@@ -109,11 +110,14 @@ class Messages:
 
     @property
     def partial(self) -> bool:
-        """Whether a message has begun and not ended."""
+        """True if a message has begun and not ended."""
         return self._have > 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now, some perhaps `Packed`. Raises StatusError for one that is too long."""
+        """Return the messages that are complete now, some perhaps `Packed`.
+
+        Raises StatusError for a message that is too long.
+        """
         if not self._have and len(data) >= _PREFIX:  # the usual case: one message in one piece
             size = int.from_bytes(data[1:_PREFIX], "big")
             if size + _PREFIX == len(data) and not data[0] and size <= self._limit:
@@ -137,14 +141,17 @@ class Messages:
         return found
 
     def _length_at(self, data: bytes, at: int) -> int:
-        """The length of a message with its prefix. Raises StatusError for one that is too long."""
+        """Return the length of a message with its prefix. Raises StatusError if it is too long."""
         size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
         if size > self._limit:
             raise StatusError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})")
         return _PREFIX + size
 
     def plain(self, message: bytes) -> bytes:
-        """A message of `feed` as it was meant; in any thread, for it may last. Raises StatusError when it cannot be."""
+        """Return a message of `feed` decompressed.
+
+        Runs in any thread, because it may take long. Raises StatusError if the message cannot be decompressed.
+        """
         if not isinstance(message, Packed):
             return message
         wbits = _WBITS.get(self._encoding)
@@ -168,7 +175,7 @@ class Messages:
 
 
 def coding_of(level: str, accepts: bytes) -> bytes:
-    """What answers to a client are compressed with, as gRPC chooses it; b"" for nothing."""
+    """Return the compression of answers to a client, as gRPC chooses it, or b"" for none."""
     accepted = [each.strip() for each in accepts.split(b",")]
     usable = [each for each in _WBITS if each in accepted]
     if not usable or level == "none":
@@ -177,7 +184,10 @@ def coding_of(level: str, accepts: bytes) -> bytes:
 
 
 def framed(message: bytes, coding: bytes = b"") -> bytes:
-    """A message as it stands in a body, compressed where that helps. Raises StatusError when it is too long."""
+    """Return a message with its prefix, compressed where that makes it shorter.
+
+    Raises StatusError if it is too long.
+    """
     flag = b"\0"
     if len(message) > MOST_BYTES:
         raise StatusError(RESOURCE_EXHAUSTED, f"Sent message larger than max ({len(message)} vs. {MOST_BYTES})")
@@ -190,9 +200,9 @@ def framed(message: bytes, coding: bytes = b"") -> bytes:
 
 
 def trailers(status: int, text: str, *, alone: bool) -> bytes:
-    """The block that a call ends with; ``alone`` when nothing was sent before."""
-    told = ((b"grpc-message", _percent(text.encode("utf-8", "replace"))),) if text else ()
-    return pack((*(_HEAD if alone else ()), (b"grpc-status", b"%d" % status), *told))
+    """Return the block that ends a call. ``alone`` is True if no headers were sent before."""
+    message = ((b"grpc-message", _percent(text.encode("utf-8", "replace"))),) if text else ()
+    return pack((*(_HEAD if alone else ()), (b"grpc-status", b"%d" % status), *message))
 
 
 def _percent(text: bytes) -> bytes:

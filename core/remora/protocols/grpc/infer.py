@@ -1,13 +1,10 @@
-"""V2 over gRPC: message bytes to calls and results to message bytes; the law: no sockets, no gRPC library, no engine.
+"""Codec of V2 gRPC inference, from message bytes to calls and back.
 
-Inference is read in two steps because Triton finds an unknown model before it looks at the inputs:
-``read_infer(bytes)`` names the model and version, ``InferMessage.decode()`` gives the rest. The first step walks the
-message's top level by hand, so that tensor bytes stay views of the received message, and remembers what the other
-bytes meant: a client that repeats a request gets the same form again. A message that is not laid out as every
-protobuf writer lays it out goes through the protobuf library, which also says what is malformed.
-
-`v2_grpc_form` knows what the fields mean, `v2_grpc_calls` the other RPCs, `v2_grpc_status` errors and metadata; what
-a transport needs of them can be had from here.
+Requests are read in two steps because Triton looks up the model before it checks the inputs: ``read_infer(bytes)``
+returns the model and version, ``InferMessage.decode()`` the rest. The first step walks the message's top level by hand,
+so that tensor bytes stay views of the received message, and caches the meaning of the other bytes: a repeated request
+gets the same form object. A message with another layout than protobuf writers produce goes through the protobuf
+library, which also reports malformed ones. No sockets, no gRPC library.
 """
 
 from __future__ import annotations
@@ -20,47 +17,19 @@ from typing import NamedTuple
 from remora.errors import InternalError, InvalidArgumentError, given_twice
 from remora.messages import Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
-from remora.protocols.grpc.management import RPCS, Rpc
 from remora.protocols.grpc.request import InferHeader, again, parsed, read_head, version_of
 from remora.protocols.grpc.status import (
-    DECOUPLED_TEXT,
-    SHUTDOWN_TEXT,
-    forward_pattern,
-    forwarded,
-    status_of,
-    status_text,
     utf8,
 )
 from remora.protocols.rest.request import MAX_TENSORS, too_many
 from remora.protocols.rest.response import serialized
 from remora.tensors.shared_memory import DISABLED, Regions, Target, write
 
-__all__ = [
-    "DECOUPLED_TEXT",
-    "MAX_MESSAGE_BYTES",
-    "MAX_TENSORS",
-    "RPCS",
-    "SERVICE",
-    "SHUTDOWN_TEXT",
-    "InferCall",
-    "InferMessage",
-    "Rpc",
-    "decode_infer",
-    "encode_infer",
-    "encode_streamed",
-    "forward_pattern",
-    "forwarded",
-    "read_infer",
-    "status_of",
-    "status_text",
-    "version_of",
-]
-
 SERVICE = "inference.GRPCInferenceService"
-"""The service as clients name it, whatever the package of our messages."""
+"""Service name on the wire, whatever the package of our messages."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""The longest message in either direction [R20]."""
+"""Longest message in either direction [R20]."""
 
 _MEMO_ENTRIES = 512
 _MEMO_BYTES = 4_096
@@ -75,9 +44,10 @@ _NOWHERE: Mapping[str, Target] = {}
 
 
 class InferCall(NamedTuple):
-    """A decoded inference request. ``version`` is -1 for "the newest"; ``data`` has one entry per input of the form.
+    """Decoded inference request.
 
-    ``empty_final`` asks a stream to mark the end of a decoupled model's answers by an empty one [R12].
+    ``version`` is -1 for the newest; ``data`` has one entry per input of the form. ``empty_final`` is True if a stream
+    must mark the end of a decoupled model's answers by an empty one [R12].
     """
 
     model: str
@@ -86,12 +56,15 @@ class InferCall(NamedTuple):
     data: list[Data]
     empty_final: bool = False
     places: Mapping[str, Target] = _NOWHERE
-    """The outputs that go into shared memory, and where."""
+    """Outputs that are written to shared memory, and where."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferMessage:
-    """An inference request whose model is known and whose inputs are not read yet. The buffers are the caller's."""
+    """Inference request whose model is known and whose inputs are not decoded yet.
+
+    The buffers belong to the caller.
+    """
 
     model: str
     version: int
@@ -100,10 +73,11 @@ class InferMessage:
     _raw: list[Data]
 
     def decode(self, forwarded: Mapping[str, str] | None = None, regions: Regions = DISABLED) -> InferCall:
-        """The request itself; ``forwarded`` (see ``forwarded``) joins its parameters, ``regions`` has what lies there.
+        """Decode the request.
 
-        Raises InvalidArgumentError for parameters, inputs and outputs that cannot be meant [R05, R07, R08],
-        and what ``regions`` raise for shared memory.
+        ``forwarded`` joins its parameters, and ``regions`` has its tensors in shared memory. Raises
+        InvalidArgumentError for invalid parameters, inputs and outputs [R05, R07, R08], and what ``regions`` raise for
+        shared memory.
         """
         head = self._head
         if head.refused is not None:
@@ -111,7 +85,7 @@ class InferMessage:
         data = self._raw[: len(head.sources)] if head.plain else []
         whole = len(data) == len(head.sources)
         if not whole or head.refused_outputs is not None or head.places:
-            self._refuse_twice()  # found before any data or place is, and by the engine when nothing is wrong with them
+            self._refuse_twice()  # reported before data and places are read; otherwise the engine finds it
         if not whole:
             data = self._gather(regions)
         if head.refused_outputs is not None:
@@ -125,7 +99,7 @@ class InferMessage:
         return InferCall(self.model, self.version, form, data, head.empty_final, places)
 
     def _targets(self, regions: Regions) -> dict[str, Target]:
-        """Where outputs are to be written; of an output that is named again the first place counts."""
+        """Return where outputs are written. For a repeated output the first place counts."""
         places: dict[str, Target] = {}
         for name, place in self._head.places:
             target = regions.target(place)
@@ -140,7 +114,7 @@ class InferMessage:
             names.add(spec.name)
 
     def _gather(self, regions: Regions) -> list[Data]:
-        """The inputs' values in order, each from where it says [R05]."""
+        """Return the inputs' values in order, each from its source [R05]."""
         data: list[Data] = []
         raw = iter(self._raw)
         for spec, source in zip(self._head.form.inputs, self._head.sources, strict=True):
@@ -155,7 +129,7 @@ class InferMessage:
                 data.append(regions.view(source.place).toreadonly())
                 continue
             if source.explicit:
-                # The head may be shared with other requests; arrays are read-only, lists are not.
+                # The head may be shared between requests; its arrays are read-only, its lists are not.
                 data.append(list(source.data) if isinstance(source.data, list) else source.data)
                 continue
             entry = next(raw, None)
@@ -168,9 +142,9 @@ class InferMessage:
 
 
 def read_infer(message: Buffer) -> InferMessage:
-    """The first step of reading a ModelInferRequest: which model and version.
+    """Read the model and version of a ModelInferRequest, the first step of decoding.
 
-    Raises MalformedError for bytes that are no such message and InvalidArgumentError for a version that is no number.
+    Raises MalformedError for bytes that are not such a message and InvalidArgumentError for an invalid version.
     """
     parts = _split(message)
     if parts is not None:
@@ -180,7 +154,7 @@ def read_infer(message: Buffer) -> InferMessage:
         except UnicodeDecodeError:
             parts = None
         else:
-            # Clients choose all of it: an empty tensor takes two bytes here and hundreds once it is decoded.
+            # Short heads only are cached: an empty tensor takes two bytes here and hundreds once decoded.
             short = len(model) + len(rest) <= _MEMO_BYTES and tensors <= _MEMO_TENSORS
             head = _head(model, rest) if short else _head.__wrapped__(model, rest)
     if parts is None:
@@ -192,7 +166,7 @@ def read_infer(message: Buffer) -> InferMessage:
 
 
 def decode_infer(message: Buffer, forwarded: Mapping[str, str] | None = None) -> InferCall:
-    """Both steps at once; raises what ``read_infer`` and ``InferMessage.decode`` raise."""
+    """Run both steps. Raises what ``read_infer`` and ``InferMessage.decode`` raise."""
     return read_infer(message).decode(forwarded)
 
 
@@ -202,9 +176,10 @@ _RAW_TAG = 0x3A
 
 
 def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data], int] | None:
-    """The three names of a message, its other fields joined, its raw entries, the count of the others; None if odd.
+    """Split a message into names, other fields (joined and counted) and raw entries.
 
-    Odd is whatever a plain writer does not write: unknown fields, long tags, lengths beyond the end, a name twice.
+    None for a layout that plain writers do not produce: unknown fields, long tags, lengths beyond the end, a name
+    twice.
     """
     view = memoryview(message)
     end, at, run, kept = len(view), 0, 0, 0
@@ -227,10 +202,10 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
             return None
         if tag in _REST_TAGS:
             kept += 1
-            if kept > MAX_TENSORS:  # each would be an object before anybody could count them
+            if kept > MAX_TENSORS:  # refused here, because protobuf would first make an object of each
                 raise too_many()
             continue
-        # Another kind of field ends the run of those that are kept together.
+        # Another kind of field ends the run of adjacent kept fields.
         if run < start:
             rest.append(view[run:start])
         run = at
@@ -260,10 +235,10 @@ def _head(model: str, rest: bytes) -> InferHeader:
 def encode_infer(
     name: str, version: str, form: InferForm, response: Response, places: Mapping[str, Target] = _NOWHERE
 ) -> bytes:
-    """A ModelInferResponse with every output in ``raw_output_contents`` [R06], assembled in one copy.
+    """Return a ModelInferResponse with all outputs in ``raw_output_contents`` [R06].
 
-    Outputs that have one of the ``places`` are written there, and their entry is empty [X04].
-    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES, or an output than its place.
+    It is assembled in one copy. Outputs with an entry in ``places`` are written there and are empty in the message
+    [X04]. Raises InternalError if it would be longer than MAX_MESSAGE_BYTES, or an output longer than its place.
     """
     return b"".join(_infer_pieces(name, version, form, response, response.parameters, places))
 
@@ -276,9 +251,9 @@ def encode_streamed(
     final: bool,
     places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes:
-    """The same as one of a stream's ModelStreamInferResponse messages; ``final`` marks a request's last [R12].
+    """Return the same as a ModelStreamInferResponse.
 
-    Raises InternalError when it would be longer than MAX_MESSAGE_BYTES.
+    ``final`` marks the last one of a request [R12]. Raises InternalError if it would be longer than MAX_MESSAGE_BYTES.
     """
     pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final}, places)
     return b"".join((b"\x12", _varint(sum(map(len, pieces))), *pieces))
@@ -295,8 +270,8 @@ def _infer_pieces(
     parameters: Mapping[str, Parameter],
     places: Mapping[str, Target],
 ) -> list[bytes | memoryview]:
-    """A ModelInferResponse, to be joined."""
-    # Before anything is copied: an output may be a view that takes no memory of its own.
+    """Return the pieces of a ModelInferResponse."""
+    # Checked before copying, because an output may be a view that takes no memory yet.
     sent = (output for output in response.outputs if output.datatype != "BYTES" and output.name not in places)
     _check_size(name, sum(output.data.nbytes for output in sent))
     pieces: list[bytes | memoryview] = [_text(0x0A, name), _text(0x12, version), _text(0x1A, form.id)]

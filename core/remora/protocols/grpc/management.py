@@ -1,4 +1,4 @@
-"""The management RPCs of V2 over gRPC, in one table; the law: a decoder and an encoder each, and nothing that acts."""
+"""Table of the V2 gRPC management RPCs, a pure decoder and encoder for each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _M = TypeVar("_M", bound=Message)
 
 
 class Rpc(NamedTuple):
-    """A management RPC: request bytes to the call it means, the call's result to response bytes.
+    """Codec of a management RPC.
 
-    ``decode`` raises RemoraError, MalformedError for bytes that are no such message.
+    ``decode`` turns request bytes into a call, ``encode`` its result into response bytes. ``decode`` raises
+    RemoraError, MalformedError for bytes that are not such a message.
     """
 
     decode: Callable[[bytes], Call]
@@ -91,13 +92,13 @@ def _without_repository(name: str) -> None:
         raise UnsupportedError("'repository_name' specification is not supported")
 
 
-def _ask_index(request: pb.RepositoryIndexRequest) -> Call:
+def _decode_index(request: pb.RepositoryIndexRequest) -> Call:
     _without_repository(request.repository_name)
     return calls.RepositoryIndex(ready=request.ready)
 
 
-def _ask_load(request: pb.RepositoryModelLoadRequest) -> Call:
-    """Spec R22: a configuration as text, files as bytes, nothing else."""
+def _decode_load(request: pb.RepositoryModelLoadRequest) -> Call:
+    """Decode a load, whose parameters are a configuration as text and files as bytes [R22]."""
     _without_repository(request.repository_name)
     parameters: dict[str, str | bytes] = {}
     for key, parameter in request.parameters.items():
@@ -110,7 +111,7 @@ def _ask_load(request: pb.RepositoryModelLoadRequest) -> Call:
     return calls.ModelLoad(request.model_name, parameters)
 
 
-def _ask_unload(request: pb.RepositoryModelUnloadRequest) -> Call:
+def _decode_unload(request: pb.RepositoryModelUnloadRequest) -> Call:
     _without_repository(request.repository_name)
     dependents = False
     if "unload_dependents" in request.parameters:
@@ -131,9 +132,9 @@ _LOG_CHOICES = {
 }
 
 
-def _ask_log(request: pb.LogSettingsRequest) -> Call:
+def _decode_log(request: pb.LogSettingsRequest) -> Call:
     if "log_file" in request.settings:
-        return LogSetting({"log_file": ""})  # refused, whatever it is and whatever else is said
+        return LogSetting({"log_file": ""})  # always refused, with any value and any other changes
     changes: dict[str, bool | int | str] = {}
     for name, (choice, kind) in _LOG_CHOICES.items():
         if name in request.settings:
@@ -152,8 +153,8 @@ def _log_settings(settings: LogSettings) -> Message:
     )
 
 
-def _ask_trace(request: pb.TraceSettingRequest) -> Call:
-    """Spec R23: no value takes a setting back."""
+def _decode_trace(request: pb.TraceSettingRequest) -> Call:
+    """Decode trace settings, where an empty value removes the setting [R23]."""
     changes = {name: tuple(setting.value) or None for name, setting in request.settings.items()}
     return TraceSetting(request.model_name, changes)
 
@@ -200,12 +201,14 @@ RPCS: Mapping[str, Rpc] = {
         lambda request: calls.ModelStatistics(request.name, version_of(request.version)),
         _statistics,
     ),
-    "RepositoryIndex": _rpc(pb.RepositoryIndexRequest, _ask_index, _index),
-    "RepositoryModelLoad": _rpc(pb.RepositoryModelLoadRequest, _ask_load, lambda _: pb.RepositoryModelLoadResponse()),
-    "RepositoryModelUnload": _rpc(
-        pb.RepositoryModelUnloadRequest, _ask_unload, lambda _: pb.RepositoryModelUnloadResponse()
+    "RepositoryIndex": _rpc(pb.RepositoryIndexRequest, _decode_index, _index),
+    "RepositoryModelLoad": _rpc(
+        pb.RepositoryModelLoadRequest, _decode_load, lambda _: pb.RepositoryModelLoadResponse()
     ),
-    "LogSettings": _rpc(pb.LogSettingsRequest, _ask_log, _log_settings),
-    "TraceSetting": _rpc(pb.TraceSettingRequest, _ask_trace, _trace_settings),
+    "RepositoryModelUnload": _rpc(
+        pb.RepositoryModelUnloadRequest, _decode_unload, lambda _: pb.RepositoryModelUnloadResponse()
+    ),
+    "LogSettings": _rpc(pb.LogSettingsRequest, _decode_log, _log_settings),
+    "TraceSetting": _rpc(pb.TraceSettingRequest, _decode_trace, _trace_settings),
 }
-"""The management RPCs by method name [R01]."""
+"""Management RPCs by method name [R01]."""

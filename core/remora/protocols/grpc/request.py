@@ -1,6 +1,7 @@
-"""What the fields of a V2 gRPC inference request mean, in Triton's words; the law: messages in, plain data out.
+"""Fields of a V2 gRPC inference request as plain data, with Triton's errors.
 
-`v2_grpc` reads and writes the bytes. Refusals are kept as data where Triton would find another fault first.
+`remora.protocols.grpc.infer` reads and writes the bytes. Refusals are kept as data where Triton would report another
+error first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _UINT64 = 2**64 - 1
 
 
 class Source(NamedTuple):
-    """Where one input's values come from: the message's typed contents, shared memory, or else the next raw entry."""
+    """Source of one input's values.
+
+    It is the message's typed contents, shared memory, or else the next raw entry.
+    """
 
     explicit: bool = False
     data: Data = None
@@ -32,7 +36,10 @@ class Source(NamedTuple):
 
 
 class InferHeader(NamedTuple):
-    """What a request says besides names, id and raw bytes. Refusals wait here until it is their turn to be raised."""
+    """Contents of a request besides names, id and raw bytes.
+
+    Refusals are kept here until Triton's order of checks reaches them.
+    """
 
     form: InferForm
     sources: tuple[Source, ...]
@@ -41,11 +48,14 @@ class InferHeader(NamedTuple):
     refused: RemoraError | None = None
     refused_outputs: RemoraError | None = None
     places: tuple[tuple[str, Place], ...] = ()
-    """The outputs that go into shared memory."""
+    """Outputs that are written to shared memory."""
 
 
 def read_head(request: pb.ModelInferRequest) -> InferHeader:
-    """What a parsed request means, whatever its raw entries. Raises InvalidArgumentError only for too many tensors."""
+    """Return the contents of a parsed request, whatever its raw entries.
+
+    Raises InvalidArgumentError only for too many tensors.
+    """
     if len(request.inputs) + len(request.outputs) > MAX_TENSORS:
         raise too_many()
     inputs = tuple(
@@ -71,8 +81,7 @@ def read_head(request: pb.ModelInferRequest) -> InferHeader:
     )
 
 
-# The typed fields in the order in which Triton looks at them, and the datatypes each may carry [R05]; the first
-# is the one that a refusal names.
+# The typed fields in the order in which Triton checks them, and the datatypes of each [R05]; a refusal names the first.
 _TYPED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("bool_contents", ("BOOL",), "?"),
     ("int_contents", ("INT32", "INT8", "INT16"), "<i4"),
@@ -121,7 +130,10 @@ def _source(tensor: pb.ModelInferRequest.InferInputTensor, model: str) -> Source
 
 
 def _place_of(tensor: str, parameters: Mapping[str, pb.InferParameter]) -> Place | None:
-    """Where in shared memory a tensor's values are, if they are; raises when only half of a place is named."""
+    """Return the place of a tensor in shared memory, or None.
+
+    Raises InvalidArgumentError for an incomplete place.
+    """
     if "shared_memory_region" in parameters:
         if parameters["shared_memory_region"].WhichOneof("parameter_choice") != "string_param":
             raise InvalidArgumentError(
@@ -153,7 +165,7 @@ def _number(tensor: str, key: str, parameters: Mapping[str, pb.InferParameter]) 
 
 
 def _classes(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> int:
-    """How many classes an output asks for, 0 for its values [R08]."""
+    """Return the number of classes requested of an output, 0 for its values [R08]."""
     place = _place_of(output.name, output.parameters)
     classes = 0
     if "classification" in output.parameters:
@@ -181,13 +193,16 @@ _CUSTOM = ("int64_param", "bool_param", "string_param", "double_param")
 
 
 def _read_parameters(
-    given: Mapping[str, pb.InferParameter],
+    parameters: Mapping[str, pb.InferParameter],
 ) -> tuple[dict[str, Any], dict[str, Parameter], bool]:
-    """The form's own fields, the custom parameters and the wish for an empty final response [R07]."""
+    """Sort parameters into the form's own fields and custom ones [R07].
+
+    The third value is True if the client wants an empty final response.
+    """
     known: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     empty_final = False
-    for key, parameter in given.items():
+    for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
         allowed = _RESERVED.get(key, _CUSTOM)
         if key.startswith("triton_") and key != _EMPTY_FINAL:
@@ -204,7 +219,7 @@ def _read_parameters(
         if key == _EMPTY_FINAL:
             empty_final = value
         elif key == "timeout":
-            known["timeout_us"] = value & _UINT64  # Triton keeps both of these as unsigned numbers.
+            known["timeout_us"] = value & _UINT64  # Triton keeps timeouts and sequence ids as unsigned numbers
         elif key in _RESERVED:
             if key == "sequence_id":
                 value = value & _UINT64 if choice == "int64_param" else checked_id(value)
@@ -215,12 +230,18 @@ def _read_parameters(
 
 
 def again(error: RemoraError) -> RemoraError:
-    """A refusal that was kept, as a new exception: one that is raised twice drags its first traceback along."""
+    """Return a new exception for a kept refusal.
+
+    Raising the same exception twice would grow its traceback.
+    """
     return error_of(error.code, error.message)
 
 
 def version_of(text: str) -> int:
-    """A model version as messages spell it; "" is -1, the newest. Read like C's ``stol``, as Triton does [R04]."""
+    """Return the number of a model version in a message, -1 (the newest) for "".
+
+    Reads like C's ``stol``, as Triton does [R04].
+    """
     if not text:
         return -1
     found = _LEADING_INTEGER.match(text)
@@ -243,8 +264,11 @@ _M = TypeVar("_M", bound=Message)
 
 
 def parsed(kind: type[_M], message: Buffer) -> _M:
-    """The message that the bytes are; raises MalformedError (INTERNAL, as gRPC itself says) when they are none."""
+    """Parse the bytes as a message.
+
+    Raises MalformedError (INTERNAL, as gRPC itself) for bytes that are not such a message.
+    """
     try:
         return kind.FromString(bytes(message))
     except DecodeError as error:
-        raise MalformedError(f"Unable to parse request: the bytes are damaged or no {kind.DESCRIPTOR.name}") from error
+        raise MalformedError(f"Unable to parse request: the bytes are not a valid {kind.DESCRIPTOR.name}") from error

@@ -1,4 +1,4 @@
-"""What V2 over gRPC says around its messages: status numbers, error texts, metadata; the law: pure."""
+"""Status numbers, error texts and forwarded metadata of V2 over gRPC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from remora.errors import ConfigError, RemoraError
 
 MAX_STATUS_BYTES = 4_096
-"""How long an error's text may be: clients drop a whole answer whose trailers exceed 8 KiB."""
+"""Longest error text, because clients drop an answer whose trailers exceed 8 KiB."""
 
 DECOUPLED_TEXT = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 SHUTDOWN_TEXT = "GRPC server is shutting down and has stopped accepting new requests."
@@ -26,19 +26,22 @@ _STATUS = {
 
 
 def utf8(text: str) -> str:
-    """A text as protobuf and trailers take it: what came out of bytes that are no UTF-8 becomes "?"."""
+    """Return a text that protobuf and trailers accept.
+
+    Surrogates, which come from bytes that are not UTF-8, become "?".
+    """
     return text.encode("utf-8", "replace").decode()
 
 
 def status_of(error: RemoraError) -> int:
-    """The number of the gRPC status an error is answered with [R03]."""
+    """Return the number of the gRPC status for an error [R03]."""
     return _STATUS.get(error.code, 2)
 
 
 def status_text(error: RemoraError) -> str:
-    """An error's text as it fits into the trailers: at most MAX_STATUS_BYTES once it is percent-encoded."""
+    """Return an error's text, cut to MAX_STATUS_BYTES once percent-encoded."""
     text, size = utf8(error.message), 0
-    if 12 * len(text) <= MAX_STATUS_BYTES:  # No character takes more.
+    if 12 * len(text) <= MAX_STATUS_BYTES:  # a character takes at most 12 bytes
         return text
     for at, character in enumerate(text):
         size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
@@ -48,15 +51,15 @@ def status_text(error: RemoraError) -> str:
 
 
 def forward_pattern(pattern: str) -> re.Pattern[str] | None:
-    """The compiled ``--grpc-header-forward-pattern``; None for an empty one. ``(?-i)`` in front minds the case.
+    """Return the compiled ``--grpc-header-forward-pattern``, or None for an empty one.
 
-    Raises ConfigError when it is no regular expression.
+    A leading ``(?-i)`` makes it case-sensitive. Raises ConfigError for an invalid regular expression.
     """
     if not pattern:
         return None
-    minds_case = pattern.startswith("(?-i)")
+    case_sensitive = pattern.startswith("(?-i)")
     try:
-        return re.compile(pattern.removeprefix("(?-i)"), 0 if minds_case else re.IGNORECASE)
+        return re.compile(pattern.removeprefix("(?-i)"), 0 if case_sensitive else re.IGNORECASE)
     except re.error as error:
         raise ConfigError(
             f"--grpc-header-forward-pattern: '{pattern}' is not a regular expression ({error}); "
@@ -65,10 +68,10 @@ def forward_pattern(pattern: str) -> re.Pattern[str] | None:
 
 
 def forwarded(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """The metadata that become parameters [R16]: the pattern may match any part of a key, as Triton's does.
+    """Return the metadata that become parameters [R16].
 
-    Binary values (of keys that end in ``-bin``) go as the text that their bytes are. gRPC's own keys and keys reserved
-    for Triton stay behind.
+    The pattern may match any part of a key, as in Triton. Binary values (of keys that end in ``-bin``) are decoded as
+    text. gRPC's own keys and keys reserved for Triton are skipped.
     """
     if pattern is None:
         return {}

@@ -1,5 +1,7 @@
-"""ModelStreamInfer, the pure part: what the answers of a stream look like and in which order they leave; the law: every
-request gets exactly one final answer, and requests to models that give one answer get theirs in request order (R11).
+"""Messages of ModelStreamInfer and the order in which answers are sent.
+
+Invariant: every request gets exactly one final answer, and requests to models with one answer get theirs in request
+order (R11). Pure.
 """
 
 from __future__ import annotations
@@ -21,23 +23,26 @@ STRICT_KEY = "triton_grpc_error"
 
 
 def is_strict(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Does the client want a model's error as the stream's status rather than as a message [R10]?"""
+    """Return True if the client wants a model's error as the status of the stream [R10]."""
     return any(key == STRICT_KEY and value == "true" for key, value in metadata)
 
 
 def id_of(message: Buffer) -> str:
-    """The id of a request that could not be read further; raises MalformedError when it is none at all."""
+    """Return the id of a request that could not be decoded.
+
+    Raises MalformedError if it is not a request.
+    """
     return parsed(pb.ModelInferRequest, message).id
 
 
 def encode_refusal(error: RemoraError, request_id: str) -> bytes:
-    """The answer to a request that was not taken: it carries nothing but the id [R10, Q05]."""
+    """Return the answer to a refused request, with nothing but its id [R10, Q05]."""
     response = pb.ModelInferResponse(id=request_id)
     return pb.ModelStreamInferResponse(error_message=utf8(error.message), infer_response=response).SerializeToString()
 
 
 def final_of(outcome: Outcome) -> Streamed:
-    """Any outcome as one of a stream: what a model answers with once is final."""
+    """Return any outcome as one of a stream. A model's only answer is final."""
     return outcome if isinstance(outcome, Streamed) else Streamed(outcome, True)
 
 
@@ -50,9 +55,9 @@ def encode_answer(
     empty_final: bool,
     places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes | None:
-    """One answer of a model; None for a final one that carries nothing and was not asked for [R12].
+    """Return one answer of a model, or None for an empty final one that was not requested [R12].
 
-    Raises InternalError when the message would be too long.
+    Raises InternalError if the message would be too long.
     """
     outcome, final = streamed
     if isinstance(outcome, Response):
@@ -66,9 +71,10 @@ def encode_answer(
 
 
 class StreamAnswer(NamedTuple):
-    """A message for the client, None for none. ``error`` is what a model failed with; refusals have none.
+    """Message for the client, if any.
 
-    ``request_bytes`` is the size of the request that a final answer is done with.
+    ``error`` is the model's failure, None for refusals. ``request_bytes`` is the size of the request that a final
+    answer completes.
     """
 
     message: bytes | None
@@ -78,7 +84,10 @@ class StreamAnswer(NamedTuple):
 
 
 class Entry:
-    """One request of a stream. ``in_line`` ones are answered in request order, others whenever there is something."""
+    """Request of a stream.
+
+    ``in_line`` requests are answered in request order, others as soon as an answer arrives.
+    """
 
     __slots__ = ("ended", "in_line", "parked")
 
@@ -89,20 +98,26 @@ class Entry:
 
 
 class AnswerOrder:
-    """Which answers may leave now. Not thread-safe. ``open`` counts the requests whose final answer has not come."""
+    """Order of a stream's answers. Not thread-safe.
+
+    ``open`` counts the requests without a final answer.
+    """
 
     def __init__(self) -> None:
         self._line: deque[Entry] = deque()
         self.open = 0
 
     def add(self, entry: Entry) -> None:
-        """A request has come."""
+        """Add a request."""
         self.open += 1
         if entry.in_line:
             self._line.append(entry)
 
     def answer(self, entry: Entry, answer: StreamAnswer) -> list[StreamAnswer]:
-        """An answer has come; gives those that leave now. What comes after the final one is dropped."""
+        """Accept an answer and return those that can be sent now.
+
+        Answers after the final one are dropped.
+        """
         if entry.ended:
             return []
         entry.ended = answer.final
@@ -110,12 +125,12 @@ class AnswerOrder:
         if not entry.in_line:
             return [answer]
         entry.parked.append(answer)
-        leaving: list[StreamAnswer] = []
+        ready: list[StreamAnswer] = []
         while self._line:
             first = self._line[0]
-            leaving += first.parked
+            ready += first.parked
             first.parked = []
             if not first.ended:
                 break
             self._line.popleft()
-        return leaving
+        return ready

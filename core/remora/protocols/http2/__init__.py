@@ -1,1 +1,1 @@
-"""HTTP/2 as data: frames, flow control, keepalive."""
+"""HTTP/2 frames, flow control and keepalive as data."""

@@ -1,8 +1,8 @@
-"""One HTTP/2 connection on the server's side (RFC 9113); the law: bytes in, events and bytes out, and all that a client
-can make grow has an end.
+"""Server side of one HTTP/2 connection (RFC 9113), from bytes to events and back.
 
-No socket, no clock, no threads. `receive` takes what came and calls the handler; what is to be sent collects until
-`take` is called. Flow control is kept here: what a client's windows do not let through yet waits in its stream.
+Invariant: everything that a client can make grow has a limit. No socket, no clock, no threads: `receive` takes bytes
+and calls the handler, and output collects until `take` is called. Flow control is kept here: data beyond the client's
+windows waits in its stream.
 """
 
 from __future__ import annotations
@@ -55,49 +55,58 @@ from remora.protocols.http2.unpacking import Unpacker
 
 _THERE, _LEAVING = b"is there", b"leaving "
 _TINY_BYTES = 64
-"""Nobody has a reason to continue a header block with less, but at its end."""
+"""Smallest CONTINUATION frame that is not counted as abuse, unless it ends the header block."""
 
 
 class Http2Limits:
-    """What one connection may ask for.
+    """Limits of one connection.
 
     Attributes:
-        streams: how many may be open at the same time; further ones are refused, and may be tried again.
-        header_bytes: the longest header block, packed and unpacked.
-        stream_window: how many bytes of a stream may come that nobody has taken yet.
+        streams: streams open at the same time; further ones are refused, and may be retried.
+        header_bytes: longest header block, packed and unpacked.
+        stream_window: bytes of a stream that the client may send ahead of their use.
         connection_window: the same for all streams together.
-        whims: how many streams a client may reset, or have the server reset, and how many frames it may send that carry
-            nothing, before as many were answered or `Http2.forgive` was called. More is an attack (CVE-2023-44487 and
-            its kind).
+        abuse_budget: resets (the client's, or the server's provoked by it) and empty frames allowed beyond the number
+            of answered requests; `Http2.decay_abuse` halves the count. Exceeding it is an attack (rapid reset,
+            CVE-2023-44487) and closes the connection.
     """
 
     streams = 1_024
     header_bytes = 65_536
     stream_window = 4 << 20
     connection_window = 16 << 20
-    whims = 1_000
+    abuse_budget = 1_000
 
 
 class Handler(Protocol):
-    """What hears of the streams. May send from within. Must not raise, but where it says so."""
+    """Receiver of stream events.
+
+    It may send from within a callback. Its methods must not raise unless documented.
+    """
 
     def opened(self, stream: int, fields: Fields, ended: bool) -> None:
-        """A request has begun; ``ended`` when it has no body."""
+        """Handle a new request, with ``ended`` if it has no body."""
 
     def received(self, stream: int, data: bytes, ended: bool) -> None:
-        """A piece of its body, perhaps an empty one. It counts against the windows until `Http2.took` is called."""
+        """Handle a piece of the body, perhaps empty.
+
+        It counts against the windows until `Http2.consumed` is called.
+        """
 
     def lost(self, stream: int) -> None:
-        """The client gave the request up before it was answered. Nothing can be sent any more."""
+        """Handle a reset by the client.
+
+        Nothing can be sent on the stream any more; its response was not complete.
+        """
 
     def sent(self, stream: int, size: int) -> None:
-        """So many bytes of the answer's body have left that had to wait."""
+        """Handle the sending of ``size`` bytes of paused body data."""
 
     def done(self, stream: int) -> None:
-        """It was answered whole, or given up by us."""
+        """Handle the end of a stream that was answered completely or reset by the server."""
 
     def pinged(self) -> None:
-        """The client asks whether we are there. May raise Http2Error when it does so too often."""
+        """Handle a ping of the client. May raise Http2Error if it pings too often."""
 
 
 class _Stream:
@@ -105,13 +114,13 @@ class _Stream:
 
     def __init__(self, flow: Flow, credit: int, *, ended: bool) -> None:
         self.flow = flow
-        self.credit = credit  # how much we let the client send
-        self.ended = ended  # it sends no more
-        self.taken = 0  # bytes that were used, and that it was not told of
+        self.credit = credit  # bytes that the client may still send
+        self.ended = ended  # the client has half-closed it
+        self.taken = 0  # bytes consumed and not yet returned to its window
 
 
 class Http2:
-    """The state of one connection. `receive`, `took` and the sending of one thread only."""
+    """State of one connection. `receive`, `consumed` and the sending belong to one thread."""
 
     def __init__(self, handler: Handler, limits: type[Http2Limits] = Http2Limits) -> None:
         self._handler = handler
@@ -121,14 +130,14 @@ class Http2:
         self._greeted = False
         self._streams: dict[int, _Stream] = {}
         self._last = 0
-        self._block: list[bytes] = []  # a header block whose end has not come
+        self._block: list[bytes] = []  # a header block whose end has not arrived
         self._block_bytes = 0
-        self._block_of = (0, False)  # its stream, and whether that ends with it
+        self._block_of = (0, False)  # its stream, and True if the stream ends with it
         self._credit = limits.connection_window
-        self._whims = 0
+        self._abuse = 0
         self._leaving = self._left = False
         self.ahead = False
-        """Whether more has come behind the frame that is being handled."""
+        """True if more bytes follow the frame that is being handled."""
         self._sender = Sender(handler.sent, self._finished)
         self._sender.out += (
             settings(
@@ -141,31 +150,31 @@ class Http2:
 
     @property
     def open(self) -> int:
-        """How many streams are not done."""
+        """Number of open streams."""
         return len(self._streams)
 
     def is_open(self, stream: int) -> bool:
-        """Whether a stream is not done."""
+        """Return True if a stream is open."""
         return stream in self._streams
 
     @property
     def left(self) -> bool:
-        """Whether the client knows that it can open no more streams."""
+        """True if the client has received the GOAWAY that forbids further streams."""
         return self._left
 
-    def spoke(self) -> bool:
-        """Whether data, headers or windows were sent since it was asked last."""
-        spoke, self._sender.spoke = self._sender.spoke, False
-        return spoke
+    def sent_data(self) -> bool:
+        """Return True if data, headers or windows were sent since the last call."""
+        sent_data, self._sender.sent_data = self._sender.sent_data, False
+        return sent_data
 
     def take(self) -> bytes:
-        """What is to be sent now."""
+        """Return and clear the bytes to send."""
         out, self._sender.out = self._sender.out, []
         return b"".join(out)
 
     @property
     def has_output(self) -> bool:
-        """Whether there is something to send."""
+        """True if there are bytes to send."""
         return bool(self._sender.out)
 
     @property
@@ -176,7 +185,10 @@ class Http2:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take in what came. Raises Http2Error: send `goodbye` then, and close."""
+        """Process received bytes.
+
+        Raises Http2Error; the caller then sends `final_goaway` and closes.
+        """
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
@@ -200,14 +212,14 @@ class Http2:
             if self._block and kind != CONTINUATION:
                 raise Http2Error(PROTOCOL_ERROR, "a header block is interrupted")
             handle = _HANDLERS.get(kind)
-            if handle is not None:  # others are extensions, to be left alone
+            if handle is not None:  # other kinds are extensions and ignored
                 handle(self, stream & 0x7FFFFFFF, flags, payload)
             else:
-                self._whim()
+                self._count_abuse()
         self._rest = data[at:]
 
-    def took(self, stream: int, size: int) -> None:
-        """So many bytes of a stream's body are used: the client may send as many more."""
+    def consumed(self, stream: int, size: int) -> None:
+        """Return ``size`` consumed bytes of a stream's body to its window."""
         found = self._streams.get(stream)
         if found is None or found.ended:
             return
@@ -217,24 +229,24 @@ class Http2:
             found.credit += found.taken
             found.taken = 0
 
-    def forgive(self) -> None:
-        """To be called now and then: half of what a client did for nothing is forgotten."""
-        self._whims //= 2
+    def decay_abuse(self) -> None:
+        """Halve the abuse count. The connection calls it periodically."""
+        self._abuse //= 2
 
-    def _whim(self) -> None:
-        self._whims += 1
-        self._check_whims()
+    def _count_abuse(self) -> None:
+        self._abuse += 1
+        self._check_abuse()
 
-    def _check_whims(self) -> None:
-        if self._whims > self._limits.whims:
+    def _check_abuse(self) -> None:
+        if self._abuse > self._limits.abuse_budget:
             raise Http2Error(ENHANCE_YOUR_CALM, "too many requests were reset, or too many frames carry nothing")
 
     def _on_data(self, stream: int, flags: int, payload: bytes) -> None:
-        size = len(payload)  # padding counts
+        size = len(payload)  # padding counts against the windows
         self._credit -= size
         if self._credit < 0:
             raise Http2Error(FLOW_CONTROL_ERROR, "more data than the connection's window holds")
-        if self._credit * 2 <= self._limits.connection_window:  # each stream has its own window besides
+        if self._credit * 2 <= self._limits.connection_window:  # each stream has a separate window besides
             self._sender.window(0, self._limits.connection_window - self._credit)
             self._credit = self._limits.connection_window
         if flags & PADDED:
@@ -243,7 +255,7 @@ class Http2:
         if found is None:
             if not 0 < stream <= self._last:
                 raise Http2Error(PROTOCOL_ERROR, "data on a stream that was not opened")
-            return  # it was reset, or answered early: what is on its way still comes
+            return  # the stream was reset or answered early, and its data was in flight
         if found.ended:
             raise Http2Error(STREAM_CLOSED, "data after the end of a stream")
         found.credit -= size
@@ -251,10 +263,10 @@ class Http2:
             raise Http2Error(FLOW_CONTROL_ERROR, "more data than the stream's window holds")
         ended = bool(flags & END_STREAM)
         if not payload and not ended:
-            self._whim()
+            self._count_abuse()
         found.ended = ended
         if size > len(payload):
-            self.took(stream, size - len(payload))
+            self.consumed(stream, size - len(payload))
         self._handler.received(stream, payload, ended)
 
     def _on_headers(self, stream: int, flags: int, payload: bytes) -> None:
@@ -276,7 +288,7 @@ class Http2:
         if not self._block or stream != self._block_of[0]:
             raise Http2Error(PROTOCOL_ERROR, "a continuation of nothing")
         if len(payload) < _TINY_BYTES and not flags & END_HEADERS:
-            self._whim()
+            self._count_abuse()
         self._block.append(payload)
         self._block_bytes += len(payload)
         if self._block_bytes > self._limits.header_bytes:
@@ -297,9 +309,9 @@ class Http2:
         if stream <= self._last:
             raise Http2Error(STREAM_CLOSED, "headers on a stream that is closed")
         self._last = stream
-        self._check_whims()
+        self._check_abuse()
         if len(self._streams) >= self._limits.streams or self._left:
-            self._whim()
+            self._count_abuse()
             self._sender.out.append(reset(stream, REFUSED_STREAM))
             return
         self._streams[stream] = _Stream(self._sender.flow(), self._limits.stream_window, ended=ended)
@@ -310,7 +322,7 @@ class Http2:
             raise Http2Error(FRAME_SIZE_ERROR, "a reset has four bytes")
         if not 0 < stream <= self._last:
             raise Http2Error(PROTOCOL_ERROR, "a reset of a stream that was not opened")
-        self._whim()
+        self._count_abuse()
         if self._forget(stream):
             self._handler.lost(stream)
 
@@ -319,7 +331,7 @@ class Http2:
             raise Http2Error(FRAME_SIZE_ERROR, "settings that cannot be")
         if flags & ACK:
             return
-        self._whim()
+        self._count_abuse()
         for name, value in SETTING.iter_unpack(payload):
             if name == INITIAL_WINDOW:
                 self._sender.set_stream_window(value, [each.flow for each in self._streams.values()])
@@ -334,19 +346,19 @@ class Http2:
         if stream or len(payload) != 8:
             raise Http2Error(FRAME_SIZE_ERROR, "a ping has eight bytes")
         if not flags & ACK:
-            self._whim()
+            self._count_abuse()
             self._sender.out.append(frame(PING, ACK, 0, payload))
             self._handler.pinged()
         elif payload == _LEAVING and self._leaving:
-            self.part()
+            self.stop_accepting()
 
     def _on_goaway(self, _stream: int, _flags: int, _payload: bytes) -> None:
-        """The client opens no more streams; those there are go on."""
+        """Ignore the GOAWAY of a client, whose open streams continue."""
 
     def _on_priority(self, _stream: int, _flags: int, payload: bytes) -> None:
         if len(payload) != 5:
             raise Http2Error(FRAME_SIZE_ERROR, "a priority has five bytes")
-        self._whim()
+        self._count_abuse()
 
     def _on_push(self, _stream: int, _flags: int, _payload: bytes) -> None:
         raise Http2Error(PROTOCOL_ERROR, "a client does not push")
@@ -362,7 +374,7 @@ class Http2:
             raise Http2Error(PROTOCOL_ERROR, "a window of a stream that was not opened")
         found = self._streams.get(stream)
         if found is not None and not self._sender.widen_stream(stream, found.flow, size):
-            self._whim()  # a client that makes the server reset resets at the same cost (CVE-2025-8671)
+            self._count_abuse()  # a reset that the client provokes costs as much as its own (CVE-2025-8671)
             self._forget(stream)
             self._sender.out.append(reset(stream, FLOW_CONTROL_ERROR))
             self._handler.lost(stream)
@@ -370,29 +382,30 @@ class Http2:
     # -- out --------------------------------------------------------------------------------------------------------
 
     def respond(self, stream: int, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
-        """Send a whole answer: headers, a body, and trailers where there are some. The blocks are made by `pack`."""
+        """Send a complete response of headers, body and trailers, if any. `pack` makes the blocks."""
         found = self._streams.get(stream)
         if found is not None:
             self._sender.respond(stream, found.flow, head, data, trailers)
 
     def send_headers(self, stream: int, block: bytes, *, end: bool = False) -> None:
-        """Send a header block, made by `pack`; with ``end`` as the trailers, or instead of a body."""
+        """Send a header block made by `pack`. With ``end`` it is the trailers, or replaces a body."""
         found = self._streams.get(stream)
         if found is not None:
             self._sender.headers(stream, found.flow, block, end=end)
 
     def send_data(self, stream: int, data: bytes | memoryview, *, end: bool = False) -> int:
-        """Send a piece of the body, as far as the windows let it through; how many of its bytes have to wait.
+        """Send a piece of the body within the windows and return the number of bytes that must wait.
 
-        What waits keeps ``data`` as it is: it must not change.
+        Paused data is not copied: ``data`` must not change.
         """
         found = self._streams.get(stream)
         return self._sender.data(stream, found.flow, data, end=end) if found is not None else 0
 
     def reset(self, stream: int, code: int) -> None:
-        """Give a stream up; nothing if it is done."""
+        """Reset a stream unless it is closed."""
         if self._forget(stream):
-            self._whims += 1  # checked when the client opens another, because this may be called outside `receive`
+            # checked when the client opens another stream, because this may be called outside `receive`
+            self._abuse += 1
             self._sender.out.append(reset(stream, code))
             self._handler.done(stream)
 
@@ -401,35 +414,40 @@ class Http2:
         return self._streams.pop(stream, None) is not None
 
     def ping(self) -> None:
-        """Ask the client whether it is there: whatever comes then is the answer."""
+        """Ping the client. Any bytes from it count as the answer."""
         self._sender.out.append(frame(PING, 0, 0, _THERE))
 
     def leave(self) -> None:
-        """Ask the client to open no more streams. Those that it opens before it has heard so are served: then it
-        answers a ping, and `part` is called (RFC 9113 6.8)."""
+        """Ask the client to open no more streams (RFC 9113 6.8).
+
+        Streams that it opens before it has seen this are served. Its answer to a ping then calls `stop_accepting`.
+        """
         if self._leaving or self._left:
             return
         self._leaving = True
         if self._greeted:
             self._sender.out += goaway(MOST_WINDOW, NO_ERROR, b""), frame(PING, 0, 0, _LEAVING)
         else:
-            self.part()
+            self.stop_accepting()
 
-    def part(self) -> None:
-        """Take no more streams. Those that are open go on."""
+    def stop_accepting(self) -> None:
+        """Accept no more streams. The open ones continue."""
         if not self._left:
             self._left = True
             self._sender.out.append(goaway(self._last, NO_ERROR, b""))
 
-    def goodbye(self, error: Http2Error) -> bytes:
-        """The last bytes of a connection that cannot go on."""
+    def final_goaway(self, error: Http2Error) -> bytes:
+        """Return the last bytes of a connection that fails with ``error``."""
         return self.take() + goaway(self._last, error.code, str(error).encode("ascii", "replace"))
 
     def _finished(self, stream: int) -> None:
-        """The answer is complete. A request that is not is wanted no more (RFC 9113 8.1)."""
+        """Close a stream whose response is complete.
+
+        An incomplete request is reset, because its rest is not needed (RFC 9113 8.1).
+        """
         found = self._streams[stream]
         self._forget(stream)
-        self._whims = max(self._whims - 1, 0)
+        self._abuse = max(self._abuse - 1, 0)
         if not found.ended:
             self._sender.out.append(reset(stream, NO_ERROR))
         self._handler.done(stream)

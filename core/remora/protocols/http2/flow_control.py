@@ -1,7 +1,7 @@
-"""What a server of HTTP/2 sends, within the windows that its client opens (RFC 9113 5.2); the law: nothing is sent that
-no window lets through, and what waits leaves in order as soon as one does.
+"""Sending half of an HTTP/2 connection within its flow-control windows (RFC 9113 5.2).
 
-Pure: what is to be sent collects in ``out``.
+Invariant: nothing is sent beyond a window, and paused data is sent in order as soon as a window opens. Pure: the bytes
+to send collect in ``out``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from remora.protocols.http2.frames import (
 )
 
 WINDOW = 65_535
-"""How large windows are at first, both ways."""
+"""Initial size of a window, both ways."""
 MOST_WINDOW = (1 << 31) - 1
 
 
 class _Piece(NamedTuple):
-    """Data whose window is shut, or the frames of headers that come after such."""
+    """Data that waits for a window, or the frames of headers behind such data."""
 
     view: memoryview
     ends: bool
@@ -38,7 +38,7 @@ class _Piece(NamedTuple):
 
 
 class Flow:
-    """What one stream may send, and what of it waits."""
+    """Send window of one stream and its paused data."""
 
     __slots__ = ("paused", "window")
 
@@ -48,11 +48,11 @@ class Flow:
 
 
 class Sender:
-    """The sending half of one connection.
+    """Sending half of one connection.
 
     Args:
-        sent: is called with a stream and how many bytes of its data have left that had to wait.
-        finished: is called with a stream whose end was sent.
+        sent: called with a stream and the number of bytes of its paused data that were sent.
+        finished: called with a stream whose end was sent.
     """
 
     def __init__(self, sent: Callable[[int, int], None], finished: Callable[[int], None]) -> None:
@@ -62,35 +62,35 @@ class Sender:
         self._stream_window = WINDOW
         self._paused: dict[int, Flow] = {}
         self.frame_bytes = FRAME_BYTES
-        """The longest frame that the client takes."""
+        """Longest frame that the client accepts."""
         self.out: list[bytes | memoryview] = []
-        self.spoke = False
-        """Whether data, headers or windows have been sent. Whoever looks sets it back."""
+        self.sent_data = False
+        """True if data, headers or windows were sent since the reader last reset it."""
 
     def window(self, stream: int, size: int) -> None:
-        """Let the client send more."""
-        self.spoke = True
+        """Let the client send ``size`` more bytes."""
+        self.sent_data = True
         self.out.append(window_update(stream, size))
 
     def flow(self) -> Flow:
-        """Of a new stream."""
+        """Return the flow of a new stream."""
         return Flow(self._stream_window)
 
     def forget(self, stream: int) -> None:
-        """Nothing more is sent of a stream."""
+        """Drop the paused data of a stream."""
         self._paused.pop(stream, None)
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
     def widen(self, size: int) -> None:
-        """The client lets all streams together send more. Raises Http2Error."""
+        """Widen the window of all streams together. Raises Http2Error."""
         self._window += size
         if not size or self._window > MOST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes, or wider by nothing")
         self.flush()
 
     def widen_stream(self, stream: int, flow: Flow, size: int) -> bool:
-        """The client lets one stream send more; False when it must not be that much."""
+        """Widen the window of a stream, or return False if it would exceed the maximum."""
         flow.window += size
         if not size or flow.window > MOST_WINDOW:
             return False
@@ -99,7 +99,7 @@ class Sender:
         return True
 
     def set_stream_window(self, size: int, flows: Iterable[Flow]) -> None:
-        """The client says how large the windows of streams are from the start. Raises Http2Error."""
+        """Set the initial window of streams, as the client's SETTINGS ask. Raises Http2Error."""
         if size > MOST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, f"a window of {size} bytes")
         for flow in flows:
@@ -111,7 +111,7 @@ class Sender:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def respond(self, stream: int, flow: Flow, head: bytes, data: bytes | memoryview, trailers: bytes) -> None:
-        """See `Http2.respond`."""
+        """Send a whole response (`Http2.respond`)."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         fits = size <= min(self._window, flow.window, self.frame_bytes) and flow.paused is None
         if not trailers or not fits or max(len(head), len(trailers)) > FRAME_BYTES:
@@ -120,8 +120,8 @@ class Sender:
             if trailers:
                 self.headers(stream, flow, trailers, end=True)
             return
-        self.spoke = True
-        self._window -= size  # the usual case, kept short
+        self.sent_data = True
+        self._window -= size  # the usual case, without calls
         flow.window -= size
         self.out += (
             frame(HEADERS, END_HEADERS, stream, head),
@@ -132,36 +132,36 @@ class Sender:
         self._finished(stream)
 
     def headers(self, stream: int, flow: Flow, block: bytes, *, end: bool) -> None:
-        """See `Http2.send_headers`."""
+        """Send a header block (`Http2.send_headers`)."""
         frames = header_frames(stream, block, END_STREAM if end else 0)
         if flow.paused is not None:
             flow.paused.append(_Piece(memoryview(frames), end, framed=True))
             return
-        self.spoke = True
+        self.sent_data = True
         self.out.append(frames)
         if end:
             self._finished(stream)
 
     def data(self, stream: int, flow: Flow, data: bytes | memoryview, *, end: bool) -> int:
-        """See `Http2.send_data`."""
+        """Send a piece of a body and return the bytes that must wait (`Http2.send_data`)."""
         piece = _Piece(memoryview(data).cast("B"), end, framed=False)
         if flow.paused is not None:
             flow.paused.append(piece)
             return piece.view.nbytes
         flow.paused = deque((piece,))
         self._paused[stream] = flow
-        self._flush(stream, flow, tells=False)
+        self._flush(stream, flow, reports=False)
         return flow.paused[0].view.nbytes if flow.paused else 0
 
     def flush(self) -> None:
-        """Send what may be sent now."""
+        """Send paused data as far as the windows allow."""
         for stream, flow in list(self._paused.items()):
             if self._window <= 0:
                 return
             self._flush(stream, flow)
 
-    def _flush(self, stream: int, flow: Flow, *, tells: bool = True) -> None:
-        paused, left = flow.paused, 0
+    def _flush(self, stream: int, flow: Flow, *, reports: bool = True) -> None:
+        paused, sent = flow.paused, 0
         while paused:
             piece = paused[0]
             if piece.framed:
@@ -170,7 +170,7 @@ class Sender:
                 size = min(piece.view.nbytes, max(min(self._window, flow.window), 0))
                 self._window -= size
                 flow.window -= size
-                left += size
+                sent += size
                 if size < piece.view.nbytes:
                     if size:
                         self._frames(stream, piece.view[:size], ends=False)
@@ -183,11 +183,11 @@ class Sender:
         if not paused:
             flow.paused = None
             self._paused.pop(stream, None)
-        if left and tells:
-            self._sent(stream, left)
+        if sent and reports:
+            self._sent(stream, sent)
 
     def _frames(self, stream: int, view: memoryview, *, ends: bool) -> None:
-        self.spoke = True
+        self.sent_data = True
         at, end = 0, view.nbytes
         while True:
             size = min(end - at, self.frame_bytes)

@@ -1,4 +1,7 @@
-"""HTTP/2's frames and header blocks as bytes (RFC 9113, 7541); the law: pure, and what cannot be is an Http2Error."""
+"""HTTP/2 frames and header blocks as bytes (RFC 9113, RFC 7541).
+
+Pure; invalid bytes raise Http2Error.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ FRAME = struct.Struct(">BHBBL")
 SETTING = struct.Struct(">HL")
 HEAD_BYTES = 9
 FRAME_BYTES = 16_384
-"""The longest frame that is taken, RFC 9113's default."""
+"""Longest frame that is accepted, RFC 9113's default."""
 
 
 class Http2Error(Exception):
-    """The connection cannot go on; `Http2.goodbye` says so to the client."""
+    """Error of the whole connection. `Http2.final_goaway` reports it to the client."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -33,7 +36,7 @@ class Http2Error(Exception):
 
 
 def pack(fields: Fields) -> bytes:
-    """A header block that refers to no table: each field as it is (RFC 7541 6.2.2)."""
+    """Encode a header block without the dynamic table, each field literally (RFC 7541 6.2.2)."""
     return b"".join([b"\0" + _length(name) + name + _length(value) + value for name, value in fields])
 
 

@@ -1,6 +1,7 @@
-"""Decoder of HTTP/2 header blocks (RFC 7541) with a memo of the blocks that leave the dynamic table as it was.
+"""Decoder of HTTP/2 header blocks with a memo (RFC 7541).
 
-Invariant: every block has the fields that a decoder without a memo gives it.
+The memo holds the blocks that leave the dynamic table as it was. Invariant: every block has the fields that a decoder
+without a memo gives it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ _MEMO_FIELDS = 64
 
 
 class Unpacker:
-    """Those of one connection, in the order in which they come; at most ``most_bytes`` each, unpacked."""
+    """Decoder of one connection's header blocks in order.
+
+    Each has at most ``most_bytes``, unpacked.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
         self._memo: dict[bytes, Fields] = {}
 
     def fields(self, block: bytes) -> Fields:
-        """Unpack a block. Raises Http2Error."""
+        """Decode a block. Raises Http2Error."""
         return self._memo.get(block) or self._decode(block)
 
     def _decode(self, block: bytes) -> Fields:
-        """Decode a block. A change of the dynamic table empties the memo, because later blocks refer to that table."""
+        """Decode a block.
+
+        A change of the dynamic table empties the memo, because later blocks refer to that table.
+        """
         entries = self._decoder.header_table.dynamic_entries
-        # The entry itself is held, not its id(): Python gives the id of a freed tuple to the next one.
+        # Keep the entry, not its id(), because Python reuses the id of a freed tuple.
         newest = entries[0] if entries else None
         before = (len(entries), self._decoder.header_table_size)
         try:

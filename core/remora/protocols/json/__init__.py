@@ -1,1 +1,1 @@
-"""JSON as Triton reads and prints it."""
+"""JSON codecs that read and print as Triton does."""

@@ -1,6 +1,7 @@
-"""Typed values out of parsed JSON; the law: each misuse is refused with Triton's text and as INTERNAL [H13].
+"""Typed access to parsed JSON, with Triton's errors for wrong types.
 
-JSON's ``true`` is no integer here and ``2.0`` neither, though Python counts both equal to one.
+They are INTERNAL, as in Triton [H13]. Neither JSON's ``true`` nor ``2.0`` is an integer here, although Python counts
+both equal to one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ NOT_OBJECT = "attempt to get members for non-object"
 
 
 def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any] = parse) -> Any:
-    """The value of a request's JSON. Raises MalformedError, InvalidArgumentError when it nests too deep [H28]."""
+    """Return the value of a request's JSON.
+
+    Raises MalformedError, and InvalidArgumentError if it nests too deep [H28].
+    """
     try:
         return read(text)
     except JsonDepthError:
@@ -31,19 +35,19 @@ def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any]
 
 
 def too_deep(limit: int) -> InvalidArgumentError:
-    """The error for arrays within arrays within arrays [H28]."""
+    """Return the error for arrays nested deeper than ``limit`` [H28]."""
     return InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({limit})")
 
 
 def find(holder: Any, name: str) -> tuple[bool, Any]:
-    """Whether ``holder`` is an object with that member, and the member."""
+    """Return (True, member) if ``holder`` is an object with that member, else (False, None)."""
     if isinstance(holder, dict) and name in holder:
         return True, holder[name]
     return False, None
 
 
 def member(holder: Any, name: str) -> Any:
-    """A member that must be there."""
+    """Return a required member."""
     present, value = find(holder, name)
     if not present:
         raise MalformedError(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
@@ -51,7 +55,7 @@ def member(holder: Any, name: str) -> Any:
 
 
 def array_member(holder: Any, name: str) -> list[Any]:
-    """A member that must be an array."""
+    """Return a required member that must be an array."""
     value = member(holder, name)
     if not isinstance(value, list):
         raise MalformedError(f"Unable to parse '{name}': {NOT_ARRAY}")
@@ -59,31 +63,34 @@ def array_member(holder: Any, name: str) -> list[Any]:
 
 
 def text_member(holder: Any, name: str) -> str:
-    """A member that must be a string."""
+    """Return a required member that must be a string."""
     return as_text(member(holder, name), name)
 
 
 def as_text(value: Any, name: str) -> str:
-    """A string."""
+    """Return the value, which must be a string."""
     if not isinstance(value, str):
         raise MalformedError(f"Unable to parse '{name}': {NOT_TEXT}")
     return value
 
 
 def as_bool(value: Any, name: str) -> bool:
-    """A boolean."""
+    """Return the value, which must be a boolean."""
     if not isinstance(value, bool):
         raise MalformedError(f"Unable to parse '{name}': {NOT_BOOL}")
     return value
 
 
 def is_uint(value: Any) -> bool:
-    """Whether it is an integer from 0 to 2**64-1; the reader makes floats of greater ones."""
+    """Return True for an integer from 0 to 2**64-1.
+
+    The reader makes floats of greater ones.
+    """
     return type(value) is int and value >= 0
 
 
 def as_uint(value: Any, name: str, *, verb: str = "parse") -> int:
-    """An integer that is not negative."""
+    """Return the value, which must be an integer that is not negative."""
     if not is_uint(value):
         raise MalformedError(f"Unable to {verb} '{name}': {NOT_UINT}")
     return int(value)

@@ -1,6 +1,6 @@
-"""Printing JSON text as RapidJSON prints it; the law: bytes that a client of Triton would have got [H15].
+"""Printer of JSON text as RapidJSON prints it, byte for byte [H15].
 
-Floats are `json_floats`'. Strings are bytes: what is not UTF-8 goes out as it is.
+`remora.tensors.float_text` prints floats. Strings are bytes: bytes that are not UTF-8 are printed unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _ESCAPED = {
 
 
 def raw(text: str) -> bytes:
-    """UTF-8, with the bytes that came in as surrogate escapes as they were, and "?" for what nothing can write."""
+    """Return the text as UTF-8.
+
+    Surrogate escapes become the bytes they stood for, other surrogates "?".
+    """
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -32,7 +35,7 @@ def raw(text: str) -> bytes:
 
 
 def quoted(text: str | bytes) -> bytes:
-    """A JSON string."""
+    """Return a JSON string."""
     octets = raw(text) if isinstance(text, str) else text
     if _SPECIAL.search(octets) is None:
         return b'"%b"' % octets
@@ -40,7 +43,7 @@ def quoted(text: str | bytes) -> bytes:
 
 
 def parameter(value: Parameter) -> bytes:
-    """A response parameter [H24]."""
+    """Return a response parameter as JSON [H24]."""
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if isinstance(value, int):
@@ -51,25 +54,28 @@ def parameter(value: Parameter) -> bytes:
 
 
 def parameters(values: Mapping[str, Parameter]) -> bytes:
-    """An object of parameters."""
+    """Return an object of parameters."""
     return b"{%b}" % b",".join(quoted(key) + b":" + parameter(value) for key, value in values.items())
 
 
 def strings(values: Iterable[bytes | str]) -> bytes:
-    """An array of strings."""
+    """Return an array of strings."""
     return b"[%b]" % b",".join(map(quoted, values))
 
 
 def numbers(array: Array) -> bytes:
-    """A flat array of the values of a bool, integer or float array of any shape. FP32 prints as the double it is."""
+    """Return a flat array of the values of a bool, integer or float array of any shape.
+
+    FP32 is printed as the equal double.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.dtype.kind != "f":
         return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     flat = flat.astype(np.float64, copy=False)
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     size = np.abs(flat)
-    # Where orjson and RapidJSON write the same number in another way: it prints 1e+16 and 9e-6, and null for NaN.
-    # The bounds are wider than needed; `number` gets every one of these right.
+    # orjson and RapidJSON write these numbers differently: RapidJSON prints 1e+16 and 9e-6, and orjson null for NaN.
+    # The bounds are wider than needed; `number` prints every one of these correctly.
     odd = ~(size < 9e15) | ((size > 9e-7) & (size < 1.1e-5))
     if not odd.any():
         return text

@@ -1,11 +1,11 @@
-"""Reading JSON text as RapidJSON reads it; the law: what it refuses, it refuses with RapidJSON's words and offset.
+"""Reader of JSON text as RapidJSON reads it, with RapidJSON's error texts and offsets.
 
-Clients match on those words [H13]. The fast road is orjson. It refuses what Triton takes (NaN and infinities,
-strings that are not UTF-8, a byte order mark, a NUL after the document) and says other things about what both refuse,
-so whatever it does not like is read again by the small reader below.
+Clients match on those texts [H13]. The fast path is orjson. It refuses text that Triton accepts (NaN and infinities,
+strings that are not UTF-8, a byte order mark, a NUL after the document) and has other error texts, so the small reader
+below reads again whatever orjson refuses.
 
-Values come out as ``dict``, ``list``, ``str``, ``bool``, ``None``, ``int`` (-2**63 to 2**64-1) and ``float``; an
-integer beyond that range is a float. Bytes of a string that are not UTF-8 come out as surrogate escapes.
+Values are ``dict``, ``list``, ``str``, ``bool``, ``None``, ``int`` (-2**63 to 2**64-1) and ``float``; an integer beyond
+that range is a float. Bytes of a string that are not UTF-8 become surrogate escapes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ MISSING_EXPONENT = "Miss exponent in number."
 TOO_LONG = "Too many values for text with NaN, Infinity or a fault in it; send flat or binary data."
 
 MAX_DEPTH = 1024
-"""How deep a document may nest; orjson's own limit, kept by the reader below too."""
+"""Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
 
 MAX_STEPS = 250_000
-"""How many values and escapes the small reader takes one by one: it is slow, and its input may be hostile."""
+"""Largest number of values and escapes that the small reader reads one by one, because it is slow and its input may be
+hostile.
+"""
 
 _SPACE = re.compile(rb"[ \t\n\r]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*+)(?P<real>(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)")
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]*+')
-# As many simple array elements, each with the comma after it, as come in a row: orjson reads those in one go. Simple
-# are numbers, words, strings without escapes, and arrays of these. No part of the pattern gives back what it took.
+# A run of simple array elements, each with the comma after it, which orjson reads in one call. Simple elements are
+# numbers, words, strings without escapes, and arrays of these. All quantifiers are possessive: the pattern never
+# backtracks.
 _WS = rb"[ \t\n\r]*+"
 _SIMPLE = rb"(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null|\"[^\"\\\x00-\x1f]*+\")"
 _ROW = rb"\[%b(?:%b%b(?:,%b%b%b)*+)?+\]" % (_WS, _SIMPLE, _WS, _WS, _SIMPLE, _WS)
@@ -58,7 +61,10 @@ _WORDS: dict[int, tuple[bytes, bool | None]] = {
 
 
 class JsonTextError(ValueError):
-    """Text that is not JSON. ``reason`` is RapidJSON's sentence, ``offset`` the byte it speaks of."""
+    """Text that is not JSON.
+
+    ``reason`` is RapidJSON's sentence, ``offset`` the byte that it refers to.
+    """
 
     def __init__(self, reason: str, offset: int) -> None:
         super().__init__(f"{reason} at {offset}")
@@ -71,7 +77,10 @@ class JsonDepthError(JsonTextError):
 
 
 class Members(dict[str, Any]):
-    """An object that may repeat a name: the first value counts, as in RapidJSON, and ``names`` repeats it too."""
+    """Object that may repeat a name.
+
+    The first value counts, as in RapidJSON; ``names`` has all repetitions.
+    """
 
     __slots__ = ("names",)
 
@@ -85,7 +94,7 @@ class Members(dict[str, Any]):
 
 
 def parse(text: bytes | memoryview) -> Any:
-    """The value of a JSON document, in which the last of equal names counts. Raises JsonTextError."""
+    """Return the value of a JSON document. The last of equal names counts. Raises JsonTextError."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -93,13 +102,19 @@ def parse(text: bytes | memoryview) -> Any:
 
 
 def parse_members(text: bytes | memoryview) -> Any:
-    """The value of a JSON document with objects as Members; much slower than `parse`. Raises JsonTextError."""
+    """Return the value of a JSON document with objects as Members.
+
+    Much slower than `parse`. Raises JsonTextError.
+    """
     return Reader(bytes(text), Members).document()
 
 
 def has_more_members(text: bytes, count: int) -> bool:
-    """True if the objects in a JSON document have more than ``count`` members. The document must be valid."""
-    # A member has a colon outside of strings, and nothing else has one: most texts need only the first count.
+    """Return True if the objects in a JSON document have more than ``count`` members in all.
+
+    The document must be valid.
+    """
+    # Outside of strings exactly the members have a colon, so most texts need only the first count.
     if text.count(b":") == count:
         return False
     if b"\\" in text:
@@ -108,20 +123,20 @@ def has_more_members(text: bytes, count: int) -> bool:
 
 
 class Reader:
-    """Reads one document, slowly and exactly. Nesting takes no Python stack."""
+    """Slow and exact reader of one document. Nesting takes no Python stack."""
 
     __slots__ = ("_at", "_objects", "_runs", "_steps", "_text")
 
     def __init__(self, text: bytes, objects: type[dict[str, Any]] = dict) -> None:
         self._objects = objects
-        # A NUL stands for the end of the text, so that looking one byte ahead needs no test.
+        # A NUL marks the end of the text, so that reading one byte ahead needs no bounds check.
         self._text = text + b"\0"
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         self._runs = True
         self._steps = 0
 
     def document(self) -> Any:
-        """The whole document's value. Raises JsonTextError."""
+        """Return the value of the whole document. Raises JsonTextError."""
         if self._skip() == 0:
             self._refuse(EMPTY)
         value = self._tree()
@@ -138,14 +153,14 @@ class Reader:
             self._refuse(TOO_LONG)
 
     def _skip(self) -> int:
-        """Step over white space; the byte that follows, 0 at the end."""
+        """Skip white space and return the byte that follows, 0 at the end."""
         space = _SPACE.match(self._text, self._at)
         if space is not None:
             self._at = space.end()
         return self._text[self._at]
 
     def _tree(self) -> Any:
-        """One value with all that is in it."""
+        """Read one value with all that it contains."""
         open_ones: list[dict[str, Any] | list[Any]] = []
         names: list[str] = []
         while True:
@@ -155,7 +170,7 @@ class Reader:
                 if len(open_ones) > MAX_DEPTH:
                     raise JsonDepthError(f"Nested deeper than {MAX_DEPTH}.", self._at)
                 continue
-            # The value is whole: hand it to what holds it, and close what ends here.
+            # The value is complete: add it to its container, and close the containers that end here.
             while open_ones:
                 holder = open_ones[-1]
                 if isinstance(holder, dict):
@@ -175,7 +190,10 @@ class Reader:
                 return value
 
     def _start(self, names: list[str]) -> tuple[Any, bool]:
-        """A scalar or an empty container, or a container that was just opened and True."""
+        """Read a scalar, an empty container, or the opening of a container.
+
+        The second value is True only for a container that was just opened.
+        """
         self._step()
         byte = self._text[self._at]
         if byte == ord("{"):
@@ -196,7 +214,7 @@ class Reader:
         return self._scalar(byte), False
 
     def _comma(self, end: int, reason: str) -> bool:
-        """True after a comma, False after the closing bracket ``end``."""
+        """Return True after a comma, False after the closing bracket ``end``."""
         byte = self._skip()
         if byte == ord(","):
             self._at += 1
@@ -208,7 +226,7 @@ class Reader:
         return False
 
     def _name(self) -> str:
-        """A member's name and its colon."""
+        """Read a member's name and its colon."""
         if self._text[self._at] != ord('"'):
             self._refuse(MISSING_NAME)
         name = self._string()
@@ -219,7 +237,10 @@ class Reader:
         return name
 
     def _run(self, items: list[Any]) -> None:
-        """Take the simple elements that come next in one go. What is odd among them is left for the slow road."""
+        """Read the simple elements that come next in one call of orjson.
+
+        The other elements are left for the slow path.
+        """
         run = _RUN.match(self._text, self._at) if self._runs else None
         if run is None:
             return
@@ -268,7 +289,7 @@ class Reader:
         return value
 
     def _named_number(self) -> float:
-        """NaN, Inf or Infinity, each perhaps with a minus."""
+        """Read NaN, Inf or Infinity, each with an optional minus."""
         sign = -1.0 if self._text[self._at] == ord("-") else 1.0
         self._at += sign < 0
         if self._text[self._at] == ord("N"):
@@ -280,7 +301,7 @@ class Reader:
         return sign * float("inf")
 
     def _string(self) -> str:
-        """A string, with ``_at`` on its opening quote."""
+        """Read a string, with ``_at`` on its opening quote."""
         self._at += 1
         parts: list[bytes] = []
         while True:
@@ -318,7 +339,7 @@ class Reader:
         return chr(code).encode("utf-8", "surrogatepass")  # a low surrogate may stand alone, as in Triton's RapidJSON
 
     def _hex(self, escape: int, blame: int) -> int:
-        """The code of the ``\\uXXXX`` at ``escape``."""
+        """Return the code of the ``\\uXXXX`` at ``escape``."""
         digits = self._text[escape + 2 : escape + 6]
         if not re.fullmatch(rb"[0-9A-Fa-f]{4}", digits):
             self._refuse(BAD_HEX, blame)

@@ -1,7 +1,8 @@
-"""Turning a JSON request's ``data`` into tensors; the law: limits are checked before an array is made.
+"""Conversion of a JSON request's ``data`` into tensors.
 
-Only the number of elements counts, not how they are nested [Q02]. Integers wrap around in small types, and the
-wrong kind of value is refused with Triton's text [H13, Q03]. 100 000 values cost no Python loop.
+Limits are checked before an array is allocated. Only the number of elements counts, not their nesting [Q02]. Integers
+wrap around in small types, and a wrong kind of value is refused with Triton's text [H13, Q03]. 100 000 values cost no
+Python loop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BOOLS = frozenset((bool,))
 
 
 def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
-    """The error for an input beyond the size limit [H28]."""
+    """Return the error for an input beyond the size limit [H28]."""
     return InvalidArgumentError(
         f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
         f"{limit} bytes. Use --http-max-input-size to increase the limit."
@@ -30,9 +31,9 @@ def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
 
 
 def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
-    """The elements of nested arrays in row-major order, and their types.
+    """Return the elements of nested arrays in row-major order, and their types.
 
-    Raises InvalidArgumentError when ``max_depth`` arrays or more lie in each other [H28].
+    Raises InvalidArgumentError for ``max_depth`` or more levels of arrays [H28].
     """
     depth = 1
     kinds = set(map(type, data))
@@ -60,7 +61,7 @@ def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
 
 
 def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes]:
-    """The elements of a BYTES tensor; how many there must be is the engine's check [B02]."""
+    """Return the elements of a BYTES tensor. The engine checks their number [B02]."""
     flat, kinds = flatten(data, max_depth)
     if kinds - {str}:
         raise MalformedError(f"Unable to parse JSON bytes array: {NOT_TEXT}")
@@ -71,10 +72,10 @@ def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[
 
 
 def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int, max_bytes: int) -> Array:
-    """The values of a tensor that is no BYTES, flat, in the datatype's dtype.
+    """Return the values of a tensor other than BYTES, flat, in the datatype's dtype.
 
-    Raises InvalidArgumentError for datatypes that JSON cannot carry [H17, H18] and for tensors beyond
-    ``max_bytes``, MalformedError for values of another kind or number than asked for.
+    Raises InvalidArgumentError for datatypes that JSON cannot carry [H17, H18] and for tensors beyond ``max_bytes``,
+    MalformedError for a wrong kind or number of values.
     """
     dtype = DTYPES.get(datatype)
     if datatype in ("FP16", "BF16"):
@@ -90,7 +91,7 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"Unable to parse 'data': {error.message}") from None
     if len(flat) > count:
-        # Triton reads one element after the other: a bad value is found before a surplus one, if it comes before it.
+        # Triton reads the elements in order, so a bad value before the surplus is reported first.
         kinds = set(map(type, flat[:count]))
         values = _convert(flat[:count], kinds, dtype)
     else:

@@ -1,1 +1,1 @@
-"""The V2 REST protocol and its neighbours as pure codecs."""
+"""Codecs of the V2 REST protocol, of generate and of predict."""

@@ -1,4 +1,4 @@
-"""Answers and refusals in HTTP's terms; the law: the one table from error codes to HTTP statuses [H10] is here."""
+"""HTTP answers and refusals, with the table from error codes to HTTP statuses [H10]."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ PLAIN: tuple[bytes, bytes] = (b"Content-Type", b"text/plain")
 JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
 
 INTERNAL = "internal error: see the server's log"
-"""What a client is told of a failure of our own: nothing of it."""
+"""Text of an internal failure, whose details clients must not see."""
 STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
-"""Codes that are not listed are 400."""
+"""HTTP status by error code; 400 for all others."""
 
 
 class Wire:
-    """Where a transport keeps the bytes it made of an answer's fixed part: status, headers and first piece of body."""
+    """Cache cell for the serialized fixed part of an answer.
+
+    The transport stores status line, headers and first piece of the body there.
+    """
 
     __slots__ = ("start",)
 
@@ -30,9 +33,10 @@ class Wire:
 
 
 class HttpAnswer(NamedTuple):
-    """A whole answer. The server adds Content-Length, the sum of the lengths of ``body``'s pieces in bytes.
+    """Complete HTTP answer.
 
-    Answers that share a ``wire`` have the same status, headers and first piece, and the same length in all.
+    The server adds Content-Length, the total length of ``body``'s pieces in bytes. Answers that share a ``wire`` have
+    the same status, headers and first piece, and the same total length.
     """
 
     status: int
@@ -42,7 +46,7 @@ class HttpAnswer(NamedTuple):
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
-    """A request that HTTP itself refuses, before any engine is asked (wrong path, method, encoding, header)."""
+    """HTTP refusal before the engine sees the request (wrong path, method, encoding, header)."""
 
     def __init__(
         self, status: int, message: str, *, plain: bool = True, headers: Headers = (), action: str = ""
@@ -56,31 +60,37 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
 
     @property
     def answer(self) -> HttpAnswer:
-        """What the client gets."""
+        """Answer for the client."""
         return failure(self.status, self.message, plain=self.plain, headers=self.headers)
 
 
 def failure(status: int, message: str, *, plain: bool, headers: Headers = ()) -> HttpAnswer:
-    """``{"error": message}``, as text/plain or application/json [H11]."""
+    """Return ``{"error": message}``, as text/plain or application/json [H11]."""
     return HttpAnswer(status, (PLAIN if plain else JSON, *headers), [b'{"error":%b}' % quoted(message)])
 
 
 def refusal_of(error: BadRequest, headers: Headers = ()) -> HttpAnswer:
-    """The answer to bytes that are no request."""
+    """Return the answer to bytes that are not a request."""
     return failure(error.status, error.text, plain=error.plain, headers=headers)
 
 
 def encode_error(error: RemoraError, *, plain: bool) -> HttpAnswer:
-    """An engine's error. What came out of the model is text/plain anyway [H11]."""
-    return _told(error, 0, plain=plain or error.from_model)
+    """Return the answer for an engine's error.
+
+    Errors raised by the model are always text/plain [H11].
+    """
+    return _answer(error, 0, plain=plain or error.from_model)
 
 
 def encode_json_error(error: RemoraError, status: int = 0) -> HttpAnswer:
-    """An engine's error as JSON, whatever it came out of; ``status`` stands in for its own where it is given."""
-    return _told(error, status, plain=False)
+    """Return the answer for an engine's error as JSON, errors of the model included.
+
+    A ``status`` other than 0 replaces the error's own.
+    """
+    return _answer(error, status, plain=False)
 
 
-def _told(error: RemoraError, status: int, *, plain: bool) -> HttpAnswer:
-    # When to come again, where that is known: whole seconds, HTTP has no shorter time.
+def _answer(error: RemoraError, status: int, *, plain: bool) -> HttpAnswer:
+    # whole seconds, because Retry-After has no smaller unit
     headers = ((b"Retry-After", b"%d" % error.retry_after_s),) if error.retry_after_s else ()
     return failure(status or STATUS_OF.get(error.code, 400), error.message, plain=plain, headers=headers)

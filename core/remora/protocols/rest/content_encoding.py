@@ -1,4 +1,4 @@
-"""Compressed bodies; the law: a body never grows beyond its limit in memory, however small it came [H26, H27]."""
+"""Compression of HTTP bodies, with the inflated size bounded [H26, H27]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHT = re.compile(rb"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)
 
 
 def inflate(body: bytes | bytearray | memoryview, encoding: bytes, limit: int) -> bytes | bytearray | memoryview:
-    """A request body as it was before Content-Encoding ``encoding``; of at most ``limit`` bytes.
+    """Return a request body without its Content-Encoding ``encoding``, at most ``limit`` bytes.
 
     Raises Refusal (501) for an unknown encoding, InvalidArgumentError for a body that is not in it or is too large.
     """
@@ -51,9 +51,9 @@ def inflate(body: bytes | bytearray | memoryview, encoding: bytes, limit: int) -
 
 
 def choose_encoding(accept: bytes) -> str:
-    """How to answer a request with that Accept-Encoding: "gzip", "deflate" or "" for as it is [H27].
+    """Return "gzip", "deflate" or "" (none) for a request's Accept-Encoding [H27].
 
-    The greatest weight wins, of equals the first. Names count in lower case only and ``*`` is no name.
+    The greatest weight wins, the first of equal ones. Names count in lower case only, and ``*`` is not a name.
     """
     best, best_weight = b"identity", 0.0
     for part in accept.split(b","):
@@ -72,7 +72,10 @@ def choose_encoding(accept: bytes) -> str:
 
 
 def compress(answer: HttpAnswer, encoding: str) -> HttpAnswer:
-    """The answer in an encoding of `choose_encoding`. Errors and empty bodies stay as they are."""
+    """Return the answer in an encoding of `choose_encoding`.
+
+    Errors and empty bodies stay unchanged.
+    """
     if not encoding or answer.status != 200 or not any(len(piece) for piece in answer.body):
         return answer
     stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else _DEFLATE)

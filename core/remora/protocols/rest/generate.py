@@ -1,8 +1,8 @@
-"""The generate extension: a flat JSON object in, a flat JSON object or events out; the law: shapes come from the model.
+"""Codec of the generate extension, with flat JSON objects or events.
 
-What a member of the request is depends on the model alone [X09]: one with an input's name is that input's values,
-``parameters`` is an object of more members, and everything else is a request parameter. The answer holds the outputs
-beside the model's name and version, keys in alphabetical order. Everything here is pure.
+The model alone decides what a member of the request is [X09]: a member with an input's name holds that input's values,
+``parameters`` is an object of more members, and all others are request parameters. The answer holds the outputs beside
+the model's name and version, keys in alphabetical order. Pure.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from remora.protocols.rest.response import elements
 from remora.tensors.float_text import number
 
 EVENTS = b"text/event-stream; charset=utf-8"
-"""The content type of a stream of events."""
+"""Content type of a stream of events."""
 
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
 )
-"""What a generate request gets when the model gives no response or several; with HTTP 200 [X10]."""
+"""Error text when the model gives no response or several to a generate request; sent with HTTP 200 [X10]."""
 
 MODEL_FAILED = 400
-"""The HTTP status when the first response is an error, whatever its code is [X11]."""
+"""HTTP status if the first response is an error, whatever its code [X11]."""
 
 _NESTED = "parameters"
 _WORDS: frozenset[str] = frozenset(("FP16", "BF16"))
 
 
 def check_encoding(encoding: bytes) -> None:
-    """Refuse a compressed body [H26]: Triton takes none here. Raises Refusal (400)."""
+    """Raise Refusal (400) for a compressed body, which Triton does not accept here [H26]."""
     if encoding not in (b"", b"identity"):
         raise Refusal(400, "Unsupported content-encoding, only 'identity' is supported.", plain=False)
 
@@ -49,10 +49,11 @@ def check_encoding(encoding: bytes) -> None:
 def decode_generate(
     body: bytes | bytearray | memoryview, inputs: Sequence[TensorInfo], limits: RequestLimits
 ) -> tuple[InferForm, list[Data]]:
-    """The request in ``body`` for a model with these ``inputs``, and its tensors in the order of the form's inputs.
+    """Return the form and the tensors of the request in ``body``.
 
-    Numbers come as flat arrays in the dtype of the model's input, text as lists of bytes. Requests that say the same
-    besides their values share one form. Raises MalformedError and InvalidArgumentError with Triton's texts [X09].
+    The tensors are in the order of the form's inputs: numbers as flat arrays in the dtype of the model's input, text as
+    lists of bytes. Requests that differ only in values share one form. Raises MalformedError and InvalidArgumentError
+    with Triton's texts [X09].
     """
     check_values(memoryview(body), limits)
     request = _document(bytes(body))
@@ -74,7 +75,10 @@ def decode_generate(
 
 
 def _document(text: bytes) -> Any:
-    """The request, with objects as Members where one of them repeats a name: an input that comes twice is refused."""
+    """Parse the request, with objects as Members if one of them repeats a name.
+
+    The repetition is kept because an input that occurs twice is refused.
+    """
     request = access.document(text)
     if isinstance(request, dict):
         nested = request.get(_NESTED)
@@ -84,7 +88,10 @@ def _document(text: bytes) -> Any:
 
 
 def _members(found: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    """The members of an object in their order; each time that a name comes, its first value."""
+    """Return the members of an object in order.
+
+    A repeated name has its first value each time.
+    """
     if isinstance(found, Members):
         return [(name, found[name]) for name in found.names]
     return found.items()
@@ -92,12 +99,12 @@ def _members(found: dict[str, Any]) -> Iterable[tuple[str, Any]]:
 
 @lru_cache(maxsize=512)
 def _plain_form(specs: tuple[InputSpec, ...]) -> InferForm:
-    # The engine remembers its checks by the form: the same object spares them.
+    # The engine caches its checks by the form object, so sharing it skips them.
     return InferForm(specs)
 
 
 class _Reading:
-    """Sorts the members of a request into tensors and parameters, in their order."""
+    """Sorter of a request's members into tensors and parameters, in order."""
 
     __slots__ = ("_limits", "_rows", "data", "id", "parameters", "specs")
 
@@ -110,7 +117,7 @@ class _Reading:
         self.parameters: dict[str, Parameter] = {}
 
     def nested(self, value: Any) -> None:
-        """The members of ``parameters``. What is wrong with one of them is said with the keyword before it."""
+        """Read the members of ``parameters``. Their errors begin with the keyword."""
         if _NESTED in self._rows:
             raise InvalidArgumentError(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
         if not isinstance(value, dict):
@@ -124,10 +131,10 @@ class _Reading:
                 raise type(error)(f"Converting keyword: '{_NESTED}': {error.message}") from None
 
     def member(self, key: str, value: Any) -> None:
-        """One member: an input's values where the model has such an input, else a parameter."""
+        """Read a member as values if the model has such an input, else as a parameter."""
         row = self._rows.get(key)
         if row is None:
-            # Unlike everywhere else, names that begin with "triton_" pass [X09].
+            # Only here names that begin with "triton_" are accepted [X09].
             self.parameters[key] = as_parameter(key, value)
             return
         data, shape = _tensor(row, value if isinstance(value, list) else [value], self._limits)
@@ -138,7 +145,10 @@ class _Reading:
 
 
 def _tensor(row: TensorInfo, values: list[Any], limits: RequestLimits) -> tuple[Data, tuple[int, ...]]:
-    """An input's values and the shape they have. Text is looked at before the shape, numbers after it, as in Triton."""
+    """Return an input's values and their shape.
+
+    Text is checked before the shape, numbers after it, as in Triton.
+    """
     data: Data
     if row.datatype == "BYTES":
         data = json_tensors.strings(row.name, values, limits.json_depth, limits.input_bytes)
@@ -149,9 +159,10 @@ def _tensor(row: TensorInfo, values: list[Any], limits: RequestLimits) -> tuple[
 
 
 def _shape(row: TensorInfo, count: int) -> tuple[int, ...]:
-    """The model's shape with what the fixed dims leave of ``count`` values in its last variable one, 1 in the others.
+    """Return the model's shape for ``count`` values.
 
-    Only how many values the outermost list has counts, however they nest.
+    The last variable dim gets the values that the fixed dims leave, other variable dims get 1. ``count`` is the length
+    of the outermost list, whatever the nesting.
     """
     left = count
     for dim in row.shape:
@@ -176,11 +187,11 @@ def _misfit(row: TensorInfo) -> InvalidArgumentError:
 
 
 def encode_generate(name: str, version: str, form: InferForm, response: Response) -> bytes:
-    """One response of the model ``name`` as JSON [X09].
+    """Return one response of the model ``name`` as JSON [X09].
 
-    ``id`` (when the request had one), the model's name and version, response parameters and outputs share one object;
-    where two have the same name, the one named first here is kept. An output of one element is that element, any other
-    a flat list. Raises InvalidArgumentError for outputs that JSON cannot carry [H17].
+    ``id`` (if the request had one), the model's name and version, response parameters and outputs share one object; of
+    equal names the first in this order wins. An output of one element is that element, any other a flat list. Raises
+    InvalidArgumentError for outputs that JSON cannot carry [H17].
     """
     members: dict[str, bytes] = {"id": json_print.quoted(form.id)} if form.id else {}
     members["model_name"] = json_print.quoted(name)
@@ -205,12 +216,15 @@ def _values(output: Tensor) -> bytes:
 
 
 def error_object(message: str) -> bytes:
-    """``{"error": message}``, as a body or in an event."""
+    """Return ``{"error": message}``, as a body or in an event."""
     return b'{"error":%b}' % json_print.quoted(message)
 
 
 def event(payload: bytes) -> bytes:
-    """One server-sent event. ``payload`` is JSON in one line, which is how everything here prints it."""
+    """Return one server-sent event.
+
+    ``payload`` is JSON in one line, as everything here prints it.
+    """
     return b"data: %b\n\n" % payload
 
 
@@ -224,10 +238,13 @@ _GAUGE = re.compile(
 
 
 def load_report(notation: bytes, metrics: str) -> bytes | None:
-    """The header's value out of Prometheus text; None for another notation, or when a gauge is missing or negative."""
+    """Return the value of the load header computed from Prometheus text.
+
+    None for another notation, or if a gauge is missing or negative.
+    """
     gauges = {kind: float(value) for kind, value in _GAUGE.findall(metrics)}
     used, most, tokens = (gauges.get(kind, -1.0) for kind in ("used", "max", "tokens_per"))
-    if not all(0.0 <= value < 2.0**63 for value in (used, most, tokens)):  # nor is NaN a load
+    if not all(0.0 <= value < 2.0**63 for value in (used, most, tokens)):  # refuses NaN too
         return None
     utilization = used / most if most > 0 else 0.0
     capacity = min(int(most * tokens), 2**64 - 1)

@@ -1,7 +1,8 @@
-"""The V2 REST codec for inference; the law: the header of a binary request that was met before is not read again.
+"""V2 REST codec for inference, with a memo of binary request headers.
 
-A request is a JSON header, perhaps with raw tensors after it [H14, B01], or nothing but the bytes of a model's
-one input [B03]. `v2_request` reads it, `v2_reply` prints the answer; here is what makes both quick.
+A request is a JSON header, optionally followed by raw tensors [H14, B01], or just the bytes of a model's only input
+[B03]. `remora.protocols.rest.request` reads it, `remora.protocols.rest.response` prints the answer; the memo here makes
+repeated requests fast.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ALL_BINARY = ReplyFormat.of(True, {})
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
-"""Header names that are refused as parameters in just this spelling, as by Triton's newer releases."""
+"""Header names that are refused as parameters in exactly this spelling, as by Triton's newer releases."""
 _LEADING_NUMBER = re.compile(rb"[ \t\n\v\f\r]*+([+-]?)0*+([0-9]*+)")
 _MAX_KNOWN = 1024
 _MAX_KNOWN_BYTES = 16 * 1024
@@ -32,7 +33,10 @@ _MAX_KNOWN_TOTAL = 2 * 1024 * 1024
 
 
 class _Known(NamedTuple):
-    """A binary header that was read before: what it says, where its tensors lie, how long its body must be."""
+    """Binary header in the memo.
+
+    ``slices`` are its tensors, ``body_length`` the length that its body must have.
+    """
 
     form: InferForm
     reply: ReplyFormat
@@ -41,12 +45,16 @@ class _Known(NamedTuple):
 
 
 class InferCodec:
-    """Decodes requests and encodes answers. Keeps nothing but memos; to be used by one thread.
+    """Decoder of inference requests and encoder of answers, for one thread.
 
-    ``limits`` is what a JSON request may take [H28].
-    ``forward_pattern`` is searched for in the names of request headers, with the flags it was compiled with: those
-    that have it become parameters [H25]. ``regions`` has the tensors that lie in shared memory.
-    ``binary_headers`` makes the headers of answers with raw tensors.
+    Memos are its only state.
+
+    Args:
+        limits: limits of a JSON request [H28].
+        forward_pattern: searched for in the names of request headers, with the flags it was compiled with; matching
+            headers become parameters [H25].
+        regions: shared memory that tensors may name.
+        binary_headers: makes the headers of answers with raw tensors.
     """
 
     def __init__(
@@ -57,24 +65,24 @@ class InferCodec:
         binary_headers: BinaryHeaders = v2_binary_headers,
     ) -> None:
         self.limits = limits
-        """What a JSON request may take."""
+        """Limits of a JSON request."""
         self._forward = forward_pattern
         self.regions = regions
-        """Where tensors in shared memory are."""
+        """Shared memory that tensors may name."""
         self._known: dict[bytes, _Known] = {}
         self._known_bytes = 0
         self._printer = ReplyPrinter(binary_headers)
         self.forwards = forward_pattern is not None
-        """Whether request headers may become parameters."""
+        """True if request headers may become parameters."""
 
     def twin(self, binary_headers: BinaryHeaders = v2_binary_headers) -> InferCodec:
-        """A codec with the same settings, memos of its own and perhaps other headers."""
+        """Return a codec with the same settings, separate memos and perhaps other headers."""
         return InferCodec(self.limits, self._forward, self.regions, binary_headers)
 
     def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
-        """What `decode` gives for a body whose binary header it has seen before; None when it has not.
+        """Return the result of `decode` for a body whose binary header is in the memo, else None.
 
-        The short way for clients that send the same again and again. Nothing is forwarded on it.
+        The fast path for clients that repeat a request. No headers are forwarded on it.
         """
         known = self._known.get(body[:header_length])
         if known is None or not header_length <= known.body_length == len(body):
@@ -89,12 +97,16 @@ class InferCodec:
         forwarded: Mapping[str, str] = _NOTHING_FORWARDED,
         model: str = "",
     ) -> tuple[InferForm, list[Data], ReplyFormat]:
-        """The request in a body (already inflated), its tensors in the order of the form's inputs, and how to answer.
+        """Return the form, the tensors in the order of the form's inputs, and the reply format.
 
-        ``header_length`` is the value of Inference-Header-Content-Length, None without one. ``forwarded`` comes from
-        `forwarded`. ``model`` is named in some errors. Raw tensors are views of ``body``, JSON tensors flat arrays or
-        lists of bytes; None stands for a shape with more than 2**63-1 elements. Equal binary headers give the same
-        form object.
+        Raw tensors are views of ``body``, JSON tensors flat arrays or lists of bytes; None marks a shape with more than
+        2**63-1 elements. Equal binary headers give the same form object.
+
+        Args:
+            body: the body, already inflated.
+            header_length: value of Inference-Header-Content-Length, None without one.
+            forwarded: result of `forwarded`.
+            model: model named in some errors.
 
         Raises Refusal for a header length out of range [B04], RemoraError as `read_request` does.
         """
@@ -116,13 +128,13 @@ class InferCodec:
         if known is not None and known.body_length == len(body):
             return known.form, [view[place] for place in known.slices], known.reply
         form, data, reply, slices = read_request(view, length, model, self.limits, self.regions)
-        # A header with an id or a sequence rarely comes twice: it would only push out those that do.
+        # A header with an id or a sequence rarely repeats and would only evict those that do.
         if slices is not None and not reply.places and not form.id and not form.sequence_id:
             self._remember(header, _Known(form, reply, slices, len(body)))
         return form, data, reply
 
     def _remember(self, header: bytes, known: _Known) -> None:
-        if self._known.pop(header, None) is not None:  # with a body of another length
+        if self._known.pop(header, None) is not None:  # the same header with a body of another length
             self._known_bytes -= len(header)
         while len(self._known) >= _MAX_KNOWN or self._known_bytes + len(header) > _MAX_KNOWN_TOTAL:
             oldest = next(iter(self._known))
@@ -132,9 +144,9 @@ class InferCodec:
         self._known_bytes += len(header)
 
     def forwarded(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-        """The request headers that become parameters, as text [H25].
+        """Return the request headers that become parameters, as text [H25].
 
-        Raises InvalidArgumentError for names that are Triton's own.
+        Raises InvalidArgumentError for names that are reserved for Triton.
         """
         if self._forward is None:
             return _NOTHING_FORWARDED
@@ -148,9 +160,9 @@ class InferCodec:
         return found
 
     def encode(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
-        """The answer of version ``version`` of the model ``name`` to the request ``form`` [H15, B07].
+        """Return the answer of a version of the model ``name`` to the request ``form`` [H15, B07].
 
-        Never raises for what a model may answer: outputs that JSON cannot carry become Triton's error [H17].
+        Never raises for a response of the model: outputs that JSON cannot carry become Triton's error [H17].
         """
         return self._printer.answer(name, version, form, response, reply)
 
@@ -160,9 +172,9 @@ def _raw(body: bytes | bytearray | memoryview) -> tuple[InferForm, list[Data], R
 
 
 def json_length(text: bytes, body_length: int) -> int:
-    """The JSON part's length that a header names, 0 for a raw request. Reads numbers as C's atoi [B03, Q01].
+    """Return the length of the JSON part that a header names, 0 for a raw request.
 
-    Raises Refusal for a length that the body does not have [B04].
+    Reads numbers as C's atoi [B03, Q01]. Raises Refusal for a length beyond the body [B04].
     """
     if text.isdigit() and len(text) <= 18:
         length = int(text)
@@ -170,7 +182,7 @@ def json_length(text: bytes, body_length: int) -> int:
             return length
     else:
         sign, digits = _LEADING_NUMBER.match(text).groups()  # type: ignore[union-attr]  # it matches any text
-        # 18 digits are beyond any body; longer texts are never turned into a number.
+        # 18 digits exceed any body; longer texts are never converted
         length = int(sign + digits[:18] or b"0") if digits else 0
     if 0 <= length <= body_length:
         return length

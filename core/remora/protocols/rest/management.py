@@ -1,6 +1,6 @@
-"""Management over V2 REST: bodies to Calls, results to answers; the law: nothing is asked of the engine here.
+"""Codecs of the V2 REST management requests, from bodies to Calls and results to answers.
 
-What every route of `v2_routes` but inference and generation reads and answers [H04-H08, M08-M12, T01].
+They serve all routes but inference and generation [H04-H08, M08-M12, T01].
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NUMBERS = ("trace_rate", "trace_count", "log_frequency")
 
 
 def read_log(body: bytes) -> LogSetting:
-    """The changes in a body; ``null`` changes nothing, nor do keys that nobody knows."""
+    """Return the changes in a body. ``null`` and unknown keys change nothing."""
     request = access.document(body)
     changes: dict[str, bool | int | str] = {}
     for name in LogSettings._fields:
@@ -56,7 +56,7 @@ def read_log(body: bytes) -> LogSetting:
         if value is None:
             continue
         if name == "log_file":
-            return LogSetting({name: value})  # refused, whatever else is said
+            return LogSetting({name: value})  # always refused, with any other changes
         if name in _SWITCHES and not isinstance(value, bool):
             raise MalformedError(access.NOT_BOOL)
         if name == "log_verbose_level" and not access.is_uint(value):
@@ -68,12 +68,12 @@ def read_log(body: bytes) -> LogSetting:
 
 
 def read_trace(model: str, body: bytes) -> TraceSetting:
-    """The changes in a body; ``null`` takes back what was set."""
+    """Return the changes in a body. ``null`` removes a setting."""
     request = access.document(body)
     changes: dict[str, tuple[str, ...] | None] = {}
     present, _ = access.find(request, "trace_file")
     if present:
-        return TraceSetting(model, {"trace_file": None})  # refused, whatever it is and whatever else is said
+        return TraceSetting(model, {"trace_file": None})  # always refused, with any value and any other changes
     present, levels = access.find(request, "trace_level")
     if present:
         if levels is not None and not isinstance(levels, list):
@@ -93,7 +93,7 @@ def _text(value: Any) -> str:
 
 
 def print_settings(settings: LogSettings | TraceSettings) -> bytes:
-    """All settings as a JSON object, in Triton's order."""
+    """Return all settings as a JSON object, in Triton's order."""
     fields = settings.shown() if isinstance(settings, TraceSettings) else settings._asdict()
     members = [b"%b:%b" % (quoted(name), _printed(value)) for name, value in fields.items()]
     return b"{%b}" % b",".join(members)
@@ -114,7 +114,7 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 
 
 def decode_call(route: Route, body: bytes) -> Call:
-    """What a management request asks of the engine. Raises RemoraError for its body."""
+    """Return the call for a management request. Raises RemoraError for its body."""
     return _CALLS[route.action](route, bytes(body))
 
 
@@ -149,16 +149,19 @@ def _load(route: Route, body: bytes) -> Call:
 
 
 def _file(text: str) -> bytes:
-    """The bytes of a file sent as base64; what is not base64 is skipped, as Triton's decoder does [M11]."""
+    """Return the bytes of a file sent as base64.
+
+    Characters outside the alphabet are skipped, as Triton's decoder does [M11].
+    """
     digits = _NOT_BASE64.sub("", text)
     if len(digits) % 4 == 1:
-        digits = digits[:-1]  # six bits alone are no byte
+        digits = digits[:-1]  # six bits do not make a byte
     return base64.b64decode(digits + "=" * (-len(digits) % 4))
 
 
 def _unload(route: Route, body: bytes) -> Call:
     _check_repository(route)
-    # Triton unloads even when it cannot read the body, and so do clients' scripts that send none or any.
+    # Triton unloads even if it cannot parse the body, and clients' scripts rely on that.
     try:
         request = access.document(body) if body else None
     except RemoraError:
@@ -205,7 +208,10 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
 
 
 def encode_result(route: Route, result: object) -> HttpAnswer:
-    """The answer to a call of `decode_call` that went well; ``result`` is what messages.py says of the call."""
+    """Return the answer to a successful call of `decode_call`.
+
+    ``result`` has the type that `remora.calls` documents for the call.
+    """
     if route.action in ("live", "ready"):
         return HttpAnswer(200 if result else 400, (PLAIN,), [])
     if route.action == "model_ready":
@@ -241,7 +247,7 @@ def _tensor(tensor: TensorInfo) -> bytes:
 
 
 def _config(config: Any) -> bytes:
-    # Imported when it is first asked for: serving requests needs no printer of configurations.
+    # imported on first use, because inference does not need the printer of configurations
     from remora.config import to_json
 
     return to_json(config)
@@ -252,7 +258,7 @@ def _entries(result: Any) -> bytes:
 
 
 def _entry(entry: IndexEntry) -> bytes:
-    # Version, state and reason are left out where there are none [M08].
+    # Empty version, state and reason are omitted [M08].
     members = [b'"%b":%b' % (key.encode(), quoted(text)) for key, text in entry._asdict().items() if text]
     return b"{%b}" % b",".join(members)
 
@@ -289,15 +295,18 @@ def _model_statistics(stats: ModelStats) -> bytes:
 
 
 def _startup(result: Any) -> bytes:
-    """Our own page (docs/cold-start.md)."""
-    import json  # nobody waits for this page
+    """Print remora's startup page (docs/cold-start.md)."""
+    import json  # imported on first use, because this page is rarely requested
 
     return json.dumps(as_document(result)).encode()
 
 
 def _sequences(result: Any) -> bytes:
-    """Our own page (docs/sequences.md): times in microseconds, places only where there are any."""
-    import json  # nobody waits for this page
+    """Print remora's page of sequences (docs/sequences.md).
+
+    Times are in microseconds; places are printed only where known.
+    """
+    import json  # imported on first use, because this page is rarely requested
 
     report = cast(SequenceReport, result)
     shown = {
@@ -348,7 +357,7 @@ def _durations(holder: object, names: tuple[str, ...]) -> bytes:
 
 
 def _explanation(result: Any) -> bytes:
-    import orjson  # a page of ours: no client compares it byte by byte
+    import orjson  # remora's own page, so Triton's exact bytes do not matter
 
     return orjson.dumps(result.document())
 

@@ -1,8 +1,9 @@
-"""The predict protocol of TensorFlow Serving, KServe V1 and Vertex AI: a list of instances in, as many predictions out.
+"""Codec of the predict protocol of TensorFlow Serving, KServe V1 and Vertex AI.
 
-The law: prediction i belongs to instance i, whatever the server made of them in between. An instance is the one input's
-value, or an object with a value for each input; ``{"inputs": {...}}`` has whole columns instead. What a model cannot
-take in one piece is cut into several requests. Values keep their kind: nothing is rounded, wrapped or cut.
+A list of instances becomes a list of as many predictions. Invariant: prediction i belongs to instance i, however the
+server batched them. An instance is the value of the only input, or an object with a value for each input; ``{"inputs":
+{...}}`` has whole columns instead. Instances beyond one model batch are split into several requests. Values keep their
+kind: they are never rounded, wrapped or truncated.
 """
 
 from __future__ import annotations
@@ -24,20 +25,27 @@ from remora.protocols.rest.request import RequestLimits, check_values
 _ONE_BY_ONE = 1
 _MAX_ROWS = 1 << 20
 _MAX_PARTS = 1 << 16
-"""How many requests one body may make: each takes its time, and nobody else is served while they are made."""
+"""Largest number of requests made of one body, because making them blocks the server's event loop."""
 _KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-"""What JSON has for each kind of array."""
+"""JSON types by kind of array."""
 
 
 class Rows(NamedTuple):
-    """How a model takes instances: ``most`` in one request, 0 for any number; ``stacked``: along a first dimension."""
+    """Shape in which a model takes instances.
+
+    ``most`` is the largest number in one request, 0 for any; ``stacked`` is True if they are stacked along a first
+    dimension.
+    """
 
     most: int
     stacked: bool
 
     @classmethod
     def of(cls, inputs: Sequence[TensorInfo], max_batch_size: int) -> Rows:
-        """From a model's inputs: those of a batching model are stacked, and so are those of varying length."""
+        """Return the rows for a model's inputs.
+
+        Inputs of a batching model are stacked, and so are inputs of variable length.
+        """
         if max_batch_size > 0:
             return cls(max_batch_size, True)
         varying = bool(inputs) and all(row.shape and row.shape[0] < 0 for row in inputs)
@@ -45,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A V2 request that some of the instances make: its form, its data, how many there are."""
+    """V2 request for some of the instances, with their number."""
 
     form: InferForm
     data: list[Data]
@@ -55,10 +63,9 @@ class Part(NamedTuple):
 def decode_predict(
     body: Buffer, inputs: Sequence[TensorInfo], optional: frozenset[str], rows: Rows, limit: int = 64 << 20
 ) -> list[Part]:
-    """The requests that a body asks for, in the order of its instances.
+    """Return the requests for a body, in the order of its instances.
 
-    Raises InvalidArgumentError for a body that is no such JSON, and for values that do not fit. Shapes are the model's
-    to check.
+    Raises InvalidArgumentError for a body in another format, and for values that do not fit. The model checks shapes.
     """
     if len(body) > limit:
         raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
@@ -77,9 +84,10 @@ def decode_predict(
 
 
 def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: Rows) -> bytes:
-    """``{"predictions": [...]}`` of the answers to the parts. BYTES are text; what is no UTF-8 is ``{"b64": ...}``.
+    """Return ``{"predictions": [...]}`` for the answers to the parts.
 
-    Raises InternalError when an output has not one row for each instance: a client would match them wrongly.
+    BYTES are printed as text, or as ``{"b64": ...}`` if they are not UTF-8. Raises InternalError if an output does not
+    have one row per instance, because a client would match them wrongly.
     """
     predictions: list[Any] = []
     for response, count in zip(responses, counts, strict=True):
@@ -107,7 +115,7 @@ def _instances(body: Buffer) -> list[Any] | Mapping[str, Any]:
 
 
 def _names(given: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[TensorInfo]:
-    """The inputs that an object has values for."""
+    """Return the inputs that an object has values for."""
     known = {row.name for row in inputs}
     strange = sorted(str(name) for name in given if name not in known)
     missing = sorted(row.name for row in inputs if row.name not in given and row.name not in optional)
@@ -118,7 +126,10 @@ def _names(given: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: fro
 
 
 def _is_named(instance: Any, inputs: Sequence[TensorInfo]) -> bool:
-    """Whether an instance names its inputs. ``{"b64": ...}`` is a value, unless the model has an input of that name."""
+    """Return True if an instance names its inputs.
+
+    ``{"b64": ...}`` is a value, unless the model has an input of that name.
+    """
     return isinstance(instance, dict) and (set(instance) != {"b64"} or any(row.name == "b64" for row in inputs))
 
 
@@ -154,7 +165,7 @@ def _only(inputs: Sequence[TensorInfo]) -> TensorInfo:
 
 
 def _cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
-    """Requests of at most as many rows as the model takes."""
+    """Split tensors into requests of at most as many rows as the model takes."""
     counts = {array.shape[0] if array.ndim else 0 for _, array in tensors}
     if len(counts) != 1 or counts == {0}:
         raise InvalidArgumentError("the inputs have different numbers of instances, or none")
@@ -183,18 +194,23 @@ def _request(tensors: list[tuple[TensorInfo, Array]]) -> tuple[InferForm, list[D
 
 
 def _array(values: Any, row: TensorInfo) -> Array:
-    """JSON values as an array of the input's datatype. Raises InvalidArgumentError where that would change them."""
+    """Return JSON values as an array of the input's datatype.
+
+    Raises InvalidArgumentError if the conversion would change them.
+    """
     if row.datatype == "BYTES":
         return _bytes_array(values, row)
     dtype = np.dtype("<f4") if row.datatype == "BF16" else DTYPES[row.datatype]
-    # Before an array is made: numpy would give each text the room of the longest.
+    # Checked before numpy makes an array, which would give each text the room of the longest.
     _, kinds = flatten(values if isinstance(values, list) else [values], MAX_DEPTH)
     if kinds - _KINDS[dtype.kind]:
         raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"the values of input '{row.name}' are no array: rows differ in length") from error
+        raise InvalidArgumentError(
+            f"the values of input '{row.name}' are not rectangular: rows differ in length"
+        ) from error
     if array.size == 0:
         return array.astype(DTYPES[row.datatype])
     if dtype.kind in "iu":
@@ -205,7 +221,10 @@ def _array(values: Any, row: TensorInfo) -> Array:
 
 
 def _integers(values: Any, array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
-    """Integers as they are; numpy makes floats of those beyond 63 bits beside others."""
+    """Return integers unchanged.
+
+    numpy would make floats of integers beyond 63 bits beside others.
+    """
     if array.dtype.kind not in "iu":
         array = np.asarray(values, object)
     limits = np.iinfo(dtype)
@@ -223,7 +242,7 @@ def _bytes_array(values: Any, row: TensorInfo) -> Array:
     flat = [values]
     for size in shape:
         if not all(isinstance(one, list) and len(one) == size for one in flat):
-            raise InvalidArgumentError(f"the values of input '{row.name}' are no array: rows differ in length")
+            raise InvalidArgumentError(f"the values of input '{row.name}' are not rectangular: rows differ in length")
         flat = [value for one in flat for value in one]
     array = np.empty(len(flat), object)
     array[:] = [_octets(value, row) for value in flat]
@@ -239,8 +258,8 @@ def _octets(value: Any, row: TensorInfo) -> bytes:
     if isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str):
         try:
             return base64.b64decode(value["b64"], validate=True)
-        except ValueError as error:  # binascii's own, or that of text beyond ASCII
-            raise InvalidArgumentError(f"a b64 value of input '{row.name}' is no base64: {error}") from error
+        except ValueError as error:  # binascii.Error, or the error for text beyond ASCII
+            raise InvalidArgumentError(f"a b64 value of input '{row.name}' is not base64: {error}") from error
     raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}")
 
 
@@ -259,12 +278,12 @@ def _rows_of(output: Tensor, count: int, rows: Rows) -> list[Any]:
 
 
 def _printable(datatype: str, data: Array) -> Any:
-    """Values as orjson prints them."""
+    """Return values that orjson can print."""
     if datatype == "BYTES":
         return _texts(data.tolist())
     if datatype == "BF16":
         return (data.astype("<u4") << 16).view("<f4").astype("<f8")
-    # As doubles the values are exact for readers that know no other floats.
+    # As doubles the values are exact for readers without other float types.
     return np.ascontiguousarray(data, "<f8" if data.dtype.kind == "f" else None)
 
 

@@ -1,7 +1,7 @@
-"""Reading one V2 inference request; the law: errors have the order, the texts and the kinds of Triton's [H13].
+"""Reader of one V2 inference request, with errors in Triton's order, texts and kinds [H13].
 
-That order is id, parameters, each input with its bytes, surplus bytes, outputs. What needs the model to be judged
-(names, datatypes, shapes, sizes) passes through untouched.
+The order is id, parameters, each input with its bytes, surplus bytes, outputs. Names, datatypes, shapes and sizes need
+the model to be checked and pass unchanged.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from remora.tensors.shared_memory import DISABLED, Place, Regions, Target
 
 MAX_DIM = 2**63 - 1
 MAX_CLASSES = 1_000_000
-"""More classes than that are as good as all of them [X06]."""
+"""Larger requests for classes are reduced to this number, which covers all of them [X06]."""
 MAX_TENSORS = 65_536
-"""How many tensors one request may name: each costs far more time and memory here than its few bytes on the wire."""
+"""Largest number of tensors in one request, because each costs far more time and memory here than on the wire."""
 _FLOAT_BYTES = 4
 _MORE_VALUES = 1024 * 1024
 
 
 class RequestLimits(NamedTuple):
-    """What one request may take [H28].
+    """Limits of one request [H28].
 
-    ``input_bytes`` is the most that one JSON input may have as a tensor; as many arrays in each other as ``json_depth``
-    are refused. ``json_values`` bounds how many values one JSON text may hold, for each takes some 32 bytes while it is
-    read; an array counts as two and an object as eight. None stands for as many as a tensor of floats of
-    ``input_bytes`` needs.
+    ``input_bytes`` is the largest size of a JSON input as a tensor; ``json_depth`` levels of arrays or more are
+    refused. ``json_values`` bounds the values in one JSON text, because each takes some 32 bytes while it is read; an
+    array counts as two and an object as eight. None allows the values of a float tensor of ``input_bytes``.
     """
 
     input_bytes: int = 64 * 1024 * 1024
@@ -44,7 +43,10 @@ DEFAULT_LIMITS = RequestLimits()
 
 
 class Reading(NamedTuple):
-    """A request that was read. ``slices`` tell where in the body its tensors are, None when some came as JSON."""
+    """Request that was read.
+
+    ``slices`` are the places of its tensors in the body, None if some came as JSON.
+    """
 
     form: InferForm
     data: list[Data]
@@ -54,7 +56,7 @@ class Reading(NamedTuple):
 
 @dataclass(slots=True)
 class _Parameters:
-    """The request's parameters, sorted into what the engine knows by name and the rest [H23]."""
+    """Request parameters, sorted into the engine's own and custom ones [H23]."""
 
     custom: dict[str, Parameter] = field(default_factory=dict)
     priority: int = 0
@@ -68,10 +70,10 @@ class _Parameters:
 def read_request(
     body: memoryview, header_length: int, model: str, limits: RequestLimits, regions: Regions = DISABLED
 ) -> Reading:
-    """The request in ``body``, whose first ``header_length`` bytes are JSON. ``model`` is named in some errors.
+    """Read the request in ``body``, whose first ``header_length`` bytes are JSON.
 
-    Raises MalformedError for JSON of another form, InvalidArgumentError for contradictions in it and for tensors
-    beyond the limits, and what ``regions`` raise for tensors in shared memory.
+    Some errors name ``model``. Raises MalformedError for JSON of another form, InvalidArgumentError for contradictions
+    in it and for tensors beyond the limits, and what ``regions`` raise for tensors in shared memory.
     """
     header = body[:header_length]
     check_values(header, limits)
@@ -102,8 +104,8 @@ def read_request(
 
 
 def check_values(header: memoryview, limits: RequestLimits) -> None:
-    """Refuse JSON text of more values than may be read at once, before it is read. Raises InvalidArgumentError."""
-    # Every value but the first follows a comma or opens a container, so the text tells before anything is built.
+    """Raise InvalidArgumentError for JSON text with too many values, before it is parsed."""
+    # Every value but the first follows a comma or opens a container, so counting those in the text is enough.
     most = limits.input_bytes // _FLOAT_BYTES + _MORE_VALUES if limits.json_values is None else limits.json_values
     if len(header) > most:
         text = bytes(header)
@@ -142,7 +144,7 @@ def _parameters(request: Any) -> _Parameters:
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """A parameter the protocol does not know. Raises InvalidArgumentError [H23]."""
+    """Return a parameter that the protocol does not define. Raises InvalidArgumentError [H23]."""
     if key.startswith("triton_"):
         raise InvalidArgumentError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -151,17 +153,17 @@ def custom_parameter(key: str, value: Any) -> Parameter:
 
 
 def as_parameter(key: str, value: Any) -> Parameter:
-    """A JSON value as a parameter, whatever its key. Raises InvalidArgumentError [H23]."""
+    """Return a JSON value as a parameter, whatever its key. Raises InvalidArgumentError [H23]."""
     if isinstance(value, bool | str | float):
         return value
     if isinstance(value, int):
-        # Parameters travel as signed 64-bit integers or doubles.
+        # Parameters are signed 64-bit integers or doubles.
         return value if value <= 2**63 - 1 else float(value)
     raise InvalidArgumentError(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
 def too_many() -> InvalidArgumentError:
-    """The error for more tensors than MAX_TENSORS."""
+    """Return the error for more tensors than MAX_TENSORS."""
     return InvalidArgumentError(
         f"the request names more than {MAX_TENSORS} tensors or parameters: send fewer in one request"
     )
@@ -175,7 +177,7 @@ def _tensors(request: Any, name: str) -> list[Any]:
 
 
 class _Inputs:
-    """Reads the inputs one after the other and hands out the body's raw bytes to those that ask for them."""
+    """Reader of the inputs in order, which assigns the body's raw bytes to them."""
 
     __slots__ = ("_body", "_id", "_limits", "_model", "_names", "_regions", "at", "data", "slices", "specs")
 
@@ -215,7 +217,7 @@ class _Inputs:
             self.data.append(self._values(item, name, datatype, count))
 
     def _take(self, name: str, size: int) -> None:
-        """The next ``size`` bytes of the body [B01, B05]."""
+        """Assign the next ``size`` bytes of the body [B01, B05]."""
         missing = self.at + size - len(self._body)
         if missing > 0:
             raise InvalidArgumentError(
@@ -227,10 +229,13 @@ class _Inputs:
         self.data.append(self._body[place])
 
     def _values(self, item: Any, name: str, datatype: str, count: int) -> Data:
-        """The tensor in ``data``, flat. Without elements nothing of it is looked at; nor when ``count`` overflows."""
+        """Return the tensor in ``data``, flat.
+
+        ``data`` is ignored without elements, and if ``count`` overflows.
+        """
         if count == 0:
             return [] if datatype == "BYTES" else b""
-        if count > MAX_DIM:  # 2.51 finds fault with the other inputs' shapes, or with this one's: so does the engine
+        if count > MAX_DIM:  # Triton 2.51 reports other inputs' shapes first, then this one's; so does the engine
             return None
         values = access.array_member(item, "data")
         limits = self._limits
@@ -240,7 +245,7 @@ class _Inputs:
 
 
 def _check_one_source(item: Any, parameters: Any) -> None:
-    """An input's values come from exactly one place [H16]."""
+    """Raise InvalidArgumentError unless the values come from exactly one place [H16]."""
     sources = (
         ("data", access.find(item, "data")[0]),
         ("binary_data_size", access.find(parameters, "binary_data_size")[0]),
@@ -263,9 +268,10 @@ def _shape(item: Any, name: str) -> tuple[int, ...]:
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    """How many elements a shape has, or some number beyond MAX_DIM: the product of many dims would take minutes.
+    """Return the number of elements of a shape, or some number beyond MAX_DIM.
 
-    Triton counts no element in a tensor without dims, where numpy counts one.
+    The product stops there because many dims would take minutes. Triton counts no element in a tensor without dims,
+    where numpy counts one.
     """
     if not shape or 0 in shape:
         return 0
@@ -278,7 +284,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _check_size(name: str, datatype: str, count: int) -> None:
-    """Refuse a tensor whose bytes do not fit in 64 bits, with the text of Triton's newer releases."""
+    """Refuse a tensor of 2**63 bytes or more, with the text of Triton's newer releases."""
     size = DTYPES[datatype].itemsize if datatype in DTYPES and datatype != "BYTES" else 1
     if count <= MAX_DIM < count * size:
         raise InvalidArgumentError(
@@ -288,7 +294,10 @@ def _check_size(name: str, datatype: str, count: int) -> None:
 
 
 def _place(parameters: Any) -> Place | None:
-    """Where in shared memory a tensor lies, if it does; offset and size are checked even if not [X04]."""
+    """Return the place of a tensor in shared memory, or None.
+
+    Offset and size are checked in either case [X04].
+    """
     used, region = access.find(parameters, "shared_memory_region")
     if used:
         access.as_text(region, "shared_memory_region")
@@ -300,7 +309,7 @@ def _place(parameters: Any) -> Place | None:
 
 
 def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], dict[str, bool], dict[str, Target]]:
-    """The requested outputs, which of them are to be binary [B06], and which go into shared memory."""
+    """Return the requested outputs, which of them are binary [B06], and those in shared memory."""
     specs: list[OutputSpec] = []
     listed: dict[str, bool] = {}
     places: dict[str, Target] = {}
@@ -314,20 +323,20 @@ def _outputs(request: Any, regions: Regions) -> tuple[tuple[OutputSpec, ...], di
         count = access.as_uint(classes, "classification", verb="set") if ranked else 0
         if place := _place(parameters):
             places.setdefault(name, regions.target(place))
-        asked, binary = access.find(parameters, "binary_data")
+        has_binary, binary = access.find(parameters, "binary_data")
         specs.append(OutputSpec(name, min(count, MAX_CLASSES)))
-        listed.setdefault(name, access.as_bool(binary, "binary_data") if asked else False)
+        listed.setdefault(name, access.as_bool(binary, "binary_data") if has_binary else False)
     return tuple(specs), listed, places
 
 
 def _check_output_region(parameters: Any) -> None:
-    """An output in shared memory is neither ranked nor sent along [X05]."""
+    """Raise for an output in shared memory that is also ranked or sent [X05]."""
     if not access.find(parameters, "shared_memory_region")[0]:
         return
     if access.find(parameters, "classification")[0]:
         raise InvalidArgumentError("Output can't set both 'shared_memory_region' and 'classification'")
-    asked, binary = access.find(parameters, "binary_data")
-    if not asked:
+    has_binary, binary = access.find(parameters, "binary_data")
+    if not has_binary:
         return
     if not isinstance(binary, bool):
         raise MalformedError(f"Unable to set 'binary_data': {access.NOT_BOOL}")

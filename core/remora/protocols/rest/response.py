@@ -1,7 +1,7 @@
-"""Printing V2 inference answers; the law: Triton's keys in Triton's order, tensors leave as they are [H15, B07].
+"""Printer of V2 inference answers, with Triton's keys in Triton's order [H15, B07].
 
-JSON tensors are flat. Binary tensors follow the JSON in the order of the outputs, little-endian and row-major. The
-JSON of an all-binary answer depends on names, types and shapes alone; it is printed once and remembered.
+JSON tensors are flat. Binary tensors follow the JSON in the order of the outputs, little-endian and row-major. The JSON
+of an all-binary answer depends on names, types and shapes alone, so it is printed once and cached.
 """
 
 from __future__ import annotations
@@ -27,42 +27,46 @@ _MAX_TEMPLATES = 1024
 
 _NOWHERE: Mapping[str, regions.Target] = {}
 BinaryHeaders = Callable[[int], Headers]
-"""The headers of an answer with raw tensors, from the length of its JSON in bytes."""
+"""Makes the headers of an answer with raw tensors from the length of its JSON in bytes."""
 
 
 def v2_binary_headers(json_length: int) -> Headers:
-    """As V2 says it [H15]."""
+    """Return V2's headers of an answer with raw tensors [H15]."""
     return (_OCTETS, (b"Inference-Header-Content-Length", b"%d" % json_length))
 
 
 class ReplyFormat(NamedTuple):
-    """Which outputs of an answer are binary: those in ``listed`` as it says, all others as ``default`` [B06].
+    """Choice of binary or JSON for each output of an answer [B06].
 
-    ``all_binary`` is True when no output of this request can be anything else.
+    ``listed`` decides for the outputs it names, ``default`` for all others. ``all_binary`` is True if every output of
+    this request must be binary.
     """
 
     default: bool
     listed: Mapping[str, bool]
     all_binary: bool
     places: Mapping[str, regions.Target] = _NOWHERE
-    """The outputs that go into shared memory instead, and where."""
+    """Outputs that are written to shared memory instead, and where."""
 
     @classmethod
     def of(
         cls, default: bool, listed: Mapping[str, bool], places: Mapping[str, regions.Target] = _NOWHERE
     ) -> ReplyFormat:
-        """A format with ``all_binary`` worked out. Once outputs are listed, no others are in the answer."""
+        """Return a format with ``all_binary`` computed.
+
+        Once outputs are listed, no others are in the answer.
+        """
         return cls(default, listed, not places and (all(listed.values()) if listed else default), places)
 
     def binary(self, name: str) -> bool:
-        """Whether the output of that name goes out as raw bytes."""
+        """Return True if the output of that name is sent as raw bytes."""
         return self.listed.get(name, self.default)
 
 
 class ReplyPrinter:
-    """Prints answers; holds the remembered JSON parts. To be used by one thread.
+    """Printer of answers with a cache of their JSON parts, for one thread.
 
-    The first piece of an answer's body is its JSON; ``binary_headers`` says how long that is where tensors follow.
+    The first piece of an answer's body is its JSON; ``binary_headers`` gives the JSON's length if tensors follow.
     """
 
     def __init__(self, binary_headers: BinaryHeaders = v2_binary_headers) -> None:
@@ -70,7 +74,7 @@ class ReplyPrinter:
         self._templates: dict[tuple[object, ...], tuple[Headers, bytes, Wire]] = {}
 
     def answer(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
-        """The answer of the model ``name``. One that JSON cannot carry [H17] is Triton's error instead."""
+        """Return the answer of the model ``name``, or Triton's error if JSON cannot carry it [H17]."""
         if not reply.all_binary or form.id or response.parameters:
             return self._print(name, version, form, response, reply)
         outputs = response.outputs
@@ -85,7 +89,7 @@ class ReplyPrinter:
         headers, header, wire = known
         body: list[Buffer] = [header]
         for _, _, data in outputs:
-            # Below some size a copy is cheaper than a view, and lets the transport join it to the rest.
+            # A small copy is cheaper than a view, and lets the transport join it with the rest.
             body.append(data.tobytes() if data.nbytes < _COPY_BELOW else _octets(data))
         return HttpAnswer(200, headers, body, wire)
 
@@ -152,12 +156,15 @@ def _values(output: Tensor) -> bytes:
 
 
 def elements(data: Array) -> list[bytes]:
-    """The elements of a BYTES array of any shape, in row-major order."""
+    """Return the elements of a BYTES array of any shape, in row-major order."""
     return [item if isinstance(item, bytes) else json_print.raw(str(item)) for item in data.reshape(-1).tolist()]
 
 
 def serialized(output: Tensor) -> bytes | memoryview:
-    """A tensor's bytes on the wire [B01, B02], without a copy where its array lies in memory that way."""
+    """Return a tensor's bytes on the wire [B01, B02].
+
+    Copies only an array that is not in row-major order in memory.
+    """
     if output.datatype == "BYTES":
         return b"".join([_LENGTH.pack(len(item)) + item for item in elements(output.data)])
     return _octets(output.data)

@@ -1,7 +1,7 @@
-"""Which action an HTTP method and path ask for; the law: Triton's paths to the letter, and no pattern that backtracks.
+"""Routes from an HTTP method and path to an action, as Triton has them, in linear time.
 
-Paths are not percent-decoded and have lost their query string [H02]. What no route takes is refused with
-Triton's bodies and content types [H02, H03].
+Paths are not percent-decoded and have no query string [H02]. Requests without a route are refused with Triton's bodies
+and content types [H02, H03].
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ _METHODS = {
     "trace": _BOTH,
     "logging": _BOTH,
 }
-# Of these, errors found before the body is read are text/plain; of all others they are application/json [H11].
+# Their errors found before the body is read are text/plain, those of all others application/json [H11].
 _PLAIN = frozenset(("infer", "model_ready", "live", "ready"))
 
 
 class Route(NamedTuple):
-    """What is asked for.
+    """Action and arguments that a request's path names.
 
-    ``version`` is -1 when the path names none. ``plain_errors`` says that errors found before the body is read go out
+    ``version`` is -1 if the path names none. ``plain_errors`` is True if errors found before the body is read are sent
     as text/plain. ``verb`` is the method of "trace" and "logging" ("GET" or "POST"), and "status", "register" or
-    "unregister" of shared memory; ``region`` is shared memory's region and ``repository`` the repository in the path.
+    "unregister" of shared memory; ``region`` is the region of shared memory and ``repository`` the repository in the
+    path.
     """
 
     action: str
@@ -61,8 +62,11 @@ class Route(NamedTuple):
 
 
 def route(method: bytes | str, path: str) -> Route:
-    """The route of a request. Raises Refusal: 404 without one, 405 for another method, 400 for a version too big."""
-    # A long path is not kept, because clients choose it and the memo counts entries, not bytes.
+    """Return the route of a request.
+
+    Raises Refusal: 404 without a route, 405 for another method, 400 for a version out of range.
+    """
+    # Long paths are not cached, because clients choose them and the memo counts entries, not bytes.
     return _remembered(method, path) if len(path) <= _MEMO_PATH else _route(method, path)
 
 
@@ -90,7 +94,7 @@ def _methods(where: Route) -> tuple[str, ...]:
 
 
 def _find(parts: list[str]) -> tuple[Route, str] | None:
-    """The route of a split path and the text of its version."""
+    """Return the route of a split path and the text of its version."""
     if parts[:2] != ["", "v2"]:
         return None
     match parts[2:]:
@@ -123,7 +127,7 @@ def _model(model: str, rest: list[str]) -> tuple[Route, str] | None:
         version, rest = rest[1], rest[2:]
     kind = "/".join(rest)
     action = _MODEL_ACTIONS.get(kind)
-    # `/v2/models/m/` has an empty rest of one part, and trace settings know no versions.
+    # `/v2/models/m/` has an empty rest of one part, and trace settings have no versions.
     if action is None or rest == [""] or (action == "trace" and version):
         return None
     return Route(action, model), version
@@ -152,7 +156,7 @@ def _shared_memory(action: str, rest: list[str]) -> tuple[Route, str] | None:
 
 
 def _version(text: str, plain: bool) -> int:
-    # Without its zeros a number of 19 digits is all that may fit; longer ones are never turned into a number.
+    # Without leading zeros at most 19 digits can fit; longer texts are never converted.
     digits = text.lstrip("0") or "0"
     if len(digits) <= 19 and int(digits) <= _MAX_VERSION:
         return int(digits)

@@ -18,7 +18,8 @@ from remora.messages import Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.grpc.framing import UNIMPLEMENTED, Opening, StatusError, coding_of, read_opening, trailers
-from remora.protocols.grpc.infer import DECOUPLED_TEXT, SHUTDOWN_TEXT, InferCall, encode_infer, forwarded, read_infer
+from remora.protocols.grpc.infer import InferCall, encode_infer, read_infer
+from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT, forwarded
 from remora.protocols.http2.frames import Fields
 from remora.server.grpc.call import StreamBehaviour, Streaming, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, CallContext, Rpcs, carrier, status_of_error

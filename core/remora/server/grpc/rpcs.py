@@ -15,16 +15,13 @@ from remora.calls import Call, ModelConfig, ModelMetadata, ServerReady
 from remora.errors import CancelledError, RemoraError, RetiredError, UnavailableError, UnsupportedError, error_of
 from remora.messages import Data, InferForm, Outcome, Response, Ticket
 from remora.models.table import LoadingError
-from remora.protocols.grpc.infer import (
+from remora.protocols.grpc.infer import SERVICE, encode_infer, read_infer
+from remora.protocols.grpc.management import RPCS, Rpc
+from remora.protocols.grpc.status import (
     DECOUPLED_TEXT,
-    RPCS,
-    SERVICE,
     SHUTDOWN_TEXT,
-    Rpc,
-    encode_infer,
     forward_pattern,
     forwarded,
-    read_infer,
     status_of,
     status_text,
 )

@@ -24,7 +24,8 @@ from remora.errors import (
     error_of,
 )
 from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
-from remora.protocols.grpc.infer import SHUTDOWN_TEXT, InferCall, InferMessage, read_infer
+from remora.protocols.grpc.infer import InferCall, InferMessage, read_infer
+from remora.protocols.grpc.status import SHUTDOWN_TEXT
 from remora.protocols.grpc.stream import (
     AnswerOrder,
     Entry,

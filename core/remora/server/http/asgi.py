@@ -21,8 +21,8 @@ from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
 from remora.protocols.http1 import Head, too_large
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
+from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
-from remora.protocols.rest.v2_rest import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.http.exchange import STREAM_BACKLOG, Exchange
 from remora.server.http.rest import Later, RestService

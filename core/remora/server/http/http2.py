@@ -71,7 +71,7 @@ class StreamConnection:
 
     def took(self, size: int) -> None:
         """So much of the body is used."""
-        self._connection.machine.took(self._stream, size)
+        self._connection.machine.consumed(self._stream, size)
         self._connection.flush_soon()
 
     def respond(self, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
@@ -231,7 +231,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Handle what was received."""
         if self._gone:
             return
-        self._upkeep.heard = self._loop.time()
+        self._upkeep.last_received = self._loop.time()
         self._receiving = True
         try:
             self.machine.receive(data)
@@ -274,8 +274,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Do what `Keepalive` says that is due."""
         if self._gone or self._transport.is_closing():
             return
-        if self.machine.spoke():
-            self._upkeep.spoke()
+        if self.machine.sent_data():
+            self._upkeep.record_sent()
         due = self._upkeep.due(self._loop.time(), self.machine.open)
         if due.ends:
             self._end(Http2Error(NO_ERROR, due.ends))
@@ -289,8 +289,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def pinged(self) -> None:
-        if self.machine.spoke():
-            self._upkeep.spoke()
+        if self.machine.sent_data():
+            self._upkeep.record_sent()
         if self._upkeep.is_too_much(self._loop.time(), self.machine.open):
             raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")  # clients know the word, and ping less often
 
@@ -301,13 +301,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.machine.leave()
 
     def _part(self) -> None:
-        self.machine.part()
+        self.machine.stop_accepting()
         self.flush()
 
     def _end(self, error: Http2Error) -> None:
         """The connection cannot go on."""
         _log.debug("HTTP/2: %s", error)
-        self._transport.write(self.machine.goodbye(error))
+        self._transport.write(self.machine.final_goaway(error))
         self._close()
 
     def _close(self) -> None:
@@ -381,7 +381,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.idle_since = now
         elif now - self.idle_since > idle_s:
             self._leave()
-        self.machine.forgive()
+        self.machine.decay_abuse()
         self.drop_stalled(now, limit_s)
 
     def drop_stalled(self, now: float, limit_s: float) -> None:
@@ -397,7 +397,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def close_when_done(self) -> None:
         """See `Http2Listener.close_idle`; what a client that has fallen silent has sent by half is not waited for."""
         now = self._loop.time()
-        if now - self._upkeep.heard > SILENCE_S:
+        if now - self._upkeep.last_received > SILENCE_S:
             self.drop_stalled(now, -1.0)
         self.flush()
 

@@ -18,25 +18,14 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.cross_site import is_loopback, is_own_host, refuse_host, refuse_page
 from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import failure
-from remora.protocols.rest.v2_rest import (
-    BinaryHeaders,
-    HttpAnswer,
-    InferCodec,
-    Refusal,
-    ReplyFormat,
-    Route,
-    answer_region,
-    choose_encoding,
-    compress,
-    decode_call,
-    encode_error,
-    encode_result,
-    inflate,
-    route,
-    v2_binary_headers,
-)
+from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.rest.content_encoding import choose_encoding, compress, inflate
+from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.management import decode_call, encode_result
+from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
+from remora.protocols.rest.routes import Route, route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
+from remora.protocols.shared_memory import answer_region
 from remora.server.http import deadlines
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 from remora.server.http.generate import GenerateRoutes

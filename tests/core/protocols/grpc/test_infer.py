@@ -27,19 +27,11 @@ from remora.messages import InferForm, InputSpec, OutputSpec, Response, Tensor
 from remora.proto import inference_pb2 as pb
 from remora.proto import model_config_pb2
 from remora.protocols.grpc import infer as v2_grpc
-from remora.protocols.grpc.infer import (
-    MAX_TENSORS,
-    RPCS,
-    InferCall,
-    decode_infer,
-    encode_infer,
-    forward_pattern,
-    forwarded,
-    read_infer,
-    status_of,
-    status_text,
-    version_of,
-)
+from remora.protocols.grpc.infer import InferCall, decode_infer, encode_infer, read_infer
+from remora.protocols.grpc.management import RPCS
+from remora.protocols.grpc.request import version_of
+from remora.protocols.grpc.status import forward_pattern, forwarded, status_of, status_text
+from remora.protocols.rest.request import MAX_TENSORS
 from remora.protocols.shared_memory import REGION_RPCS
 from remora.tensors.shared_memory import HostTarget, SharedMemory
 

@@ -124,7 +124,7 @@ def test_bodies_of_any_size_come_and_go_whole_however_the_bytes_are_cut(
             pair.client.send_data(number, body[at : at + room])
             at += room
             pair.turn(chance)
-            pair.server.took(number, room)
+            pair.server.consumed(number, room)
         pair.client.end_stream(number)
         pair.turn(chance)
     sent = bytes(chance.randrange(256) for _ in range(min(answer, 1000))) * (answer // 1000 + 1)
@@ -223,7 +223,7 @@ def test_a_server_that_leaves_ends_what_it_has_begun_and_takes_no_more() -> None
     pair.server.receive(frame(PING, 1, 0, asked[-8:]) + frame(HEADERS, ALL_HEADERS | ENDS, 5, BLOCK))
     assert pair.server.left
     pair.server.leave()
-    pair.server.part()
+    pair.server.stop_accepting()
     pair.server.respond(1, HEAD, b"x", TRAILERS)
     said = pair.server.take()
     assert said.count(frame(GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4))) == 1
@@ -240,9 +240,9 @@ def test_a_client_that_said_nothing_yet_is_not_waited_for_when_the_server_leaves
 
 def test_pings_are_answered_and_told_of_and_what_is_sent_meanwhile_too() -> None:
     server, streams = greeted()
-    server.spoke()
+    server.sent_data()
     server.receive(frame(PING, 0, 0, b"12345678") + frame(PING, 1, 0, b"leaving "))
-    assert (server.take(), streams.pings, server.spoke(), server.left) == (
+    assert (server.take(), streams.pings, server.sent_data(), server.left) == (
         frame(PING, 1, 0, b"12345678"),
         1,
         False,
@@ -250,11 +250,11 @@ def test_pings_are_answered_and_told_of_and_what_is_sent_meanwhile_too() -> None
     )
     server.receive(OPEN)
     server.ping()
-    assert not server.spoke()
+    assert not server.sent_data()
     server.send_headers(1, HEAD)
-    assert (server.spoke(), server.spoke()) == (True, False)
+    assert (server.sent_data(), server.sent_data()) == (True, False)
     server.send_data(1, b"x")
-    assert (server.spoke(), server.spoke()) == (True, False)
+    assert (server.sent_data(), server.sent_data()) == (True, False)
 
 
 # -- clients that mean no good -----------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_what_the_protocol_forbids_ends_the_connection_with_its_code(raw: bytes,
     with pytest.raises(Http2Error) as caught:
         server.receive(raw)
     assert caught.value.code == code
-    said = server.goodbye(caught.value)
+    said = server.final_goaway(caught.value)
     assert said[-len(str(caught.value)) - 4 : -len(str(caught.value))] == code.to_bytes(4, "big")
 
 
@@ -334,7 +334,7 @@ def test_a_client_that_only_makes_work_is_sent_away(raw: Any) -> None:
     server, _ = greeted()
     server.receive(OPEN)
     with pytest.raises(Http2Error) as caught:
-        server.receive(b"".join(raw(number) for number in range(Http2Limits.whims + 1)))
+        server.receive(b"".join(raw(number) for number in range(Http2Limits.abuse_budget + 1)))
     assert caught.value.code == ENHANCE_YOUR_CALM
 
 
@@ -343,21 +343,21 @@ def test_a_client_that_makes_the_server_reset_its_streams_is_sent_away(size: int
     server, seen = greeted()
     sent = b"".join(
         frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK) + frame(WINDOW, 0, number, size.to_bytes(4, "big"))
-        for number in range(1, 4 * Http2Limits.whims, 2)
+        for number in range(1, 4 * Http2Limits.abuse_budget, 2)
     )
     with pytest.raises(Http2Error) as caught:
         server.receive(sent)
     assert caught.value.code == ENHANCE_YOUR_CALM
-    assert Http2Limits.whims - 2 <= len(seen.gone) <= Http2Limits.whims
+    assert Http2Limits.abuse_budget - 2 <= len(seen.gone) <= Http2Limits.abuse_budget
 
 
 def test_requests_that_the_server_resets_count_as_those_that_the_client_resets() -> None:
     server, seen = greeted()
-    for number in range(1, 2 * Http2Limits.whims, 2):
+    for number in range(1, 2 * Http2Limits.abuse_budget, 2):
         server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
         server.reset(number, PROTOCOL_ERROR)
-    assert len(seen.finished) == Http2Limits.whims
-    number = 2 * Http2Limits.whims + 1
+    assert len(seen.finished) == Http2Limits.abuse_budget
+    number = 2 * Http2Limits.abuse_budget + 1
     with pytest.raises(Http2Error) as caught:
         server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
     assert caught.value.code == ENHANCE_YOUR_CALM
@@ -366,9 +366,9 @@ def test_requests_that_the_server_resets_count_as_those_that_the_client_resets()
 def test_a_client_that_pings_for_years_is_kept() -> None:
     server, _ = greeted()
     for _ in range(20):
-        for _ in range(Http2Limits.whims // 3):
+        for _ in range(Http2Limits.abuse_budget // 3):
             server.receive(frame(PING, 0, 0, bytes(8)))
-        server.forgive()
+        server.decay_abuse()
     assert server.has_output
 
 
@@ -425,4 +425,4 @@ def test_no_bytes_at_all_do_worse_than_end_their_connection(junk: bytes, kind: i
         server.receive(OPEN + frame(kind, flags, stream, junk))
         server.receive(junk)
     except Http2Error as error:
-        server.goodbye(error)
+        server.final_goaway(error)

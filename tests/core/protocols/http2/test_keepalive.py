@@ -17,7 +17,7 @@ TERMS = KeepalivePolicy(silence_s=10.0, answer_s=2.0, ping_interval_s=5.0)
 def test_silence_is_followed_by_a_ping_and_a_ping_without_an_answer_by_the_end() -> None:
     upkeep = Keepalive(TERMS, 100.0)
     assert upkeep.due(100.0, 1) == KeepaliveAction(110.0)
-    upkeep.heard = 104.0
+    upkeep.last_received = 104.0
     assert upkeep.due(110.0, 1) == KeepaliveAction(114.0)
     assert upkeep.due(114.0, 1) == KeepaliveAction(116.0, pings=True)
     assert upkeep.due(115.0, 1) == KeepaliveAction(116.0)
@@ -27,7 +27,7 @@ def test_silence_is_followed_by_a_ping_and_a_ping_without_an_answer_by_the_end()
 def test_whatever_comes_answers_a_ping() -> None:
     upkeep = Keepalive(TERMS, 0.0)
     assert upkeep.due(10.0, 1).pings
-    upkeep.heard = 10.0
+    upkeep.last_received = 10.0
     assert upkeep.due(12.0, 1) == KeepaliveAction(20.0)
 
 
@@ -45,11 +45,11 @@ def test_only_so_many_pings_are_sent_before_data() -> None:
         found = []
         for now in range(begin, begin + 40, 10):
             found.append(upkeep.due(now, 1).pings)
-            upkeep.heard = now
+            upkeep.last_received = now
         return found
 
     assert pings(10) == [True, True, False, False]
-    upkeep.spoke()
+    upkeep.record_sent()
     assert pings(50) == [True, True, False, False]
 
 
@@ -57,7 +57,7 @@ def test_with_no_limit_pings_are_sent_for_ever() -> None:
     upkeep = Keepalive(replace(TERMS, pings=0), 0.0)
     for now in range(10, 1000, 10):
         assert upkeep.due(now, 1).pings
-        upkeep.heard = now
+        upkeep.last_received = now
 
 
 def test_a_client_that_pings_too_often_gets_strikes_and_then_it_is_too_much() -> None:
@@ -68,7 +68,7 @@ def test_a_client_that_pings_too_often_gets_strikes_and_then_it_is_too_much() ->
 def test_strikes_are_forgotten_when_something_is_sent() -> None:
     upkeep = Keepalive(TERMS, 0.0)
     for now in range(100):
-        upkeep.spoke()
+        upkeep.record_sent()
         assert not upkeep.is_too_much(float(now), 1)
 
 
@@ -96,7 +96,7 @@ def test_without_a_grace_running_calls_of_an_old_connection_take_their_time() ->
     upkeep = Keepalive(replace(TERMS, age_s=6.0, pings=0), 0.0)
     assert upkeep.due(6.0, 1).leaves
     for now in range(10, 1000, 10):
-        upkeep.heard = now - 1.0
+        upkeep.last_received = now - 1.0
         assert not upkeep.due(float(now), 1).ends
 
 
@@ -123,4 +123,4 @@ def test_a_client_that_answers_is_ended_by_nothing_but_its_age_and_no_wake_is_in
             return
         assert due.wake > now
         assert left == (now >= age_s)
-        now = upkeep.heard = due.wake
+        now = upkeep.last_received = due.wake

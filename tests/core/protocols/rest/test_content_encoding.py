@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError
-from remora.protocols.rest.v2_rest import HttpAnswer, Refusal, choose_encoding, compress, inflate
+from remora.protocols.rest.answer import HttpAnswer, Refusal
+from remora.protocols.rest.content_encoding import choose_encoding, compress, inflate
 
 LIMIT = 1 << 20
 ANSWER = HttpAnswer(200, ((b"Content-Type", b"application/json"),), [b"[1,", memoryview(b"2]")])

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError
 from remora.messages import DTYPES, InferForm, InputSpec, OutputSpec, Response, Tensor
-from remora.protocols.rest.v2_rest import InferCodec, Refusal, ReplyFormat
+from remora.protocols.rest.answer import Refusal
+from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.response import ReplyFormat
 
 FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
 JSON_INPUT = {**FP32, "data": [1, 2, 3, 4]}

@@ -38,7 +38,8 @@ from remora.calls import (
 )
 from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
 from remora.proto import model_config_pb2
-from remora.protocols.rest.v2_rest import Route, decode_call, encode_result, route
+from remora.protocols.rest.management import decode_call, encode_result
+from remora.protocols.rest.routes import Route, route
 
 LOAD = Route("load", "m")
 UNLOAD = Route("unload", "m")

@@ -135,8 +135,8 @@ def test_what_cannot_be_read_is_refused_with_a_reason(body: Any, words: str) -> 
     ("value", "words"),
     [
         (json.loads("[" * 100 + '"a"' + "]" * 100), "nest too deep"),
-        ({"b64": "aGk=é"}, "no base64"),
-        ({"b64": "a"}, "no base64"),
+        ({"b64": "aGk=é"}, "not base64"),
+        ({"b64": "a"}, "not base64"),
         (5, "must be text"),
         ([["a"], "b"], "rows differ"),
     ],

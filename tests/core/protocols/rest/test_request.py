@@ -11,8 +11,8 @@ import pytest
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError, UnsupportedError
 from remora.messages import DTYPES
+from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import MAX_TENSORS, RequestLimits, check_values
-from remora.protocols.rest.v2_rest import InferCodec
 
 FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
 JSON_INPUT = {**FP32, "data": [1, 2, 3, 4]}

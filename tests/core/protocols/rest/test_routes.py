@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.protocols.rest import routes as v2_routes
-from remora.protocols.rest.v2_rest import Refusal, Route, route
+from remora.protocols.rest.answer import Refusal
+from remora.protocols.rest.routes import Route, route
 
 
 @pytest.mark.parametrize(

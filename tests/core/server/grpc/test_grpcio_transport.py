@@ -167,7 +167,7 @@ def test_metadata_that_match_become_parameters() -> None:
 @pytest.mark.parametrize(
     ("engine", "message", "code", "text"),
     [
-        (FakeEngine(), b"\xff\xff\xff", "INTERNAL", "Unable to parse request: the bytes are damaged or no Model"),
+        (FakeEngine(), b"\xff\xff\xff", "INTERNAL", "Unable to parse request: the bytes are not a valid Model"),
         (FakeEngine(), infer_bytes("nope"), "NOT_FOUND", "Request for unknown model: 'nope' is not found"),
         (FakeEngine(), infer_bytes(model_version="x"), "INVALID_ARGUMENT", "failed to get model version from specif"),
         (

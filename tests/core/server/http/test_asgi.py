@@ -23,7 +23,7 @@ from remora.models.table import LoadingError
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.protocols.rest.v2_rest import InferCodec
+from remora.protocols.rest.infer import InferCodec
 from remora.server.http.asgi import (
     AsgiApp,
     AsgiPages,

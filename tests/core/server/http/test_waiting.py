@@ -14,7 +14,7 @@ from remora.messages import Buffer
 from remora.models.table import LoadingError
 from remora.options import EngineOptions
 from remora.protocols.http1 import Head
-from remora.protocols.rest.v2_rest import InferCodec
+from remora.protocols.rest.infer import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.rest import RestService
