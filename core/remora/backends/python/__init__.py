@@ -1,9 +1,10 @@
-"""The Python backend, in-thread: Triton's Python models, unchanged (spec group Y); the law: whatever a model's code
-does becomes an answer or an error, and never harms its neighbours.
+"""Python backend that runs Triton's Python models unchanged (spec group Y).
 
-Every instance imports the model's file anew, so that its globals are its own, as they are in Triton where an instance
-is a process. The engine's threads run the model's code; a model that needs the interpreter to itself belongs into a
-worker process.
+Every instance imports the model's file anew, so that its globals are separate, as in Triton where an instance is a
+process. The engine's threads run the model's code; a model that needs an interpreter to itself belongs into a worker
+process.
+
+Invariant: whatever a model's code does becomes an answer or an error, and never affects other models.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from remora.tensors.device import CUDA, HOST, DeviceId
 DEFAULT_FILENAME = "model.py"
 
 _CODE = "code-of-the-backend"
-"""The setting that carries the file of a shared backend to wherever the model is opened."""
+"""Setting that carries the path of a shared backend's file to the process that opens the model."""
 
 JsonText = Callable[[ModelConfig], str]
 
@@ -42,12 +43,12 @@ def _config_json(config: ModelConfig) -> str:
 
 
 class PythonBackend:
-    """Opens Python models.
+    """Backend for Python models.
 
     Args:
-        to_json: how a configuration is shown to a model.
-        name: what configurations call the backend.
-        file: the code of all its models [Y16]; None for those that bring their own.
+        to_json: converts a configuration to the JSON text that a model receives.
+        name: the backend's name in configurations.
+        file: the code shared by all its models [Y16]; None for models with their own code.
     """
 
     def __init__(self, to_json: JsonText = _config_json, *, name: str = "python", file: Path | None = None) -> None:
@@ -56,13 +57,15 @@ class PythonBackend:
         self._file = file
 
     def open(self, source: Source, config: ModelConfig) -> BackendModel:
-        """Open the model where its parameter ISOLATION, or else the setting ``isolation``, wants it: in a worker
-        process or here. Raises as ``open_here`` does, and ConfigError for an ISOLATION that is none or for packages
-        that are not there."""
+        """Open the model in a worker process or in this process.
+
+        The parameter ISOLATION decides, else the setting ``isolation``. Raises as ``open_here`` does, and ConfigError
+        for an unknown ISOLATION or for missing packages.
+        """
         if self._file is not None:
             source = source._replace(settings={**source.settings, _CODE: str(self._file)})
         if isolation(config, source.settings) == PROCESS:
-            from remora.backends.worker.model import WorkerModel  # only for those who have workers
+            from remora.backends.worker.model import WorkerModel  # lazy: only worker models need it
 
             return WorkerModel(source, config)
         if asks_for_environment(source, config):
@@ -72,11 +75,11 @@ class PythonBackend:
         return self.open_here(source, config)
 
     def open_here(self, source: Source, config: ModelConfig) -> PythonModel:
-        """Import the model's file: ``default_model_filename`` or model.py in the version's folder.
+        """Import ``default_model_filename`` or model.py from the version's directory.
 
         Raises:
-            NotFoundError: no such file.
-            ConfigError: a file name that leads out of the version's folder.
+            NotFoundError: there is no such file.
+            ConfigError: the file name leads out of the version's directory.
             InternalError: the file cannot be imported, or defines no model.
         """
         shared = source.settings.get(_CODE)
@@ -85,18 +88,23 @@ class PythonBackend:
 
 
 def _devices(config: ModelConfig, placement: Placement) -> frozenset[DeviceId]:
-    """Where the inputs of an instance may lie: in main memory, unless its author has said otherwise [Y15]."""
-    given = {key: value.string_value.lower() for key, value in config.parameters.items()}
-    if given.get("FORCE_CPU_ONLY_INPUT_TENSORS") != "no":
+    """Return the devices on which an instance accepts inputs.
+
+    The default is main memory only; FORCE_CPU_ONLY_INPUT_TENSORS "no" changes it [Y15].
+    """
+    parameters = {key: value.string_value.lower() for key, value in config.parameters.items()}
+    if parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS") != "no":
         return frozenset()
     return frozenset({HOST, (CUDA, placement.device_id)} if placement.kind == "GPU" else {HOST})
 
 
 class PythonModel:
-    """One version of a Python model. The import that checked the file serves the first instance.
+    """One version of a Python model.
+
+    The import that checked the file is reused for the first instance.
 
     Args:
-        shared: the file is a backend's and serves other models too.
+        shared: the file belongs to a backend and serves other models too.
     """
 
     def __init__(self, source: Source, file: Path, to_json: JsonText, *, shared: bool = False) -> None:
@@ -112,14 +120,14 @@ class PythonModel:
         """Let the model's ``auto_complete_config`` fill in its configuration [C14].
 
         Raises:
-            ConfigError: it gives back what no configuration can hold.
-            InternalError: it fails, contradicts what is configured, or gives back no configuration.
+            ConfigError: the returned configuration contains invalid values.
+            InternalError: the function fails, contradicts the configuration, or does not return a configuration.
         """
         loaded = self._spare = self._spare or self._load()
         complete = getattr(model_class(loaded), "auto_complete_config", None)
         if complete is None:
             return
-        completed = self._asked(complete, config)
+        completed = self._call_class_function(complete, config)
         if not isinstance(completed, CompletedConfig):
             raise InternalError(
                 f"auto_complete_config function in model '{self._source.name}' must return a valid pb.ModelConfig "
@@ -127,22 +135,22 @@ class PythonModel:
             )
         take_over(completed, config)
 
-    def _asked(self, ask: Callable[[CompletedConfig], Any], config: ModelConfig) -> Any:
-        """What a function of the model's class says to a configuration."""
+    def _call_class_function(self, function: Callable[[CompletedConfig], Any], config: ModelConfig) -> Any:
+        """Call a function of the model's class with a configuration and return its result."""
         try:
             with hosted(self._host(), opening(self._source.name)):
-                return ask(CompletedConfig(self._to_json(config)))
+                return function(CompletedConfig(self._to_json(config)))
         except BaseException as error:
             failure = describe(error, self._folders)
         raise InternalError(failure, from_model=True)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """A new instance, initialized. Raises InternalError when the model refuses to start."""
+        """Create and initialize an instance. Raises InternalError if the model fails to start."""
         loaded, self._spare = self._spare or self._load(), None
-        if self._shared:  # a backend may look at what its models ask for; a model's own function may be anything
+        if self._shared:  # a backend checks its models' configurations; in a model the name may mean anything
             check = vars(model_class(loaded)).get("validate_config")
             if isinstance(check, staticmethod | classmethod):
-                self._asked(check.__get__(None, model_class(loaded)), config)
+                self._call_class_function(check.__get__(None, model_class(loaded)), config)
         arguments = {
             "model_config": self._to_json(config),
             "model_instance_kind": placement.kind,
@@ -162,7 +170,7 @@ class PythonModel:
         return instance
 
     def close(self) -> None:
-        """Forget the import that no instance has used."""
+        """Release the import that no instance has used."""
         if self._spare is not None:
             self._spare.close()
             self._spare = None

@@ -1,8 +1,8 @@
-"""Calls of other models by a Python model's code (spec group L); the law: what goes wrong with a call is its answer.
+"""Calls of other models by a Python model's code (spec group L).
 
-A model gets error responses, never exceptions, for all that can happen to a request; only misuse of this interface
-and failed model control raise. The same class serves models in threads and in processes of their own: what differs is
-the ``ModelCaller`` that it stands on.
+Failures of a request reach the model as error responses, never as exceptions; only misuse of this interface and failed
+model control raise. The same class serves models in threads and in worker processes; only the underlying
+``ModelCaller`` differs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class ModelCalls:
-    """A model's way to the engine; what ``host.Caller`` asks for.
+    """Implementation of ``host.Caller`` on the engine.
 
     Args:
-        engine: takes the calls.
-        instance_name: who calls, for error texts.
+        engine: receives the calls.
+        instance_name: name of the calling instance, for error texts.
     """
 
     def __init__(self, engine: ModelCaller, instance_name: str) -> None:
@@ -36,13 +36,19 @@ class ModelCalls:
         self._instance_name = instance_name
 
     def infer(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-        """Run a request: its response, or an iterator of them that does not wait for the first [L01, L03]."""
+        """Run a request and return its response, or an iterator of responses [L01, L03].
+
+        The iterator is returned if ``decoupled``, before the first response arrives.
+        """
         answers = _Answers()
         self._submit(request, answers, decoupled=decoupled)
         return ResponseIterator(answers) if decoupled else answers.wait_for(0)
 
     async def infer_async(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-        """The same for coroutines. A coroutine that is cancelled cancels its request."""
+        """Run a request as ``infer`` does, in a coroutine.
+
+        A cancelled coroutine cancels its request.
+        """
         answers = _Answers()
         self._submit(request, answers, decoupled=decoupled)
         if decoupled:
@@ -61,11 +67,11 @@ class ModelCalls:
             answers.cancelled_by(cancel)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:
-        """Load a model, with another configuration or other files if they are given [L06].
+        """Load a model, optionally with another configuration or other files [L06].
 
         Raises:
-            TypeError: files that are not named by text or hold anything but bytes.
-            TritonModelException: it cannot be loaded, or models are not loaded on demand here.
+            TypeError: a file name is not text, or its content is not bytes.
+            TritonModelException: the model cannot be loaded, or the server does not load models on demand.
         """
         parameters: dict[str, str | bytes] = {}
         if config:
@@ -80,14 +86,20 @@ class ModelCalls:
             raise self._failure("load model", error) from None
 
     def unload_model(self, name: str, *, unload_dependents: bool) -> None:
-        """Take a model out of service [L06]. Raises TritonModelException where that is not allowed."""
+        """Take a model out of service [L06].
+
+        Raises TritonModelException if the server does not allow it.
+        """
         try:
             self._engine.unload(name, unload_dependents=unload_dependents)
         except RemoraError as error:
             raise self._failure("unload model", error) from None
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Would a request be taken [L06]? Raises TritonModelException for a version that is no number."""
+        """Return True if a request would be accepted [L06].
+
+        Raises TritonModelException if the version is not a number.
+        """
         try:
             return self._engine.is_ready(name, _version_of(version))
         except RemoraError as error:
@@ -100,7 +112,7 @@ class ModelCalls:
 
 
 def _version_of(text: str) -> int:
-    """-1 for any version, which is what an empty text asks for."""
+    """Return the version number in a text, or -1 (any version) for an empty text."""
     if not text:
         return -1
     try:
@@ -113,7 +125,10 @@ def _version_of(text: str) -> int:
 
 
 class _Answers:
-    """The responses to one call as they arrive. Thread-safe; any thread or coroutine may wait for any of them."""
+    """Responses to one call as they arrive.
+
+    Thread-safe; any thread or coroutine may wait for any of them.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -123,7 +138,10 @@ class _Answers:
         self._waiting: list[Callable[[], None]] = []
 
     def take(self, outcome: Outcome) -> None:
-        """What the engine calls with each answer. A last one without content is an empty response, as in Triton."""
+        """Receive an answer from the engine.
+
+        A final answer without content becomes an empty response, as in Triton.
+        """
         final = not isinstance(outcome, Streamed) or outcome.final
         inner = outcome.outcome if isinstance(outcome, Streamed) else outcome
         response = _response_of(inner)
@@ -138,28 +156,28 @@ class _Answers:
             wake()
 
     def cancelled_by(self, cancel: Callable[[], None]) -> None:
-        """How the call is cancelled; known only once it has been submitted."""
+        """Set the function that cancels the call, known only after submission."""
         self._cancel = cancel
 
     def cancel(self) -> None:
-        """Ask the engine to stop, unless all is there."""
+        """Cancel the call unless all answers have arrived."""
         if self._cancel is not None and not self._ended:
             self._cancel()
 
     def wait_for(self, index: int) -> InferenceResponse:
-        """The response at ``index``. Raises IndexError when there are fewer."""
+        """Return the response at ``index``. Raises IndexError if there are fewer."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or len(self._arrived) > index)
         return self._arrived[index]
 
     async def arrival_of(self, index: int) -> InferenceResponse:
-        """The same for coroutines."""
+        """Wait for the response at ``index`` in a coroutine. Raises IndexError as ``wait_for`` does."""
         while not self._ended and len(self._arrived) <= index:
             await self._change(index)
         return self._arrived[index]
 
     async def _change(self, index: int) -> None:
-        import asyncio  # 30 ms that models without coroutines do not need
+        import asyncio  # takes 30 ms, needed only by coroutines
 
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -175,15 +193,14 @@ def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None
         if not future.done():
             future.set_result(None)
 
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed, so no coroutine waits
         loop.call_soon_threadsafe(resolve)
 
 
 class ResponseIterator:
-    """The responses of a decoupled call, in order; for loops and, in coroutines, ``async for`` [L01, L05].
+    """Responses of a decoupled call, in order, for ``for`` and ``async for`` [L01, L05].
 
-    Once the end is reached, iterating begins again with the first response. A call whose iterator is dropped before
-    its end is cancelled.
+    At the end, iteration restarts with the first response. Dropping the iterator before its end cancels the call.
     """
 
     def __init__(self, answers: _Answers) -> None:
@@ -223,7 +240,10 @@ class ResponseIterator:
             self._at_end = False
 
     def cancel(self) -> None:
-        """Ask that no more responses be made. What has arrived stays, and the iteration still comes to its end."""
+        """Ask the engine to stop producing responses.
+
+        Responses that have arrived stay, and the iteration still ends.
+        """
         self._answers.cancel()
 
     def __del__(self) -> None:

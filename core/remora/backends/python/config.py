@@ -1,6 +1,6 @@
-"""The configuration a Python model completes [C14]; the law: what is configured is filled in, never changed.
+"""Configuration object that a Python model completes in ``auto_complete_config`` [C14].
 
-What contradicts it raises Triton's errors, in its words.
+Invariant: configured values are completed, never changed. A contradiction raises an error with Triton's text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _COMPLETED = ("max_batch_size", "input", "output", "dynamic_batching", "model_tr
 
 
 class ModelConfig:
-    """What ``auto_complete_config`` gets, fills in and gives back. All methods raise ValueError for a contradiction.
+    """Configuration that ``auto_complete_config`` receives, completes and returns.
+
+    All methods raise ValueError for a contradiction.
 
     Args:
         model_config: the configuration as JSON text.
@@ -26,11 +28,11 @@ class ModelConfig:
         self._model_config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration as it stands."""
+        """Return the current configuration."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the largest batch; the configuration file may not have asked for a larger one."""
+        """Set the largest batch, which must not be below the configured value."""
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
             raise ValueError(
@@ -40,7 +42,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Ask for the dynamic batcher, unless it is configured already."""
+        """Enable the dynamic batcher unless it is configured already."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -50,15 +52,18 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - models pass it by this name
-        """Add an input: ``name``, ``data_type`` ("TYPE_FP32"), ``dims`` and, if it is not needed, ``optional``."""
+        """Add an input.
+
+        Its keys are ``name``, ``data_type`` ("TYPE_FP32"), ``dims`` and ``optional`` if it may be omitted.
+        """
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Add an output: ``name``, ``data_type`` and ``dims``."""
+        """Add an output with the keys ``name``, ``data_type`` and ``dims``."""
         self._add("output", output, ("name", "data_type", "dims"))
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Say whether the model is decoupled: ``{"decoupled": True}``."""
+        """Set whether the model is decoupled, as ``{"decoupled": True}``."""
         for key in transaction_policy_dict:
             if key != "decoupled":
                 raise ValueError(
@@ -117,16 +122,16 @@ class ModelConfig:
 
 
 def take_over(completed: ModelConfig, config: Message) -> None:
-    """Put what a model has completed into ``config``; everything else stays as it is.
+    """Copy only the fields that a model may complete into ``config``.
 
     Raises:
-        ConfigError: a value that the configuration cannot hold.
+        ConfigError: the configuration cannot hold a value.
     """
-    from google.protobuf import json_format  # only for models that complete their configuration
+    from google.protobuf import json_format  # lazy: only completing models need it
 
-    said = {key: value for key, value in completed.as_dict().items() if key in _COMPLETED}
+    values = {key: value for key, value in completed.as_dict().items() if key in _COMPLETED}
     try:
-        filled = json_format.ParseDict(said, Message())
+        filled = json_format.ParseDict(values, Message())
     except json_format.ParseError as error:
         raise ConfigError(f"auto_complete_config of model '{config.name}': {error}") from error
     config.max_batch_size = filled.max_batch_size

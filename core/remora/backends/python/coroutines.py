@@ -1,5 +1,6 @@
-"""The event loop of an instance whose methods are coroutines, in a thread; the law: what a model starts there goes on
-until the instance is closed, as it does in Triton.
+"""Event loop thread of an instance whose methods are coroutines.
+
+Tasks that a model starts run until the instance is closed, as in Triton.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from remora.backends.calling import current_origin
 _log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""How long cancelled coroutines may take to end."""
+"""Time that cancelled coroutines have to end, in seconds."""
 
 
 class BackgroundLoop:
-    """Runs coroutines until it is closed. They see the context variables of the code that hands them in.
+    """Event loop in a thread that runs coroutines until it is closed.
+
+    Coroutines see the context variables of the code that submits them.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,27 +43,30 @@ class BackgroundLoop:
             try:
                 self._loop.run_forever()
             except BaseException as error:  # SystemExit of a task: all other requests of the instance need the loop
-                _log.warning("%s: a task raised %s, which ends no loop here", self._thread.name, type(error).__name__)
+                _log.warning("%s: a task raised %s; the event loop continues", self._thread.name, type(error).__name__)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for a coroutine's result; raises what it raises."""
+        """Run a coroutine and return its result or raise its exception."""
         future: Future[Any] = Future()
         self.start(coroutine, partial(_settle, future))
         try:
             return future.result()
         finally:
-            del future  # a failure would otherwise keep itself alive through this frame
+            del future  # otherwise the exception would stay alive through this frame
 
     def start(self, coroutine: Coroutine[Any, Any, Any], done: Callable[[object, BaseException | None], None]) -> None:
-        """Let a coroutine run. ``done(result, None)`` or ``done(None, error)`` is called in the loop's thread."""
+        """Start a coroutine.
+
+        ``done(result, None)`` or ``done(None, error)`` is called in the loop's thread.
+        """
 
         async def watched() -> None:
             try:
                 try:
                     result = await coroutine
                 finally:
-                    current_origin().end()  # here: tasks that it started may run before its caller does
-            except BaseException as error:  # SystemExit too: it would end the loop, and all other requests with it
+                    current_origin().end()  # here, because tasks that it started may run before its caller does
+            except BaseException as error:  # SystemExit too, because it would end the loop and all other requests
                 done(None, error)
             else:
                 done(result, None)
@@ -68,11 +74,14 @@ class BackgroundLoop:
         asyncio.run_coroutine_threadsafe(watched(), self._loop)
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread; a model that does not let go in GRACE_S is left behind."""
+        """Cancel running coroutines and end the thread.
+
+        A thread that a model blocks for longer than GRACE_S is abandoned.
+        """
         try:
             asyncio.run_coroutine_threadsafe(_cancel_others(self._loop), self._loop).result(2 * GRACE_S)
         except TimeoutError:
-            _log.warning("%s: a coroutine keeps its thread busy and is left behind", self._thread.name)
+            _log.warning("%s: a coroutine blocks its thread, which is abandoned", self._thread.name)
             return
         self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -96,16 +105,16 @@ def _task(
 
 
 def _let_go(task: asyncio.Task[Any]) -> None:
-    """Clear the variables of the coroutine that a failed task ran.
+    """Clear the local variables of a failed task's coroutine.
 
-    A model that keeps its task keeps the failure and its frames, a response sender among them: the request would be
-    open for ever. Coroutines further down are left alone, because one that caught the error before may still run.
+    A model that keeps its task keeps the exception and its frames, a response sender among them, and the request would
+    stay open forever. Inner coroutines are left alone, because one that caught the error before may still run.
     """
-    error = None if task.cancelled() else task._exception  # unlike exception(), that leaves it unseen
+    error = None if task.cancelled() else task._exception  # exception() would mark it as retrieved
     where = error.__traceback__ if error is not None else None
     code = getattr(task.get_coro(), "cr_code", None)
     while where is not None and where.tb_frame.f_code is not code:
-        where = where.tb_next  # SystemExit has come through the loop itself
+        where = where.tb_next  # SystemExit passes through the loop's frames
     if where is not None:
         with suppress(RuntimeError):
             where.tb_frame.clear()

@@ -1,6 +1,6 @@
-"""DLPack for Python models: numpy's tensors, and what numpy cannot carry; the law: no bytes are copied.
+"""DLPack exchange for Python models, including bfloat16 and GPU memory.
 
-bfloat16 travels as 16-bit integers. What lies on a device stays there, as a `DeviceArray`.
+bfloat16 travels as 16-bit integers. Memory on a device stays there, as a `DeviceArray`. No bytes are copied.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from remora.tensors.dlpack import Capsule, DLPackError
 
 
 def export_bfloat16(bits: Array) -> object:
-    """A capsule over the memory of C-ordered 16-bit integers that says it holds bfloat16."""
+    """Return a capsule that marks C-ordered 16-bit integers as bfloat16."""
     return dlpack.export(dlpack.Memory("BF16", bits.shape, HOST, bits.ctypes.data, bits))
 
 
 def import_tensor(source: object) -> tuple[str, Array | DeviceArray]:
-    """A capsule, or an object with ``__dlpack__``, as (datatype, an array over the same memory).
+    """Return (datatype, array over the same memory) for a capsule or object with ``__dlpack__``.
 
-    The datatype is "" where the array tells it.
+    The datatype is "" if the array's dtype determines it.
 
     Raises:
-        DLPackError: not DLPack, taken already, not C-ordered, on a device that is not CUDA's, or a type that numpy or
+        DLPackError: not DLPack, already consumed, not C-ordered, on a device other than CUDA, or a type that numpy or
             the wire does not have.
     """
     found = Capsule(_capsule_of(source))
@@ -60,7 +60,7 @@ def _capsule_of(source: object) -> object:
 
 
 class _SingleUse:
-    """A bare capsule in the shape that numpy wants it in."""
+    """Wrapper of a bare capsule for ``numpy.from_dlpack``."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -77,5 +77,5 @@ def _bits(memory: dlpack.Memory) -> Array:
     if not count:
         return np.empty(memory.shape, np.uint16)
     buffer: Any = (ctypes.c_uint16 * count).from_address(memory.address)
-    buffer.loan = memory.owner  # the array keeps the buffer, and so the loan
+    buffer.loan = memory.owner  # the array keeps the buffer, and so its owner, alive
     return np.frombuffer(buffer, np.uint16).reshape(memory.shape)

@@ -1,9 +1,9 @@
-"""Which interpreter a Python model's worker runs on [Y14]; the law: what to do is decided first, and done in one
-place, once for all processes of the machine.
+"""Selection and creation of the Python environment of a model's worker [Y14].
 
-Three kinds: the server's own interpreter; a virtual environment with what the ``requirements.txt`` beside the model
-names and the server does not have; and the environment, a directory or an archive, that EXECUTION_ENV_PATH points at.
-Made environments lie in a cache directory under the hash of what they are made from.
+There are three kinds: the server's own interpreter; a virtual environment with the packages that the
+``requirements.txt`` beside the model names and the server lacks; and the environment, a directory or an archive, at
+EXECUTION_ENV_PATH. Created environments are stored in a cache directory under the hash of their sources, once for all
+processes of the machine.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ except ImportError as error:
 
 
 class Own(NamedTuple):
-    """The interpreter that runs the server."""
+    """The interpreter of the server."""
 
 
 class Virtual(NamedTuple):
-    """A virtual environment with the packages that ``text``, the content of ``file``, names."""
+    """A virtual environment with the packages in ``text``, the content of ``file``."""
 
     file: Path
     text: str
 
 
 class Folder(NamedTuple):
-    """An environment that lies unpacked at ``path``."""
+    """An unpacked environment at ``path``."""
 
     path: Path
 
 
 class Archive(NamedTuple):
-    """An environment packed into a tar file, compressed or not."""
+    """An environment in a tar file, compressed or not."""
 
     path: Path
 
@@ -75,13 +75,13 @@ Plan = Own | Virtual | Folder | Archive
 
 
 def plan_environment(parameters: Mapping[str, str], model_dir: Path, requirements: str | None, *, folder: bool) -> Plan:
-    """What a model's code is to run on. Pure.
+    """Return the environment that a model's code needs. Pure.
 
     Args:
         parameters: the string parameters of its configuration.
-        model_dir: its folder; stands for ``$$TRITON_MODEL_DIRECTORY``.
-        requirements: the text of the ``requirements.txt`` there, None when there is none.
-        folder: whether EXECUTION_ENV_PATH, expanded, is a directory.
+        model_dir: its directory, which replaces ``$$TRITON_MODEL_DIRECTORY``.
+        requirements: the text of its ``requirements.txt``, None if there is none.
+        folder: True if EXECUTION_ENV_PATH, expanded, is a directory.
     """
     path = environment_path(parameters, model_dir)
     if path is not None:
@@ -92,19 +92,22 @@ def plan_environment(parameters: Mapping[str, str], model_dir: Path, requirement
 
 
 def environment_path(parameters: Mapping[str, str], model_dir: Path) -> Path | None:
-    """EXECUTION_ENV_PATH, expanded; None when it is not set. Relative paths begin in the model's folder."""
+    """Return the expanded EXECUTION_ENV_PATH, or None if it is not set.
+
+    Relative paths start at the model's directory.
+    """
     written = parameters.get(PATH_PARAMETER, "")
     return model_dir / written.replace(MODEL_DIRECTORY, str(model_dir)) if written else None
 
 
 def interpreter_for(source: Source, config: ModelConfig) -> Path:
-    """The interpreter for a model's workers; makes its environment when it is not there. May take minutes.
+    """Return the interpreter for a model's workers, creating its environment if necessary.
 
-    Any thread of any process may call: environments are made under a lock.
+    This may take minutes. Any thread of any process may call it, because environments are created under a lock.
 
     Raises:
-        ConfigError: EXECUTION_ENV_PATH or the requirements cannot be used as they are written.
-        InternalError: the environment cannot be made; the text holds the installer's last lines.
+        ConfigError: EXECUTION_ENV_PATH or the requirements are invalid.
+        InternalError: the environment cannot be created; the text holds the installer's last lines.
     """
     plan = _plan_of(source, config)
     match plan:
@@ -127,21 +130,21 @@ def interpreter_for(source: Source, config: ModelConfig) -> Path:
 
 
 def check_in_thread(source: Source, config: ModelConfig) -> None:
-    """What a model in a thread of the server needs must be in the server's own environment.
+    """Check that the server's environment meets the needs of a model in a thread.
 
     Raises:
-        ConfigError: it is not; the text names each line that is not met, and the remedies.
+        ConfigError: a requirement is not met; the text names each unmet line and the remedies.
     """
     plan = _plan_of(source, config)
     if isinstance(plan, Folder | Archive):
         raise ConfigError(
             f"model '{source.name}' has {PATH_PARAMETER} '{plan.path}', but runs in a thread of the server, which has "
-            "one environment for all: remove the parameter, or let the model run in a process of its own "
+            "one environment for all: remove the parameter, or run the model in a worker process "
             "(parameter ISOLATION: process)"
         )
     if not isinstance(plan, Virtual):
         return
-    from importlib import metadata  # 40 ms that models without requirements do not need
+    from importlib import metadata  # takes 40 ms, needed only with requirements
 
     def version_of(name: str) -> str | None:
         try:
@@ -158,8 +161,8 @@ def check_in_thread(source: Source, config: ModelConfig) -> None:
         )
         raise ConfigError(
             f"model '{source.name}' runs in the server's environment, which does not meet its {plan.file}: {lines}. "
-            f"Install them with: {sys.executable} -m pip install -r {plan.file}; or let the model run in a process of "
-            "its own (parameter ISOLATION: process), which gets an environment of its own"
+            f"Install them with: {sys.executable} -m pip install -r {plan.file}; or run the model in a worker process "
+            "(parameter ISOLATION: process), which gets a separate environment"
         )
 
 
@@ -219,9 +222,9 @@ def _cache_of(source: Source) -> EnvironmentCache:
 
 
 def is_met(requirements: Path) -> bool:
-    """Whether there is nothing to install, as in an image that was given all, without an index.
+    """Return True if nothing must be installed, as in an image with all packages.
 
-    The installer judges: it knows extras, markers, versions, and what packages need in their turn.
+    pip decides without an index, because it handles extras, markers, versions and transitive requirements.
     """
     words = ["--dry-run", "--no-index", "--no-input", "--disable-pip-version-check", "--quiet", "--report", "-"]
     try:
@@ -229,25 +232,28 @@ def is_met(requirements: Path) -> bool:
             [sys.executable, "-m", "pip", "install", *words, "--requirement", str(requirements)], "look for packages"
         )
         return not json.loads(report)["install"]
-    except (InternalError, ValueError, KeyError):  # an old pip, or none, or something is missing
+    except (InternalError, ValueError, KeyError):  # pip is old or absent, or a package is missing
         return False
 
 
 def _install(requirements: Path, folder: Path, model: str) -> None:
-    """A virtual environment with the requirements, in which the server's own packages are found as well."""
+    """Create a virtual environment with the requirements.
+
+    It also finds the server's packages.
+    """
     _log.info("model '%s': making an environment for %s", model, requirements)
     _run([sys.executable, "-m", "venv", str(folder)], f"make a virtual environment for model '{model}'")
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
     _run([*pip, "--requirement", str(requirements)], f"install {requirements} of model '{model}'")
-    # Only now, so that the installer neither counts on the server's packages nor touches them. They come last on the
-    # path: what the requirements name wins.
+    # Written after the installation, because pip would otherwise count or change the server's packages. They come last
+    # on the path, so that the packages of the requirements take precedence.
     for site in folder.glob("lib/python*/site-packages"):
         (site / "remora_server.pth").write_text("\n".join(server_paths()) + "\n", encoding="utf-8")
 
 
 def _run(command: Iterable[str], what: str) -> str:
-    """What a command printed. Raises InternalError when it failed."""
+    """Run a command and return its output. Raises InternalError if the command fails."""
     try:
         done = subprocess.run(
             list(command), capture_output=True, text=True, errors="replace", timeout=_INSTALL_AT_MOST_S, check=False
@@ -257,8 +263,8 @@ def _run(command: Iterable[str], what: str) -> str:
     except OSError as error:
         raise InternalError(f"cannot {what}: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]
-        raise InternalError(f"cannot {what}: {' | '.join(said) or f'exit status {done.returncode}'}")
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()[-6:]
+        raise InternalError(f"cannot {what}: {' | '.join(output) or f'exit status {done.returncode}'}")
     return done.stdout
 
 
@@ -274,7 +280,10 @@ def _interpreter_in(folder: Path, model: str) -> Path:
 
 
 def _checked(python: Path, origin: Path, model: str) -> Path:
-    """Only an interpreter that starts, and that this engine's code runs on."""
+    """Return ``python`` if it starts and can run this engine's code.
+
+    Raises InternalError otherwise.
+    """
     _run([str(python), "-c", _TRIAL], f"run the interpreter of {PATH_PARAMETER} '{origin}' of model '{model}'")
     return python
 

@@ -1,9 +1,10 @@
-"""Environments on disk, shared by all processes of the machine; the law: one that is seen is whole, and one that is in
-use stays.
+"""Environments on disk, shared by all processes of the machine.
 
-An environment is a folder under its key with a marker in it that is written last: environments cannot be moved once
-they are made, so that it is the marker which appears at once. Two lock files lie beside it: whoever makes or removes
-the environment holds the first, and every process that uses it shares the second until it ends.
+An environment is a directory under its key, with a marker that is written last: environments cannot be moved once
+created, so the marker makes them visible atomically. Two lock files lie beside the directory: the process that creates
+or removes the environment holds the first, and every process that uses it shares the second until it exits.
+
+Invariant: a visible environment is complete, and an environment in use is not removed.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _log = logging.getLogger("remora.models")
 _MARKER = ".remora-complete"
 
 _in_use: dict[Path, int] = {}
-"""The lock files that this process holds shared, by environment. Locks are the process's, so that this is as well."""
+"""Lock files that this process holds shared, by environment. Global, because locks belong to the process."""
 
 
 class EnvironmentCache:
-    """Folders by key.
+    """Cache of environment directories by key.
 
     Args:
-        folder: made, for its owner alone, when it is not there.
-        limit_bytes: what all environments may take together; those not used for the longest time go first.
+        folder: created with mode 0700 if it does not exist.
+        limit_bytes: total size of all environments; the least recently used are removed first.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -40,13 +41,14 @@ class EnvironmentCache:
         self._limit_bytes = limit_bytes
 
     def has(self, key: str) -> bool:
-        """Whether the environment of that key is made by now."""
+        """Return True if the environment of that key is complete."""
         return (self._folder / key / _MARKER).is_file()
 
     def folder_for(self, key: str, make: Callable[[Path], None]) -> Path:
-        """The environment of that key, made by ``make(folder)`` if it is not there; in use until the process ends.
+        """Return the environment of that key, creating it with ``make(folder)`` if necessary.
 
-        Raises InternalError when the cache cannot be written, and whatever ``make`` raises.
+        The environment stays in use until the process exits. Raises InternalError if the cache cannot be written;
+        exceptions of ``make`` propagate.
         """
         environment = self._folder / key
         if environment in _in_use:
@@ -57,7 +59,7 @@ class EnvironmentCache:
                 if not (environment / _MARKER).is_file():
                     self._make(environment, make)
                 with suppress(OSError):
-                    os.utime(environment / _MARKER)  # the time of its last use
+                    os.utime(environment / _MARKER)  # records the last use
                 if environment not in _in_use:
                     _in_use[environment] = locks.take(self._folder / f"{key}.using", shared=True)
         except OSError as error:
@@ -69,7 +71,7 @@ class EnvironmentCache:
         return environment
 
     def _make(self, environment: Path, make: Callable[[Path], None]) -> None:
-        shutil.rmtree(environment, ignore_errors=True)  # what a process left that ended in the middle
+        shutil.rmtree(environment, ignore_errors=True)  # remains of a process that died while creating it
         try:
             make(environment)
             unfinished = environment / f"{_MARKER}.part"
@@ -80,18 +82,18 @@ class EnvironmentCache:
             raise
 
     def _shrink(self) -> None:
-        """Remove what has not been used for the longest time and is not in use, until the rest fits."""
+        """Remove the least recently used environments that are not in use until the rest fits."""
         kept = sorted(_entries(self._folder), key=lambda entry: entry.used_ns)
         total = sum(entry.size for entry in kept)
         for entry in kept:
             if total <= self._limit_bytes:
                 return
-            with suppress(OSError):  # somebody makes or uses it
+            with suppress(OSError):  # another process creates or uses it
                 self._remove(entry.path)
                 total -= entry.size
 
     def _remove(self, environment: Path) -> None:
-        """Raises BlockingIOError when it is in use."""
+        """Remove an environment. Raises BlockingIOError if it is in use."""
         making, using = (environment.with_name(f"{environment.name}.{what}") for what in ("making", "using"))
         with locks.holding(making, wait=False), locks.holding(using, wait=False):
             (environment / _MARKER).unlink()
@@ -112,7 +114,7 @@ def _entries(folder: Path) -> Iterator[_Entry]:
 
 
 def _size_of(folder: Path) -> int:
-    """In bytes; links count nothing."""
+    """Return the size in bytes, not counting links."""
     return sum(
         entry.stat(follow_symlinks=False).st_size
         for root, _, _ in os.walk(folder)

@@ -1,4 +1,7 @@
-"""What a model's exception looks like to a client [Y04]; the law: the model's lines are shown, ours are not."""
+"""Conversion of a model's exception to the error text for a client [Y04].
+
+The text shows lines of the model's code and hides lines of this package.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Modules whose package has another name, as far as models are likely to need them."""
+"""Common modules whose package has another name."""
 
 
 class _Line(NamedTuple):
@@ -29,17 +32,17 @@ class _Line(NamedTuple):
 
 
 def describe(error: BaseException, folders: Sequence[Path]) -> str:
-    """``ValueError: text`` and, below it, the lines that led there, innermost first, as Triton writes them.
+    """Return ``ValueError: text`` and the lines that led there, innermost first, as Triton does.
 
-    The first line shown is the first that lies in one of ``folders``: what comes before it called the model.
+    The lines start at the first that lies in one of ``folders``, because earlier ones called the model.
     """
     return _text(error, _lines(error, folders))
 
 
 def describe_load(error: BaseException, file: Path, folders: Sequence[Path]) -> str:
-    """The same for a file that could not be imported, with the remedy for a missing package."""
+    """Describe a failed import of a file, with the remedy for a missing package."""
     lines = _lines(error, folders)
-    if not lines and not isinstance(error, SyntaxError):  # its text says the line
+    if not lines and not isinstance(error, SyntaxError):  # its text contains the line
         lines = [_Line(str(file), 1, "<module>")]
     text = _text(error, lines)
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -53,15 +56,15 @@ def describe_load(error: BaseException, file: Path, folders: Sequence[Path]) -> 
 
 def _text(error: BaseException, lines: Iterable[_Line]) -> str:
     try:
-        said = str(error)
-    except Exception:  # the model's own exception class may be at fault too
-        said = "<the exception has no text>"
+        message = str(error)
+    except Exception:  # the exception's own __str__ may fail
+        message = "<the exception has no text>"
     where = "".join(f"  {line.file}({line.number}): {line.name}\n" for line in reversed(list(lines)))
-    return f"{type(error).__name__}: {said or '<EMPTY MESSAGE>'}" + (f"\n\nAt:\n{where}" if where else "")
+    return f"{type(error).__name__}: {message or '<EMPTY MESSAGE>'}" + (f"\n\nAt:\n{where}" if where else "")
 
 
 def _lines(error: BaseException, folders: Sequence[Path]) -> list[_Line]:
-    """Outermost first, from the model's first line on."""
+    """Return the traceback, outermost first, from the model's first line on."""
     lines = [line for line in _walk(error.__traceback__) if not line.file.startswith(_OWN_FOLDER)]
     prefixes = tuple(f"{folder}/" for folder in folders)
     for index, line in enumerate(lines):

@@ -1,8 +1,8 @@
-"""Where a Python model lives: its names and its way to other models; the law: a model's code asks here for all that
-depends on whether it runs in a thread of the server or in a process of its own.
+"""Context of the running Python model (its names, its caller of other models).
 
-The host travels in a context variable, so that models side by side in one process each find their own. Threads that a
-model starts by itself begin without one: there the module whose code is running tells.
+Everything that depends on whether a model runs in a server thread or in a worker process is reached through its host.
+The host travels in a context variable, so that models in one process each find their own. Threads that a model starts
+have no such variable; for them the module of the calling code determines the host.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ from remora.backends.calling import Origin, calling_from, current_origin
 
 
 class Caller(Protocol):
-    """How a model's requests reach other models [L01]."""
+    """Calls of other models for a model's code [L01]."""
 
     def infer(self, request: Any, *, decoupled: bool) -> Any:
-        """An ``InferenceResponse``, or an iterator of them when ``decoupled``. Failures are error responses."""
+        """Return an ``InferenceResponse``, or an iterator of them if ``decoupled``.
+
+        Failures are error responses.
+        """
 
     async def infer_async(self, request: Any, *, decoupled: bool) -> Any:
-        """The same for coroutines."""
+        """Return the same as ``infer`` in a coroutine."""
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:
-        """Load a model; ``config`` is JSON text, "" for what is written [L06]."""
+        """Load a model [L06].
+
+        ``config`` is JSON text, "" for the configuration on disk.
+        """
 
     def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         """Take a model out of service."""
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Would a request be taken? An empty version is any."""
+        """Return True if a request would be accepted. An empty version means any version."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Host:
-    """What surrounds one instance of a model; ``model_dir`` is its version's folder.
+    """Context of one instance of a model.
 
-    ``caller`` is None where calls of other models are not offered.
+    ``model_dir`` is the directory of its version. Without calls of other models, ``caller`` has the value None.
     """
 
     model_name: str
@@ -55,21 +61,21 @@ _host: ContextVar[Host | None] = ContextVar("remora_model_host", default=None)
 
 
 _homes: dict[str, Host] = {}
-"""The host of each package that is one load of one model. Modules are the interpreter's, so that this is as well."""
+"""Host of each package (one load of one model). Global, because modules belong to the interpreter."""
 
 
 def settle(package: str, host: Host) -> None:
-    """Code of ``package`` belongs to ``host`` from now on."""
+    """Register ``host`` for the code of ``package``."""
     _homes[package] = host
 
 
 def leave(package: str) -> None:
-    """Forget it."""
+    """Remove the registration of ``package``."""
     _homes.pop(package, None)
 
 
 def current_host() -> Host | None:
-    """The host of the model whose code is running, None outside of one."""
+    """Return the host of the running model, or None outside of a model."""
     return _host.get() or _host_of_callers()
 
 
@@ -85,8 +91,10 @@ def _host_of_callers() -> Host | None:
 
 @contextmanager
 def hosted(host: Host, origin: Origin | None = None) -> Iterator[None]:
-    """Run a model's code as a guest of ``host``. ``origin`` is where its calls come from, which ends here;
-    None changes nothing."""
+    """Run a model's code with ``host`` as its context.
+
+    ``origin`` is the origin of its calls and is ended on exit; None keeps the current origin.
+    """
     token = _host.set(host)
     try:
         with calling_from(origin if origin is not None else current_origin()):

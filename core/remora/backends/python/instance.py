@@ -1,6 +1,8 @@
-"""One instance of a Python model; the law: every request of an execution is answered, whatever the model's code does.
+"""Instance of a Python model.
 
-A model that answers once returns its responses; a decoupled one sends them, during ``execute`` or after it.
+A model that answers once returns its responses; a decoupled model sends them, during ``execute`` or after it.
+
+Invariant: every request of an execution is answered, whatever the model's code does.
 """
 
 from __future__ import annotations
@@ -36,17 +38,20 @@ CLASS_NAME = "TritonPythonModel"
 
 
 def model_class(loaded: LoadedModule) -> Any:
-    """The class that a model's file has to define; None when it does not."""
+    """Return the class that a model's file must define, or None."""
     return getattr(loaded.module, CLASS_NAME, None)
 
 
 class _ContractError(Exception):
-    """What ``execute`` gave back is not what it has to."""
+    """Invalid return value of a model's ``execute``."""
 
 
 class PythonInstance:
-    """One object of a model's class. ``execute`` raises when the whole execution has failed and returns, marked as
-    answered, the errors that the model has answered single requests with [T02]."""
+    """One object of a model's class.
+
+    ``execute`` raises if the whole execution has failed. Errors with which the model has answered single requests are
+    returned and marked as answered [T02].
+    """
 
     quick = False
     answers_late = True
@@ -70,7 +75,10 @@ class PythonInstance:
         settle(loaded.package, host)
 
     def initialize(self, arguments: dict[str, str]) -> None:
-        """Make the model's object and call its ``initialize`` [Y02]. Raises InternalError when that fails."""
+        """Create the model's object and call its ``initialize`` [Y02].
+
+        Raises InternalError if that fails.
+        """
         failure = ""
         try:
             with hosted(self._host, opening(self._host.model_name)):
@@ -84,11 +92,13 @@ class PythonInstance:
             raise InternalError(failure, from_model=True)
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run the batch; see ``Instance.execute``. A decoupled model answers through ``execution.send``.
+        """Run the batch, see ``Instance.execute``.
+
+        A decoupled model answers through ``execution.send``.
 
         Raises:
             InternalError: the model raised, or broke the contract of ``execute`` [Y03, Y04].
-            UnsupportedError: the model asks for rescheduling.
+            UnsupportedError: the model requests rescheduling and may not.
         """
         if self._decoupled:
             self._stream(execution)
@@ -100,9 +110,9 @@ class PythonInstance:
         ]
         try:
             with hosted(host, executing(execution.requests, self)):
-                answers = self._awaited(self._model.execute(list(requests)))  # the list is the model's
+                answers = self._awaited(self._model.execute(list(requests)))  # a copy, because the model may change it
             outcomes = self._outcomes(requests, answers, execution)
-            execution.again = again = self._wanting_again(requests)
+            execution.again = again = self._rescheduled(requests)
             if None in outcomes:
                 execution.late = frozenset(at for at, each in enumerate(outcomes) if each is None and at not in again)
             return outcomes
@@ -111,10 +121,10 @@ class PythonInstance:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a model does not stop the server
             sent = [request.reply.response if request.reply is not None else None for request in requests]
             failure = self._failure(error, unheard=all(sent))
-        # Out here the error does not drag the model's frames, and their arrays, along with it.
+        # Raised outside of the handler, so that the error does not keep the model's frames and their arrays alive.
         if not any(sent):
             raise failure
-        # What was sent counts, whatever became of the execution.
+        # Responses that were sent count although the execution failed.
         return [
             failure
             if answer is None
@@ -123,7 +133,10 @@ class PythonInstance:
         ]
 
     def _stream(self, execution: Execution) -> None:
-        """Run a batch of a decoupled model: its answers may come from now on, also after this has returned."""
+        """Run a batch of a decoupled model.
+
+        Its answers may arrive from now on, also after this method has returned.
+        """
         host = self._host
         requests: list[StreamedRequest] = []
         streams: list[StreamedReply] = []
@@ -133,23 +146,23 @@ class PythonInstance:
             requests.append(StreamedRequest(request, self._datatypes, host.model_name, host.model_version, streams[-1]))
         try:
             with hosted(host, executing(execution.requests, self)):
-                result = self._model.execute(list(requests))  # the list is the model's: it may empty it
-                if self._iterative:  # who goes on is known when a coroutine has ended, and the next turn waits for that
+                result = self._model.execute(list(requests))  # a copy, because the model may empty it
+                if self._iterative:  # the coroutine's end determines the next turn, which must wait for it
                     result = self._awaited(result)
             if isinstance(result, CoroutineType):
-                with hosted(host, executing(execution.requests)):  # it goes on when the instance is free again
+                with hosted(host, executing(execution.requests)):  # continues after the instance is free
                     self._in_background().start(result, partial(self._streamed, requests, streams))
             else:
                 self._check_streamed(requests, streams, result)
-                # What has had its final response is done with, whatever the model asks for.
-                execution.again = frozenset(at for at in self._wanting_again(requests) if not streams[at].closed)
+                # A request with a final response does not run again, even if the model requests it.
+                execution.again = frozenset(at for at in self._rescheduled(requests) if not streams[at].closed)
                 for index in execution.again:
-                    streams[index].close()  # the next execution goes on with it
+                    streams[index].close()  # the next execution continues the stream
             return
         except BaseException as error:
             failure = self._failure(error, unheard=all(stream.closed for stream in streams))
         for stream in streams:
-            stream.close()  # the scheduler ends those that are open with what is raised here
+            stream.close()  # the scheduler ends open streams with the error raised here
         raise failure
 
     def _streamed(
@@ -159,7 +172,7 @@ class PythonInstance:
         result: object,
         error: BaseException | None,
     ) -> None:
-        """A coroutine that executed a batch has ended."""
+        """Fail the open streams if the coroutine that executed a batch has failed."""
         if error is None:
             try:
                 self._check_streamed(requests, streams, result)
@@ -180,7 +193,10 @@ class PythonInstance:
                 stream.fail(self._no_rescheduling())
 
     def _failure(self, error: BaseException, *, unheard: bool = False) -> InternalError:
-        """What a client is told of a failed execution [Y04]; ``unheard`` when no client is left to be told."""
+        """Return the client's error for a failed execution [Y04].
+
+        ``unheard`` is True if every request has been answered, so that only the log shows the failure.
+        """
         log = logging.getLogger(f"remora.model.{self._host.model_name}")
         if isinstance(error, _ContractError):
             text = str(error)
@@ -194,7 +210,7 @@ class PythonInstance:
         )
 
     def close(self) -> None:
-        """Call the model's ``finalize``; what it raises is logged."""
+        """Call the model's ``finalize`` and log its exceptions."""
         log = logging.getLogger(f"remora.model.{self._host.model_name}")
         try:
             finalize = getattr(self._model, "finalize", None)
@@ -207,7 +223,7 @@ class PythonInstance:
             self.discard()
 
     def discard(self) -> None:
-        """Give everything back without asking the model."""
+        """Release everything without calling the model."""
         self._model = None
         if self._background is not None:
             self._background.close()
@@ -217,17 +233,17 @@ class PythonInstance:
         self._loaded.close()
 
     def _awaited(self, result: Any) -> Any:
-        """The result itself, or what it comes to when the model's method is a coroutine.
+        """Return the result, awaiting it first if the model's method is a coroutine.
 
-        The instance keeps its loop, which runs between executions too: what a model opens or starts in one execution
-        (a connection, a task) is there in the next, and goes on meanwhile.
+        The instance keeps its loop, which also runs between executions, so that a connection or task from one execution
+        is still usable in the next.
         """
         return self._in_background().run(result) if isinstance(result, CoroutineType) else result
 
     def _in_background(self) -> BackgroundLoop:
-        """The loop of the instance."""
+        """Return the event loop of the instance, starting it if necessary."""
         if self._background is None:
-            from remora.backends.python.coroutines import BackgroundLoop  # 30 ms that other models do not need
+            from remora.backends.python.coroutines import BackgroundLoop  # takes 30 ms, needed only by coroutines
 
             self._background = BackgroundLoop(f"remora {self.name} coroutines")
         return self._background
@@ -247,18 +263,21 @@ class PythonInstance:
             for index, (request, answer) in enumerate(zip(requests, answers, strict=True))
         ]
 
-    def _wanting_again(self, requests: Sequence[ReceivedRequest]) -> frozenset[int]:
+    def _rescheduled(self, requests: Sequence[ReceivedRequest]) -> frozenset[int]:
         if not self._iterative:
             return frozenset()
         return frozenset(at for at, request in enumerate(requests) if request.release_flags == RELEASE_RESCHEDULE)
 
     def _outcome(self, request: ReceivedRequest, answer: object, execution: Execution, index: int) -> Outcome | None:
-        """The outcome of a request; None when it runs again, or when the model may still send its response."""
+        """Return the outcome of a request, or None if the answer comes later.
+
+        None means that the request runs again, or that the model may still send its response.
+        """
         if request.release_flags == RELEASE_RESCHEDULE:
             if not self._iterative:
                 raise self._no_rescheduling()
             if answer is not None:
-                raise _ContractError(  # misspelt as Triton does
+                raise _ContractError(  # Triton's text, with its spelling
                     "Expected a None object in the execute function return list for reschduled request, found type "
                     f"'{type(answer)}'."
                 )
@@ -282,8 +301,8 @@ class PythonInstance:
     def _no_rescheduling(self) -> UnsupportedError:
         return UnsupportedError(
             f"model '{self._host.model_name}' asks for its request to be scheduled again, which only models with "
-            "sequence_batching { iterative_sequence: true } may: configure that, or let the model finish a request in "
-            "one execution"
+            "sequence_batching { iterative_sequence: true } may do: configure that, or let the model finish a request "
+            "in one execution"
         )
 
     def _response(
@@ -295,8 +314,11 @@ class PythonInstance:
         stays: bool = False,
         copied: bool = False,
     ) -> Response | RemoraError:
-        """A model's answer with the outputs that are declared and requested; the inputs it has ``seen`` may be among
-        them. ``copied``: who gets it copies it before the model runs again."""
+        """Convert a model's answer, keeping the outputs that are declared and requested.
+
+        The outputs may be inputs that the model has ``seen``. ``copied``: the receiver copies the outputs before the
+        model runs again.
+        """
         error = answer.error()
         if error is not None:
             return error_of(error.code().name, error.message(), from_model=True, answered=True)

@@ -1,10 +1,11 @@
-"""Importing a model's file, and the files beside it, as if no other model were there; the law: the interpreter keeps no
-trace of a model that is unloaded, and the repository none of one that is loaded.
+"""Isolated import of a model's file and the files beside it.
 
-Two models may each have a ``helper.py``. So every load is a package of its own, with a name that nobody else has: the
-model's file and its siblings are modules of that package (relative imports work, as in Triton). ``import helper`` works
-too: code of the package runs with its own ``__import__``, which looks for siblings first. Standard library modules win
-over siblings, and so do installed packages over plain folders, which are often just data.
+Two models may each have a ``helper.py``. So every load is a separate package with a unique name, and the model's file
+and its siblings are modules of that package (relative imports work, as in Triton). ``import helper`` works too, because
+code of the package runs with a private ``__import__`` that looks for siblings first. Standard library modules take
+precedence over siblings, and installed packages over plain directories, which are often just data.
+
+Invariant: the interpreter keeps no trace of an unloaded model, and importing writes no file to the repository.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from typing import Any
 API_NAME = "triton_python_backend_utils"
 
 _INVALIDATING = threading.Lock()
-"""Two at once would delete the same entries of Python's table of importers, and the second fails with a KeyError."""
+"""Serializes cache invalidation, because concurrent calls delete the same importers and raise KeyError."""
 _numbers = itertools.count(1)
 _packages: dict[str, _Package] = {}
-"""The packages that are loaded, by name. Import hooks are the interpreter's, so that their state is the module's."""
+"""Loaded packages by name. Global, because import hooks belong to the interpreter."""
 
 
 class LoadedModule:
-    """A model's file, imported. ``close`` takes it and its siblings out of the interpreter."""
+    """Imported file of a model.
+
+    ``close`` removes it and its siblings from the interpreter.
+    """
 
     def __init__(self, module: ModuleType, package: _Package) -> None:
         self.module = module
@@ -41,28 +45,28 @@ class LoadedModule:
 
     @property
     def package(self) -> str:
-        """The name under which the modules of this load, and of no other, are found."""
+        """Unique package name of the modules of this load."""
         return self._package.name
 
     def close(self) -> None:
-        """Forget the module. Objects that are still referred to live on."""
+        """Remove the modules. Objects that are still referenced stay alive."""
         self._package.forget()
 
 
 def load_module(file: Path, label: str, search: Sequence[Path]) -> LoadedModule:
-    """Run a model's file.
+    """Run a model's file and return its module.
 
     Args:
         file: the file.
-        label: what the model is called; appears in ``__name__``.
-        search: the folders in which siblings are looked for, best first.
+        label: the model's name, which appears in ``__name__``.
+        search: the directories of siblings, in order of precedence.
 
     Raises:
-        BaseException: whatever the file raises.
+        BaseException: any exception that the file raises.
     """
     _install()
     with _INVALIDATING:
-        importlib.invalidate_caches()  # siblings may have been written a moment ago
+        importlib.invalidate_caches()  # siblings may be newer than the cache
     package = _Package(f"remora_model_{re.sub(r'[^0-9A-Za-z]', '_', label)}_{next(_numbers)}", search)
     try:
         name = f"{package.name}.{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}"
@@ -79,7 +83,10 @@ def load_module(file: Path, label: str, search: Sequence[Path]) -> LoadedModule:
 
 
 def _install() -> None:
-    """Put our two finders into place, and the API under the name that models know it by. Harmless when repeated."""
+    """Install the two import finders and the API module under the name that models import.
+
+    Idempotent.
+    """
     if not any(isinstance(finder, _PackageFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PackageFinder())
         sys.meta_path.append(_SiblingFinder())
@@ -89,7 +96,7 @@ def _install() -> None:
 
 
 class _Package:
-    """The package that one load of a model is."""
+    """Package of one load of a model."""
 
     def __init__(self, name: str, search: Sequence[Path]) -> None:
         self.name = name
@@ -103,11 +110,11 @@ class _Package:
         _packages[name] = self
 
     def has(self, name: str) -> bool:
-        """Is there a sibling of this top-level name?"""
-        known = self._siblings.get(name)
-        if known is None:
-            known = self._siblings[name] = self._look_for(name)
-        return known
+        """Return True if there is a sibling of this top-level name."""
+        is_sibling = self._siblings.get(name)
+        if is_sibling is None:
+            is_sibling = self._siblings[name] = self._look_for(name)
+        return is_sibling
 
     def _look_for(self, name: str) -> bool:
         if name in sys.stdlib_module_names or name == API_NAME:
@@ -128,7 +135,7 @@ class _Package:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """``__import__`` for the code of this package."""
+        """Act as ``__import__`` for the code of this package."""
         top = name.partition(".")[0]
         if level or not self.has(top):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
@@ -140,16 +147,18 @@ class _Package:
     def forget(self) -> None:
         _packages.pop(self.name, None)
         prefix = f"{self.name}."
-        for key, module in sys.modules.copy().items():  # at once: others may import meanwhile
+        for key, module in sys.modules.copy().items():  # a copy, because other threads may import
             own_name = vars(module).get("__name__") if isinstance(module, ModuleType) else None
-            own = isinstance(own_name, str) and own_name.startswith(prefix)  # entered under a plain name
+            own = isinstance(own_name, str) and own_name.startswith(prefix)  # also under a plain name
             if own or key == self.name or key.startswith(prefix):
                 del sys.modules[key]
 
 
 class _Loader(SourceFileLoader):
-    """Runs a file of a package with the package's builtins, always from its source: byte code is neither written into
-    the repository nor believed when it lies there."""
+    """Loader that runs a file of a package with the package's builtins, from its source.
+
+    Byte code is neither written into the repository nor read from it.
+    """
 
     def __init__(self, fullname: str, path: str, names: dict[str, Any]) -> None:
         super().__init__(fullname, path)
@@ -165,7 +174,10 @@ class _Loader(SourceFileLoader):
 
 
 class _PackageFinder:
-    """Finds the modules of our packages. Comes first: the ordinary finder would find them too, with its own loader."""
+    """Import finder for the modules of model packages.
+
+    Comes first, because the ordinary finder would find them too, with its own loader.
+    """
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -182,10 +194,11 @@ class _PackageFinder:
 
 
 class _SiblingFinder:
-    """The last resort for siblings that are not imported by an import statement: ``importlib.import_module("helper")``
-    or an object stored by a framework that names its class's module. The model is the one whose code is calling.
+    """Import finder of last resort for siblings that are not imported by an import statement.
 
-    Such a module is entered under its plain name, where other models find it too as long as this one is loaded.
+    Examples are ``importlib.import_module("helper")`` and an object saved by a framework with the name of its class's
+    module. The calling code determines the model. Such a module is entered under its plain name, where other models
+    find it too while this model is loaded.
     """
 
     @staticmethod
@@ -202,7 +215,7 @@ class _SiblingFinder:
 
 
 class _Alias(Loader):
-    """A loader that gives a module that is there already."""
+    """Loader that returns a module that is imported already."""
 
     def __init__(self, real_name: str) -> None:
         self._real_name = real_name
@@ -214,4 +227,4 @@ class _Alias(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has overwritten it
+        module.__spec__ = self._spec  # because the import system has overwritten it

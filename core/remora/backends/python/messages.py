@@ -1,4 +1,7 @@
-"""Errors, responses and senders as Python models see them [Y05, Y08, Y09]; the law: plain objects, no engine."""
+"""Errors, responses and response senders as Python models see them [Y05, Y08, Y09].
+
+They are plain objects that do not know the engine.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from remora.messages import Parameter
 from remora.tensors.float_text import number
 
 COMPLETE_FINAL = 1
-"""The flag of the last response."""
+"""Flag of the last response."""
 
 
 class ErrorCode(IntEnum):
-    """The codes of a TritonError, by their numbers in Triton's C API."""
+    """Codes of a TritonError, numbered as in Triton's C API."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -31,11 +34,13 @@ class ErrorCode(IntEnum):
 
 
 class TritonError:
-    """A failure that a model answers one request with; the codes are attributes: ``TritonError.NOT_FOUND`` [Y05].
+    """Error with which a model answers one request [Y05].
+
+    The codes are attributes: ``TritonError.NOT_FOUND``.
 
     Raises:
-        TypeError: a message that is no text.
-        ValueError: a code that is none.
+        TypeError: the message is not text.
+        ValueError: the code is unknown.
     """
 
     UNKNOWN = ErrorCode.UNKNOWN
@@ -56,11 +61,11 @@ class TritonError:
         self._code = ErrorCode(code)
 
     def code(self) -> ErrorCode:
-        """One of the class's codes."""
+        """Return one of the class's codes."""
         return self._code
 
     def message(self) -> str:
-        """The text, as it was given."""
+        """Return the text."""
         return self._message
 
     def __str__(self) -> str:
@@ -68,42 +73,47 @@ class TritonError:
 
 
 class MemoryType(IntEnum):
-    """Where a tensor may lie; the numbers are the Python backend's."""
+    """Location of a tensor, numbered as in Triton's Python backend."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
 
 
 class PreferredMemory(NamedTuple):
-    """Where the outputs of a request to another model should lie."""
+    """Preferred location of the outputs of a request to another model."""
 
     preferred_memory_type: MemoryType
     preferred_device_id: int = 0
 
 
 class InferenceTrace(NamedTuple):
-    """The trace a request belongs to, to be handed on to requests made for it; ``context`` is its propagated text: JSON
-    of the headers that calls to other services should carry. ``id`` is 0 for a request that is not traced."""
+    """Trace of a request, passed on to the requests made for it.
+
+    ``context`` is the propagated text: JSON of the headers for calls to other services. ``id`` is 0 for a request that
+    is not traced.
+    """
 
     context: str = ""
     id: int = 0
 
     def get_context(self) -> str:
-        """The propagated text."""
+        """Return the propagated text."""
         return self.context
 
 
 class InferenceResponse:
-    """What a model answers one request with [Y08]. An error wins over outputs beside it.
+    """Answer of a model to one request [Y08].
+
+    An error takes precedence over outputs.
 
     Args:
-        output_tensors: ``Tensor`` objects, in the order in which they are to be answered.
+        output_tensors: ``Tensor`` objects, in the order of the answer.
         error: a TritonError, or None.
         parameters: names to bool, int, float or str.
 
     Raises:
-        TypeError: anything of another type.
-        TritonModelException: an output that is None, parameters of other types.
+        TypeError: an argument has an unsupported type.
+        TritonModelException: None among the outputs, or a parameter of an unsupported type.
     """
 
     __slots__ = ("_error", "_outputs", "_parameters")
@@ -128,28 +138,28 @@ class InferenceResponse:
         self._parameters = checked_parameters(parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
-        """The outputs, in order."""
+        """Return the outputs, in order."""
         return self._outputs
 
     def has_error(self) -> bool:
-        """Is this a failure?"""
+        """Return True if the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """The failure, None if there is none."""
+        """Return the error, or None."""
         return self._error
 
     def parameters(self) -> str:
-        """The parameters as JSON text."""
+        """Return the parameters as JSON text."""
         return parameters_text(self._parameters)
 
     def parameter_values(self) -> dict[str, Parameter]:
-        """The parameters as they are."""
+        """Return the parameters."""
         return self._parameters
 
 
 def parameters_text(parameters: Mapping[str, Parameter]) -> str:
-    """Parameters as the compact JSON text that Triton gives to models, ``{}`` for none."""
+    """Return parameters as the compact JSON text that Triton passes to models, ``{}`` if empty."""
     members = [f"{json.dumps(key, ensure_ascii=False)}:{_text(value)}" for key, value in parameters.items()]
     return f"{{{','.join(members)}}}"
 
@@ -159,32 +169,35 @@ def _text(value: Parameter) -> str:
 
 
 def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Parameter]:
-    """A copy of what a model gave as parameters. Raises TritonModelException for other types, in Triton's words."""
+    """Return a checked copy of a model's parameters.
+
+    Raises TritonModelException with Triton's text for other types.
+    """
     checked: dict[str, Parameter] = {}
-    for name, given in (parameters or {}).items():
-        value = given.item() if isinstance(given, np.generic) else given
+    for name, raw in (parameters or {}).items():
+        value = raw.item() if isinstance(raw, np.generic) else raw
         if not isinstance(name, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
         if not isinstance(value, bool | int | float | str):
             raise TritonModelException(
-                f"Expect parameters values to have type bool/int/float/str, found type {type(given)}"
+                f"Expect parameters values to have type bool/int/float/str, found type {type(raw)}"
             )
         checked[name] = value
     return checked
 
 
 class ResponseTarget(Protocol):
-    """Where the responses to one request go."""
+    """Receiver of the responses to one request."""
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
-        """Take a response. Raises TritonModelException for one that must not be sent."""
+        """Accept a response. Raises TritonModelException if it must not be sent."""
 
     def is_cancelled(self) -> bool:
-        """Has the caller gone away?"""
+        """Return True if the request is cancelled."""
 
 
 class ResponseSender:
-    """A model's end of a ``ResponseTarget`` [Y09]."""
+    """A model's interface to a ``ResponseTarget`` [Y09]."""
 
     __slots__ = ("__weakref__", "_reply")
 
@@ -192,10 +205,12 @@ class ResponseSender:
         self._reply = reply
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response; flag TRITONSERVER_RESPONSE_COMPLETE_FINAL says that it is the last.
+        """Send a response.
+
+        The flag TRITONSERVER_RESPONSE_COMPLETE_FINAL marks the last one.
 
         Raises:
-            TritonModelException: another flag, no response without a flag, or more than may be sent.
+            TritonModelException: an unknown flag, no response without a flag, or too many responses.
         """
         if flags not in (0, COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -208,5 +223,5 @@ class ResponseSender:
         self._reply.send(response, flags)
 
     def is_cancelled(self) -> bool:
-        """Has the caller gone away?"""
+        """Return True if the request is cancelled."""
         return self._reply.is_cancelled()

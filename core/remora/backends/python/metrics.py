@@ -1,4 +1,4 @@
-"""The metrics API of Python models [P11]; the law: nothing is counted here, the registry does that."""
+"""Metrics API of Python models, on top of the registry of custom metrics [P11]."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _registry: Any = REGISTRY
 
 
 def report_to(registry: Any) -> None:
-    """Have all metrics of this process made elsewhere: a worker process, in which one model runs, does so at its start.
+    """Replace the registry for all metrics of this process.
 
-    ``registry`` has the methods of ``custom_metrics.Registry`` that are used here.
+    A worker process, in which one model runs, calls this at its start. ``registry`` has the methods of
+    ``custom_metrics.Registry`` that are used here.
     """
-    global _registry  # models have no way to say which registry they mean, so that it is the process's
+    global _registry  # per process, because models cannot name a registry
     _registry = registry
 
 
@@ -28,14 +29,14 @@ def _explained(where: str) -> Iterator[None]:
         yield
     except MetricError as error:
         host = current_host()
-        who = f"Failed to process the request for model '{host.instance_name}', message: " if host is not None else ""
-        raise TritonModelException(f"{where}: {who}{error}") from None
+        model = f"Failed to process the request for model '{host.instance_name}', message: " if host is not None else ""
+        raise TritonModelException(f"{where}: {model}{error}") from None
 
 
 class Metric:
-    """One series of a family; made by ``MetricFamily.Metric``. Thread-safe.
+    """One series of a family, created by ``MetricFamily.Metric``. Thread-safe.
 
-    All methods raise TritonModelException for an operation that the family's kind does not have.
+    All methods raise TritonModelException for an operation that the family's kind does not support.
     """
 
     __slots__ = ("_family", "_series")
@@ -45,31 +46,31 @@ class Metric:
         self._series = series
 
     def increment(self, value: float) -> None:
-        """Add to a counter (no less than 0) or a gauge."""
+        """Add to a counter (at least 0) or a gauge."""
         with _explained("Failed to increment metric value"):
             self._series.increment(value)
 
     def set(self, value: float) -> None:
-        """Give a gauge a value."""
+        """Set a gauge."""
         with _explained("Failed to set metric value"):
             self._series.set(value)
 
     def observe(self, value: float) -> None:
-        """Put one value into a histogram."""
+        """Add a value to a histogram."""
         with _explained("Failed to observe metric value"):
             self._series.observe(value)
 
     def value(self) -> float:
-        """What a counter or a gauge stands at."""
+        """Return the value of a counter or a gauge."""
         with _explained("Failed to get metric value"):
             return self._series.value()
 
 
 class MetricFamily:
-    """A family of metrics with one name; it is exported until the model is unloaded or lets go of it.
+    """A family of metrics with one name, exported until it is released or the model unloaded.
 
     Raises:
-        TritonModelException: a bad name, or one that is in use for another kind or description.
+        TritonModelException: an invalid name, or a name in use for another kind or description.
     """
 
     COUNTER = MetricKind.COUNTER
@@ -83,10 +84,12 @@ class MetricFamily:
     def Metric(  # noqa: N802 - Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """The series with these labels; ``buckets`` are the ascending upper bounds of a histogram.
+        """Return the series with these labels.
+
+        ``buckets`` are the ascending upper bounds of a histogram.
 
         Raises:
-            TritonModelException: bad labels or buckets.
+            TritonModelException: invalid labels or buckets.
         """
         with _explained("Error when creating Metric"):
             return Metric(self, _registry.series(self._claim, labels or {}, buckets))

@@ -1,4 +1,7 @@
-"""Requests as Python models see them [Y07, L02]; the law: plain objects, and nothing built before its use."""
+"""Requests as Python models see them [Y07, L02].
+
+They are plain objects whose tensors are built on first use.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
-    """A request to another model [L02], and what all requests have in common [Y07].
+    """A request to another model, and the common interface of all requests [L02, Y07].
 
     Raises:
-        TypeError: inputs that are no Tensor objects.
-        TritonModelException: parameters of other types.
+        TypeError: the inputs are not Tensor objects.
+        TritonModelException: a parameter has an unsupported type.
     """
 
     def __init__(
@@ -64,74 +67,74 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
         self._trace = trace or InferenceTrace()
         self._parameters = checked_parameters(parameters)
-        self._maker = current_host()  # it may be run by a thread that knows nothing of the model
+        self._maker = current_host()  # because a thread without a host may run the request
 
     def inputs(self) -> list[Tensor]:
-        """All input tensors."""
+        """Return all input tensors."""
         return self._inputs
 
     def input_tensor(self, name: str) -> Tensor | None:
-        """The input of that name, None when the request has none."""
+        """Return the input of that name, or None."""
         return next((tensor for tensor in self.inputs() if tensor.name() == name), None)
 
     def requested_output_names(self) -> set[str]:
-        """The outputs that are wanted: a set, as in Triton."""
+        """Return the names of the requested outputs (a set, as in Triton)."""
         return set(self._outputs)
 
     def request_id(self) -> str:
-        """The client's id, "" for none."""
+        """Return the client's id, "" for none."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """The sequence the request belongs to, 0 for none."""
+        """Return the id of the request's sequence, 0 for none."""
         return self._correlation_id
 
     def flags(self) -> int:
-        """Bits: 1 starts its sequence, 2 ends it."""
+        """Return the flag bits (1 starts the sequence, 2 ends it)."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """From now on these are its flags."""
+        """Replace the flag bits."""
         self._flags = flags
 
     def timeout(self) -> int:
-        """In microseconds, 0 for none."""
+        """Return the timeout in microseconds, 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """The request's parameters as JSON text."""
+        """Return the request's parameters as JSON text."""
         return parameters_text(self.parameter_values())
 
     def parameter_values(self) -> Mapping[str, Parameter]:
-        """The request's parameters as they are."""
+        """Return the request's parameters."""
         return self._parameters
 
     def preferred_memory(self) -> PreferredMemory:
-        """Where the outputs should lie."""
+        """Return the preferred location of the outputs."""
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
-        """The trace it belongs to."""
+        """Return the trace of the request."""
         return self._trace
 
     def model_name(self) -> str:
-        """The model it is for."""
+        """Return the name of the target model."""
         return self._model_name
 
     def model_version(self) -> int:
-        """The version it is for, -1 for the newest."""
+        """Return the target version, -1 for the newest."""
         return self._model_version
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Run it: an InferenceResponse, or an iterator of them when ``decoupled`` [L01, L03].
+        """Run the request and return its response, or an iterator if ``decoupled`` [L01, L03].
 
         Raises:
-            TritonModelException: where calls of other models are not offered.
+            TritonModelException: calls of other models are not available.
         """
         return self._caller().infer(self, decoupled=decoupled)
 
     async def async_exec(self, decoupled: bool = False) -> Any:
-        """The same for coroutines."""
+        """Run the request as ``exec`` does, in a coroutine."""
         return await self._caller().infer_async(self, decoupled=decoupled)
 
     def _caller(self) -> Caller:
@@ -144,7 +147,10 @@ class InferenceRequest:
         return host.caller
 
     def call(self, decoupled: bool) -> ModelCall:
-        """The request as the engine takes it; the tensors' memory is lent, not copied."""
+        """Return the request for the engine.
+
+        The call shares the tensors' memory.
+        """
         tensors = [tensor.lent() for tensor in self.inputs()]
         flags = self.flags()
         form = InferForm(
@@ -161,24 +167,24 @@ class InferenceRequest:
         return ModelCall(self.model_name(), self.model_version(), form, data, decoupled, self._trace.id)
 
     def get_response_sender(self) -> ResponseSender:
-        """Only requests that a model has received are answered."""
+        """Raise, because only received requests can be answered."""
         raise TritonModelException("get_response_sender: this request was made by the model, which does not answer it")
 
     def is_cancelled(self) -> bool:
-        """Has the caller gone away?"""
+        """Return False, because only received requests can be cancelled."""
         return False
 
     def set_release_flags(self, flags: int) -> None:
-        """Only requests that a model has received are released."""
+        """Raise, because only received requests can be released."""
         raise TritonModelException("set_release_flags: this request was made by the model, which does not release it")
 
 
 class Single:
-    """The reply of a model that gives one response to each request. Thread-safe.
+    """Response target of a model that sends one response per request. Thread-safe.
 
-    What is sent first is the answer: nothing that happens later can take it back. ``response`` is what was sent while
-    the model's ``execute`` ran; what is sent later goes on through ``go_on``. Only the request and its sender refer to
-    this object, so that its end is the end of all ways to answer.
+    The first response is the answer; later events cannot revoke it. ``response`` is the response sent while the model's
+    ``execute`` ran; a later one is passed on through ``go_on``. Only the request and its sender refer to this object,
+    so that its destruction means that no answer can be sent any more.
     """
 
     __slots__ = ("_closed", "_lock", "_lost", "_onward", "_request", "_sent", "response")
@@ -197,7 +203,7 @@ class Single:
             self._count(response, flags)
             self.response = self.response or response
             onward, self._onward, self._lost = self._onward, None, None
-        if onward is not None and response is not None:  # the first thing that is sent is a response
+        if onward is not None and response is not None:  # the first message always has a response
             onward(response)
 
     def _count(self, response: InferenceResponse | None, flags: int) -> None:
@@ -215,8 +221,11 @@ class Single:
         self._sent += 1
 
     def go_on(self, onward: Callable[[InferenceResponse], None], lost: Callable[[], None]) -> InferenceResponse | None:
-        """``execute`` has returned: the response if it was sent by now. If not, ``onward`` takes it, or else ``lost``
-        is called when nothing is left that could send it: in any thread and at any point, so it may take no lock."""
+        """Return the response if it was sent already, else pass a later one to ``onward``.
+
+        Called after ``execute`` has returned. ``lost`` is called when nothing is left that could send a response: in
+        any thread and at any point, so it must not take a lock.
+        """
         with self._lock:
             if self.response is None:
                 self._onward, self._lost = onward, lost
@@ -231,18 +240,18 @@ class Single:
 
 
 class ReceivedRequest(InferenceRequest):
-    """A request that a model has to answer.
+    """A request that a model must answer.
 
     Args:
-        request: checked; its arrays are in the model's shape.
-        datatypes: of the inputs, by name; those that are not there (controls) have the datatype of their array.
-        model_name, model_version: the model that has received it.
+        request: validated; its arrays have the model's shape.
+        datatypes: of the inputs, by name; an input that is missing here (a control) has the datatype of its array.
+        model_name, model_version: the receiving model.
     """
 
     __slots__ = ("_complete", "_received", "_request", "_sender", "_tensors", "release_flags", "reply")
 
     def __init__(self, request: Request, datatypes: Mapping[str, str], model_name: str, model_version: int) -> None:
-        # The parent's constructor is for requests that are made out of parts; all that it sets is read below.
+        # The parent's constructor is skipped: it is for requests built by a model, and the methods below replace it.
         self._request = request
         self._received = (datatypes, model_name, model_version)
         self._tensors: dict[str, Tensor] = {}
@@ -252,7 +261,7 @@ class ReceivedRequest(InferenceRequest):
         self._flags = SEQUENCE_START * form.sequence_start | SEQUENCE_END * form.sequence_end
         self._sender: ResponseSender | None = None
         self.release_flags = RELEASE_ALL
-        self.reply: Single | None = None  # models that return their responses need none
+        self.reply: Single | None = None  # None for models that return their responses
 
     def inputs(self) -> list[Tensor]:
         if not self._complete:
@@ -267,7 +276,7 @@ class ReceivedRequest(InferenceRequest):
         return tensor
 
     def _tensor(self, name: str) -> Tensor:
-        """Always the same object: what a model has written into an input stays written."""
+        """Return the tensor of an input, always the same object, so that a model's writes persist."""
         tensor = self._tensors.get(name)
         if tensor is None:
             array = self._request.inputs[name]
@@ -277,15 +286,15 @@ class ReceivedRequest(InferenceRequest):
         return tensor
 
     def seen_inputs(self) -> Collection[Tensor]:
-        """Those that the model has asked for."""
+        """Return the inputs that the model has accessed."""
         return self._tensors.values()
 
     def wanted(self) -> tuple[str, ...]:
-        """The outputs to answer with."""
+        """Return the names of the requested outputs."""
         return self._request.requested
 
     def stays(self) -> bool:
-        """Whether outputs may stay on a device."""
+        """Return True if outputs may stay on a device."""
         return self._request.stays
 
     def requested_output_names(self) -> set[str]:
@@ -307,8 +316,8 @@ class ReceivedRequest(InferenceRequest):
         return PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 
     def trace(self) -> InferenceTrace:
-        followed = self._request.trace
-        return InferenceTrace() if followed is None else InferenceTrace(followed.context, followed.id)
+        trace = self._request.trace
+        return InferenceTrace() if trace is None else InferenceTrace(trace.context, trace.id)
 
     def model_name(self) -> str:
         return self._received[1]
@@ -320,19 +329,19 @@ class ReceivedRequest(InferenceRequest):
         return self._request.cancelled
 
     def get_response_sender(self) -> ResponseSender:
-        """The sender, always the same one."""
+        """Return the sender, always the same object."""
         if self._sender is None:
             self._sender = ResponseSender(self.replying())
         return self._sender
 
     def replying(self) -> Single:
-        """Where what the sender sends goes, always the same."""
+        """Return the response target of the sender, always the same object."""
         if self.reply is None:
             self.reply = Single(self._request)
         return self.reply
 
     def set_release_flags(self, flags: int) -> None:
-        """Say whether the request is done with or is to be scheduled again [S14]."""
+        """Mark the request as finished or to be scheduled again [S14]."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
                 f"set_release_flags: {flags} is neither TRITONSERVER_REQUEST_RELEASE_ALL nor _RESCHEDULE"

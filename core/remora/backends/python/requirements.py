@@ -1,7 +1,7 @@
-"""What a model's requirements.txt asks for and whether it is there; the law: pure, the caller says what is installed.
+"""Parser of a model's requirements.txt and check against installed versions. Pure.
 
-Only what can be judged without a package index is judged: names, plain version comparisons and markers. Everything
-else (links, other files, options) is left to the installer.
+Only names, plain version comparisons and markers are evaluated, because they need no package index. Everything else
+(links, other files, options) is left to pip.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import NamedTuple
 _NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _MORE = re.compile(r"-[re]|--(requirement|editable)\b")
-"""Options that name something to install."""
+"""Options that name a package to install."""
 _CLAUSE = re.compile(r"(===|==|!=|<=|>=|~=|<|>)\s*(\S+)")
 _PLAIN_VERSION = re.compile(r"\d+(\.\d+)*")
 
 
 class Requirement(NamedTuple):
-    """One line: the package, what its version must be ("" for any), when it applies ("" for always)."""
+    """One requirement line.
+
+    ``specifier`` restricts the version ("" for any), ``marker`` states when the line applies ("" for always).
+    """
 
     line: int
     text: str
@@ -29,24 +32,30 @@ class Requirement(NamedTuple):
 
 
 class Unmet(NamedTuple):
-    """A requirement that is not met; ``installed`` is the version that is there, "" for none."""
+    """A requirement that is not met.
+
+    ``installed`` is the installed version, "" for none.
+    """
 
     requirement: Requirement
     installed: str
 
 
 def read_requirements(text: str) -> list[Requirement]:
-    """The packages that a requirements file names, in order; continued lines count as their first."""
+    """Return the packages that a requirements file names, in order.
+
+    A continued line has the number of its first line.
+    """
     return [found for number, row in _lines(text) if (found := _requirement(number, row)) is not None]
 
 
 def asks_for_anything(text: str) -> bool:
-    """Whether the installer has anything to do: packages, and links, paths and other files as well."""
+    """Return True if pip has anything to install, including links, paths and other files."""
     return any(not row.startswith("-") or _MORE.match(row) for _, row in _lines(text))
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """What stands in a file, by the number of its line, without comments."""
+    """Yield the lines of a file without comments, with their line numbers."""
     pending, first = "", 0
     for number, row in enumerate(text.splitlines(), 1):
         first = first or number
@@ -77,10 +86,10 @@ def unmet(
     version_of: Callable[[str], str | None],
     environment: Mapping[str, str],
 ) -> list[Unmet]:
-    """Those that are missing or of another version.
+    """Return the requirements that are missing or installed in another version.
 
     Args:
-        version_of: the installed version of a package, None when it is not installed.
+        version_of: returns the installed version of a package, or None.
         environment: the values of the variables in markers, such as ``python_version``.
     """
     missing: list[Unmet] = []
@@ -94,7 +103,10 @@ def unmet(
 
 
 def satisfies(version: str, specifier: str) -> bool:
-    """Does a version fit comparisons such as ``>=1.2,<2``? What cannot be judged, such as ``1.0rc1``, does."""
+    """Return True if a version satisfies comparisons such as ``>=1.2,<2``.
+
+    A version or comparison that cannot be evaluated, such as ``1.0rc1``, counts as satisfied.
+    """
     return all(_fits(version, clause) for clause in specifier.split(",") if clause.strip())
 
 
@@ -136,7 +148,10 @@ def _padded(*versions: str) -> list[tuple[int, ...]]:
 
 
 def applies(marker: str, environment: Mapping[str, str]) -> bool:
-    """Is a marker true? Plain comparisons joined by ``and`` are judged; any other marker counts as false."""
+    """Return True if a marker is true.
+
+    Only plain comparisons joined by ``and`` are evaluated; any other marker counts as false.
+    """
     if not marker:
         return True
     for part in re.split(r"\s+and\s+", marker):

@@ -1,5 +1,7 @@
-"""The answers of a decoupled Python model to one request [Y09]; the law: whatever the model does, the stream ends
-once: by its final response, by a failure of its execution, or because it has let go of the sender.
+"""Answers of a decoupled or late Python model to one request [Y09].
+
+Invariant: a stream ends exactly once, by its final response, by a failure of its execution, or because the model has
+released the sender.
 """
 
 from __future__ import annotations
@@ -20,16 +22,15 @@ CLOSED_TEXT = "Unable to send response. Response sender has been closed."
 
 
 class StreamedReply:
-    """Where the responses to one request of a decoupled model go: through its execution. Any thread may send.
+    """Response target of one request of a decoupled model. Any thread may send.
 
-    Only the request and its sender hold it; when the model has let go of both, the stream ends with an error.
+    Only the request and its sender refer to this object; if the model has released both, the stream ends with an error.
+    ``closed`` is True if nothing more may be sent.
 
     Args:
-        execution: is sent through, at ``index``.
-        convert: a response as an outcome, its outputs copied where the model may still write into them.
+        execution: delivers the responses, at ``index``.
+        convert: converts a response to an outcome and copies outputs that the model may still change.
         model: the instance's name, for errors.
-
-    ``closed`` when nothing more may be sent.
     """
 
     __slots__ = ("_convert", "_execution", "_index", "_lock", "_model", "_request", "closed")
@@ -46,7 +47,7 @@ class StreamedReply:
         self._lock = Lock()
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
-        """Send a response, or the mark of the end alone. Raises TritonModelException after the end."""
+        """Send a response, or only the end mark. Raises TritonModelException after the end."""
         outcome = None if response is None else self._convert(response)
         final = flags == COMPLETE_FINAL
         with self._lock:
@@ -56,11 +57,11 @@ class StreamedReply:
         self._execution.send(self._index, Streamed(outcome, final))
 
     def close(self) -> None:
-        """Take nothing more: somebody else ends the stream."""
+        """Refuse further responses, because the caller ends the stream."""
         self.closed = True
 
     def fail(self, error: RemoraError) -> None:
-        """End the stream with an error, unless it has ended."""
+        """End the stream with an error unless it has ended."""
         with self._lock:
             closed, self.closed = self.closed, True
         if not closed:
@@ -70,7 +71,7 @@ class StreamedReply:
         return self._request.cancelled
 
     def __del__(self) -> None:
-        # May run inside any code of any thread, hence no lock; nobody else can be sending here any more.
+        # Takes no lock, because a destructor may run anywhere; no other thread can send here at this point.
         if self.closed:
             return
         self.closed = True
@@ -87,7 +88,7 @@ class StreamedReply:
 
 
 class LateReply:
-    """The answer to one request of a model that has returned without it, and that is not decoupled.
+    """Answer to a request of a non-decoupled model that returned without it.
 
     Args:
         execution, index, convert, model: as for `StreamedReply`.
@@ -104,11 +105,14 @@ class LateReply:
         self._model = model
 
     def send(self, response: InferenceResponse) -> None:
-        """Answer."""
+        """Send the answer."""
         self._execution.send(self._index, Streamed(self._convert(response), True))
 
     def lost(self) -> None:
-        """No answer will come. Takes no lock: it is called from destructors."""
+        """Send an error, because no answer can follow.
+
+        Takes no lock, because destructors call it.
+        """
         error = InternalError(
             f"model '{self._model}' gave no response to a request: execute returned None for it and nothing was sent "
             "through its response sender, which the model has let go of; return one InferenceResponse for each "
@@ -135,7 +139,7 @@ class StreamedRequest(ReceivedRequest):
         self._stream = stream
 
     def get_response_sender(self) -> ResponseSender:
-        """The sender, always the same one."""
+        """Return the sender, always the same object."""
         if self._sender is None:
             self._sender = ResponseSender(self._stream)
         return self._sender

@@ -1,8 +1,8 @@
-"""The tensors that Python models see [Y06]; the law: arrays are shared, and copied only where sharing would show.
+"""Tensors as Python models see them, sharing memory where possible [Y06].
 
-Three places where it would: an array with gaps or foreign byte order becomes a plain one when a tensor is made of it;
-a read-only input becomes writable when a model asks for it, because models may write into their inputs; and an output
-is copied when the model still holds its memory (``detached``).
+Arrays are copied in three cases only: an array with gaps or foreign byte order when a tensor is made of it; a read-only
+input when a model accesses it, because models may write into their inputs; and an output whose memory the model still
+references (``detached``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DATATYPES = (
     "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
     "FP16", "FP32", "FP64", "BYTES", "BF16",
 )  # fmt: skip
-"""The wire's datatypes at the numbers that ``triton_dtype()`` and the model configuration give them."""
+"""Datatypes of the wire at their numbers in ``triton_dtype()`` and in the model configuration."""
 
 
 class TritonModelException(Exception):  # noqa: N818 - Triton's name, which models catch by
-    """What a model raises, or gets from this module, to fail all requests of an execution [Y04]."""
+    """Exception by which a model or this API fails all requests of an execution [Y04]."""
 
     def message(self) -> str:
-        """The text."""
+        """Return the text."""
         return str(self)
 
 
@@ -43,8 +43,8 @@ class Tensor:
         numpy_array: any array with a Triton datatype; text, bytes and objects are BYTES.
 
     Raises:
-        TypeError: the name is no text, or the value no array.
-        TritonModelException: an array of a type that Triton does not have (complex numbers, dates, records).
+        TypeError: the name is not text, or the value is not an array.
+        TritonModelException: the array has a type that Triton does not support (complex numbers, dates, records).
     """
 
     __slots__ = ("_array", "_datatype", "_name")
@@ -69,7 +69,7 @@ class Tensor:
 
     @classmethod
     def received(cls, name: str, datatype: str, array: Array) -> Tensor:
-        """A tensor over an array that is C-ordered and of ``datatype`` already; nothing is checked or copied."""
+        """Return a tensor over a C-ordered array of ``datatype``, without checks or copies."""
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
@@ -77,14 +77,14 @@ class Tensor:
         return tensor
 
     def name(self) -> str:
-        """The input's or output's name."""
+        """Return the input's or output's name."""
         return self._name
 
     def as_numpy(self) -> Array:
-        """The values, writable. BYTES are an object array of ``bytes``.
+        """Return the values, writable. BYTES are an object array of ``bytes``.
 
         Raises:
-            TritonModelException: for BF16, which numpy does not have, and for what lies on a GPU.
+            TritonModelException: the datatype is BF16, which numpy does not have, or the values lie on a GPU.
         """
         if isinstance(self._array, DeviceArray):
             raise TritonModelException(
@@ -99,23 +99,26 @@ class Tensor:
         return self._array
 
     def triton_dtype(self) -> int:
-        """The datatype's number in the model configuration: 1 for TYPE_BOOL to 14 for TYPE_BF16."""
+        """Return the datatype's number in the configuration, 1 (TYPE_BOOL) to 14 (TYPE_BF16)."""
         return DATATYPES.index(self._datatype)
 
     def shape(self) -> list[int]:
-        """The shape, with the batch dimension if there is one."""
+        """Return the shape, including the batch dimension if there is one."""
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Do the values lie in main memory? Those of inputs do unless FORCE_CPU_ONLY_INPUT_TENSORS is "no"."""
+        """Return True if the values lie in main memory.
+
+        Inputs always do, unless FORCE_CPU_ONLY_INPUT_TENSORS is "no".
+        """
         return not isinstance(self._array, DeviceArray)
 
     @staticmethod
     def from_dlpack(name: str, tensor: object) -> Tensor:
-        """A tensor over the memory of a DLPack capsule or of an object with ``__dlpack__``.
+        """Return a tensor over the memory of a DLPack capsule or of an object with ``__dlpack__``.
 
         Raises:
-            TritonModelException: memory that cannot be taken: not C-ordered, on another device, of a foreign type.
+            TritonModelException: the memory is not C-ordered, lies on another device, or has an unsupported type.
         """
         try:
             datatype, array = dlpack.import_tensor(tensor)
@@ -126,7 +129,7 @@ class Tensor:
         return Tensor.received(name, datatype, array) if datatype else Tensor(name, array)
 
     def to_dlpack(self) -> Any:
-        """A capsule over the same memory, which any framework's ``from_dlpack`` takes, once."""
+        """Return a capsule over the same memory for any framework's ``from_dlpack``, usable once."""
         return self.__dlpack__()
 
     def __dlpack__(
@@ -140,7 +143,7 @@ class Tensor:
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
         if isinstance(self._array, DeviceArray):
-            self._array = self._array.apart().as_array()  # models may write to what they are given
+            self._array = self._array.apart().as_array()  # because models may write to it
             return self._array.__dlpack__(stream=stream)
         if dl_device is not None and tuple(dl_device) != HOST:
             raise BufferError(f"Tensor '{self._name}' lies in main memory and does not move to device {dl_device}")
@@ -156,13 +159,14 @@ class Tensor:
         return self._array.device if isinstance(self._array, DeviceArray) else HOST
 
     def holds(self, array: Array) -> bool:
-        """Is this the very array that the tensor is made of?"""
+        """Return True if the tensor is made of this very array."""
         return self._array is array
 
     def message(self, inputs: Collection[Tensor] = (), *, stays: bool = False) -> Message:
-        """The tensor as the engine sends it. Arrays of ``inputs`` go back as they are; for others see ``detached``.
+        """Return the tensor for the engine, detached from the model's memory.
 
-        What lies on a device stays there if it may: a model must not write to it any more.
+        Arrays of ``inputs`` are returned unchanged; for others see ``detached``. Memory on a device stays there if
+        ``stays``; the model must then not write to it any more.
         """
         if isinstance(self._array, DeviceArray):
             return Message(self._name, self._datatype, self._array if stays else self._array.host())
@@ -173,7 +177,7 @@ class Tensor:
         return Message(self._name, self._datatype, array)
 
     def as_it_is(self) -> Message:
-        """The tensor as the engine sends it, over the model's own memory."""
+        """Return the tensor for the engine, over the model's own memory."""
         array = self._array
         if isinstance(array, DeviceArray):
             array = array.host()
@@ -182,7 +186,10 @@ class Tensor:
         return Message(self._name, self._datatype, array)
 
     def lent(self) -> Message:
-        """The tensor as another model may see it: the same memory, read-only. BYTES elements become ``bytes``."""
+        """Return the tensor for another model, over the same memory, read-only.
+
+        BYTES elements become ``bytes``.
+        """
         message = self.as_it_is()
         if message.data is not self._array:
             return message
@@ -195,8 +202,8 @@ class Tensor:
 
 
 def _plain(array: Array) -> Array:
-    """C-ordered, little-endian, and a plain array rather than a masked or memory-mapped relative of one."""
-    if not array.flags.c_contiguous:  # asked first: ascontiguousarray gives a scalar a dimension
+    """Return a C-ordered, little-endian, plain array, not a masked or memory-mapped subclass."""
+    if not array.flags.c_contiguous:  # because ascontiguousarray gives a scalar a dimension
         array = np.ascontiguousarray(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
@@ -204,7 +211,7 @@ def _plain(array: Array) -> Array:
 
 
 def _bytes_elements(array: Array) -> Array:
-    """A new object array that holds ``bytes`` and nothing else."""
+    """Return a new object array that holds only ``bytes``."""
     elements = [item if type(item) is bytes else _as_bytes(item) for item in array.reshape(-1).tolist()]
     made = np.empty(len(elements), object)
     made[:] = elements
@@ -218,11 +225,11 @@ def _as_bytes(item: object) -> bytes:
 
 
 def detached(array: Array) -> Array:
-    """The array itself if nobody but its tensor refers to its memory, else a copy.
+    """Return the array if only its tensor refers to its memory, else a copy.
 
-    A model may keep an output and write into it while running the next batch; its answer must not change then. What
-    refers to the memory is told by reference counts: of the array, and of the array it is a view of. Any other owner
-    (a framework's tensor) cannot be asked, so that its memory is copied.
+    A model may keep an output and write into it while running the next batch; its answer must not change then.
+    References are detected by reference counts of the array and of the array it is a view of. Any other owner (a
+    framework's tensor) cannot be inspected, so its memory is copied.
     """
     owner = array.base
     if sys.getrefcount(array) > _ALONE.view:
@@ -240,7 +247,10 @@ class _Counts(NamedTuple):
 
 
 class _Probe:
-    """Measures what ``detached`` sees of an array that only a tensor's attribute refers to: interpreters differ."""
+    """Measurement of the reference counts of an array that only a tensor's attribute refers to.
+
+    They differ between interpreters.
+    """
 
     def __init__(self) -> None:
         self._array = np.empty(2)[:1]
@@ -258,10 +268,10 @@ _ALONE = _Probe().counts()
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
-    """BYTES elements in the wire's form: each with its length in four bytes before it, row by row [B02].
+    """Return the wire form of BYTES elements, each with a four-byte length prefix [B02].
 
-    None for an empty array and for one that holds neither objects nor bytes. Objects that are not bytes are written
-    as the UTF-8 of their ``str``.
+    Returns None for an empty array and for an array that holds neither objects nor bytes. Objects that are not bytes
+    are written as the UTF-8 of their ``str``.
     """
     if input_tensor.size == 0 or input_tensor.dtype.kind not in "OSU":
         return None
@@ -272,10 +282,10 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """The other way: a one-dimensional object array of ``bytes``.
+    """Return the elements of the wire form as a one-dimensional object array of ``bytes``.
 
     Raises:
-        TritonModelException: bytes that end in the middle of an element.
+        TritonModelException: the bytes end in the middle of an element.
     """
     elements: list[bytes] = []
     offset, end = 0, len(encoded_tensor)
