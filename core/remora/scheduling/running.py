@@ -1,5 +1,7 @@
-"""Runs a plan on an instance and accounts for it; the law: each ticket of a plan gets one answer or its stream's end,
-whatever the instance does, and nothing is raised.
+"""Execution of a plan on an instance, and of the answers that follow later.
+
+Invariant: each ticket of a plan gets one answer or the end of its stream, whatever the instance does, and nothing is
+raised.
 """
 
 from __future__ import annotations
@@ -22,38 +24,48 @@ from remora.signature import Signature
 
 
 class Recorder(Protocol):
-    """Listens to one scheduler. Called without its lock, from any of its threads; must not raise."""
+    """Observer of one scheduler.
+
+    Called without the scheduler's lock, from any of its threads; must not raise.
+    """
 
     def executed(
         self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
     ) -> None:
-        """A batch ran; ``outcomes`` answer the plan's tickets in order, errors among them; None for open streams."""
+        """Record a batch.
+
+        ``outcomes`` answer the plan's tickets in order, errors included; None for an open stream.
+        """
 
     def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
-        """A decoupled model sent its answer number ``index``, begun when the one before it was sent."""
+        """Record answer number ``index`` of a decoupled model.
+
+        ``begin_ns`` is when its previous answer was sent.
+        """
 
     def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
-        """A request was answered without running."""
+        """Record a request that was answered without running."""
 
 
 Answers = list[tuple[Ticket, Outcome]]
 
 
 class Ran(NamedTuple):
-    """What a plan came to: the answers that are there, and how many requests stay open."""
+    """Result of a plan: the answers that are ready, and the number of requests still open."""
 
     answers: Answers
     left_open: int = 0
 
 
 class Afterwards:
-    """What is answered after its execution has returned: how much of it is open, and the thread for destructors.
+    """Answers that arrive after their execution returned.
 
-    A destructor may interrupt any thread at any point, so all it may do is to leave its answer here.
+    A thread sends the answers of destructors: a destructor may interrupt any thread at any point, so it may only queue
+    its answer here.
 
     Args:
         opened: called before an execution leaves requests open.
-        ended: called for each of them when it has its last answer, after that was handed on.
+        ended: called for each of them after its last answer was delivered.
     """
 
     def __init__(self, opened: Callable[[], None], ended: Callable[[], None]) -> None:
@@ -65,22 +77,22 @@ class Afterwards:
         self._thread: threading.Thread | None = None
 
     def add(self, answers: Streams | LateAnswers) -> None:
-        """An execution is about to leave requests open."""
+        """Register an execution that is about to leave requests open."""
         with self._lock:
             self._open.add(answers)
         self._opened()
 
     def any_open(self, instances: Collection[object]) -> bool:
-        """Whether one of these instances has left a request open. Not for models that stream."""
+        """Return True if one of these instances left a request open. Not for decoupled models."""
         with self._lock:
             return any(isinstance(each, LateAnswers) and each.is_open_on(instances) for each in self._open)
 
     def send_soon(self, answers: Streams | LateAnswers, index: int, streamed: Streamed) -> None:
-        """Have the thread send an answer; takes no lock."""
+        """Queue an answer for the thread; takes no lock."""
         self._late.put((answers, index, streamed))
 
     def start(self, name: str) -> None:
-        """Start the thread, the first time; for one caller at a time."""
+        """Start the thread on the first call; not thread-safe."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"remora {name} late answers", daemon=True)
             self._thread.start()
@@ -89,37 +101,39 @@ class Afterwards:
         while (late := self._late.get()) is not None:
             answers, index, streamed = late
             answers.send(index, streamed)
-            del late, answers  # what waits for the next one keeps none alive
+            del late, answers  # because waiting for the next answer must not keep this one alive
 
     def catch_up(self) -> None:
-        """Send in the caller's thread what destructors have left: for tests, which have no such thread."""
+        """Send the queued answers in the caller's thread, for tests without the thread."""
         while not self._late.empty():
             if (late := self._late.get()) is not None:
                 answers, index, streamed = late
                 answers.send(index, streamed)
 
     def end_all(self, error: RemoraError) -> None:
-        """Answer what is open with an error: for a stop whose time is over."""
+        """Answer all open requests with an error, after a stop timed out."""
         with self._lock:
             open_ones = list(self._open)
         for answers in open_ones:
             answers.end_all(error)
 
     def close(self) -> None:
-        """End the thread; nothing is open any more."""
+        """End the thread; no request is open any more."""
         self._late.put(None)
 
 
 class Runner:
-    """Runs plans of a model whose executions return their answers, or leave some of them open. Thread-safe.
+    """Runs plans of a model that is not decoupled. Thread-safe.
+
+    An execution returns its answers or leaves some requests open.
 
     Args:
-        signature: gives outputs their wire shape.
-        recorder: is told of every execution and failure.
+        signature: converts outputs to their wire shape.
+        recorder: records every execution and failure.
         now: the scheduler's clock, nanoseconds.
-        costs: learns how long batches take.
-        afterwards: what is answered later.
-        deliver: hands on what is answered later.
+        costs: learns the durations of batches.
+        afterwards: holds the answers that arrive later.
+        deliver: delivers the answers that arrive later.
     """
 
     def __init__(
@@ -139,15 +153,18 @@ class Runner:
         self._deliver = deliver
 
     def run(self, instance: Instance, plan: Plan) -> Ran:
-        """Run a plan; its answers, without those of tickets that the model wants to see again or answers later."""
+        """Run a plan and return its answers.
+
+        Tickets that the model reschedules or answers later are not among them.
+        """
         late = self._late(instance, plan)
         execution, start_ns = self._execution(plan, late)
         result: Sequence[Outcome | None] | BaseException
         try:
             result = instance.execute(execution)
-        except (Exception, SystemExit) as error:  # the model's or the backend's; the instance goes on
+        except (Exception, SystemExit) as error:  # of the model or the backend; the instance continues
             result = error
-        return self._settle(instance, plan, execution, start_ns, result, late)
+        return self._complete(instance, plan, execution, start_ns, result, late)
 
     def _late(self, instance: Instance, plan: Plan) -> LateAnswers | None:
         if not getattr(instance, "answers_late", False):
@@ -168,8 +185,11 @@ class Runner:
         self._afterwards.ended()
 
     def begin(self, slot: Slot, plan: Plan, watcher: Watcher, ended: Callable[[Ran | None], None]) -> bool:
-        """Begin a plan that runs elsewhere, behind what the instance runs now; ``ended`` gets its answers, in any
-        thread, or None when nothing of it has run. False when `run` must do it."""
+        """Begin a plan on a remote instance, queued behind the one it runs now.
+
+        ``ended`` receives the answers, in any thread, or None if nothing of the plan has run. Returns False if `run`
+        must be used instead.
+        """
         instance = cast("RemoteInstance", slot.instance)
         late = self._late(instance, plan)
         execution, begun_ns = self._execution(plan, late)
@@ -178,12 +198,12 @@ class Runner:
             if isinstance(result, NotBegunError):
                 ended(None)
                 return
-            start_ns = max(begun_ns, slot.free_ns)  # it may have waited for the one before it
+            start_ns = max(begun_ns, slot.free_ns)  # it may have waited for the previous batch
             if start_ns > begun_ns:
                 for ticket in plan.tickets:
                     ticket.start_ns = start_ns
             slot.free_ns = execution.output_start_ns
-            ended(self._settle(instance, plan, execution, start_ns, result, late))
+            ended(self._complete(instance, plan, execution, start_ns, result, late))
 
         try:
             return instance.begin(execution, watcher, done)
@@ -191,7 +211,7 @@ class Runner:
             done(error)
             return True
 
-    def _settle(
+    def _complete(
         self,
         instance: Instance,
         plan: Plan,
@@ -201,8 +221,8 @@ class Runner:
         late: LateAnswers | None,
     ) -> Ran:
         tickets = plan.tickets
-        without: Collection[int] = execution.again
-        open_ones: Collection[int] = ()
+        excluded: Collection[int] = execution.again
+        open_indices: Collection[int] = ()
         try:
             if isinstance(result, BaseException):
                 raise result
@@ -212,8 +232,8 @@ class Runner:
                     f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
                 )
             if late is not None and execution.late:
-                outcomes, open_ones = self._open_late(late, outcomes, execution.late)
-                without = {*without, *open_ones}
+                outcomes, open_indices = self._open_late(late, outcomes, execution.late)
+                excluded = {*excluded, *open_indices}
             if self._signature.reshapes:
                 outcomes = [self._to_wire(outcome) for outcome in outcomes]
         except (Exception, SystemExit) as error:
@@ -222,17 +242,17 @@ class Runner:
         self._costs.learn(plan.rows, end_ns - start_ns)
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
         answers = list(zip(tickets, outcomes, strict=True))
-        if without:
-            answers = [answer for index, answer in enumerate(answers) if index not in without]
-        return Ran(answers, len(open_ones))
+        if excluded:
+            answers = [answer for index, answer in enumerate(answers) if index not in excluded]
+        return Ran(answers, len(open_indices))
 
     def _open_late(
         self, late: LateAnswers, outcomes: Sequence[Outcome], indices: Collection[int]
     ) -> tuple[list[Outcome], Collection[int]]:
-        """The outcomes with those that have come meanwhile, and which requests stay open."""
+        """Return the outcomes, with those that arrived meanwhile, and the requests still open."""
         self._afterwards.add(late)
-        came = late.open(indices)
-        return [came.get(index, outcome) for index, outcome in enumerate(outcomes)], set(indices) - came.keys()
+        early = late.open(indices)
+        return [early.get(index, outcome) for index, outcome in enumerate(outcomes)], set(indices) - early.keys()
 
     def _to_wire(self, outcome: Outcome) -> Outcome:
         if isinstance(outcome, Response):
@@ -241,11 +261,11 @@ class Runner:
 
 
 class StreamRunner:
-    """Runs plans of a decoupled model: answers come through streams, during an execution or after it.
+    """Runs plans of a decoupled model, which streams answers during an execution or after it.
 
     Args:
         signature, recorder, now, costs: as for `Runner`.
-        afterwards: what is answered later.
+        afterwards: holds the streams that outlast their execution.
     """
 
     def __init__(
@@ -263,7 +283,7 @@ class StreamRunner:
         self._afterwards = afterwards
 
     def run(self, instance: Instance, plan: Plan) -> Ran:
-        """Run a plan; what fails here ends all its streams that are open. There are no other answers."""
+        """Run a plan; a failure ends all its open streams. The result contains no answers."""
         afterwards = self._afterwards
         streams = Streams(plan.tickets, self._signature, self._recorder, self._now, afterwards.ended)
         afterwards.add(streams)
@@ -296,14 +316,14 @@ def _execution(
 
 
 class Streams:
-    """The open streams of one execution, one for each of its tickets.
+    """Open streams of one execution, one for each ticket.
 
     Args:
         tickets: in the order of the execution's requests.
-        signature: gives outputs their wire shape.
-        recorder: is told of every answer.
+        signature: converts outputs to their wire shape.
+        recorder: records every answer.
         now: the engine's monotonic clock.
-        ended: called once for each stream, after its last answer was handed on.
+        ended: called once for each stream, after its last answer was delivered.
     """
 
     def __init__(
@@ -319,22 +339,22 @@ class Streams:
         self._recorder = recorder
         self._now = now
         self._ended = ended
-        # One lock for each: a client that does not read its answers holds up the sender of that stream alone.
+        # One lock for each stream, because a slow client must block only the sender of that stream.
         self._locks = [threading.RLock() for _ in tickets]
         self._open = [True] * len(tickets)
         self._sent = [0] * len(tickets)
         self._last_ns = [0] * len(tickets)
 
     def send(self, index: int, streamed: Streamed) -> None:
-        """Hand one answer on. Answers of one stream arrive in the order they were sent.
+        """Deliver one answer. Answers of a stream arrive in the order in which they were sent.
 
-        May hold up the caller as long as the ticket's reply does (see ``Ticket``), for the final one never.
+        This may block for as long as the ticket's reply does (see ``Ticket``), but never for the final answer.
         """
         outcome = streamed.outcome
         if isinstance(outcome, Response) and self._signature.reshapes:
             outcome.outputs = self._signature.to_wire(outcome.outputs)
         ticket = self._tickets[index]
-        with self._locks[index]:  # held over the delivery, which keeps the order
+        with self._locks[index]:  # held during the delivery to keep the order
             if not self._open[index]:
                 return
             now_ns = self._now()
@@ -348,26 +368,26 @@ class Streams:
             self._ended()
 
     def leave(self, index: int) -> None:
-        """Take nothing more here: the request runs again and its next execution goes on with the stream [S14]."""
+        """Close the stream here, because the next execution of the request continues it [S14]."""
         with self._locks[index]:
             was_open, self._open[index] = self._open[index], False
         if was_open:
             self._ended()
 
     def end_all(self, error: RemoraError) -> None:
-        """End every stream that is still open with an error; cancelled ones say that they were cancelled."""
+        """End all open streams with an error, those of cancelled requests with CancelledError."""
         for index, ticket in enumerate(self._tickets):
             end = CancelledError("request was cancelled") if ticket.request.cancelled else error
             self.send(index, Streamed(end, True))
 
 
 class LateAnswers:
-    """The answers of an execution of a model that is not decoupled to requests that it has returned without.
+    """Answers that an execution of a model that is not decoupled sends after it returned.
 
     Args:
         instance: runs them.
         tickets: in the order of the execution's requests.
-        answer: hands an answer on; called once for each request that is open.
+        answer: delivers an answer; called once for each open request.
     """
 
     def __init__(
@@ -381,7 +401,7 @@ class LateAnswers:
         self._open: set[int] | None = None
 
     def send(self, index: int, streamed: Streamed) -> None:
-        """Answer a request; kept for `open` when the execution has not returned yet."""
+        """Answer a request; the answer is kept for `open` if the execution has not returned yet."""
         outcome = streamed.outcome
         if outcome is None:
             outcome = InternalError("a model that is not decoupled has sent an end without an answer", from_model=True)
@@ -395,28 +415,29 @@ class LateAnswers:
         self._answer(self._tickets[index], outcome)
 
     def open(self, indices: Collection[int]) -> dict[int, Response | RemoraError]:
-        """The execution has returned without answers to these requests; gives those that have come meanwhile.
+        """Mark these requests as open; return the answers that have already arrived.
 
-        A request that is cancelled from now on ends: its execution is over, and nothing waits for its answer.
+        From now on the cancellation of an open request ends it, because its execution has returned and no thread waits
+        for its answer.
         """
         with self._lock:
-            found = {index: self._early[index] for index in indices if index in self._early}
-            left = self._open = set(indices) - found.keys()
-            watched = tuple(left)
+            early = {index: self._early[index] for index in indices if index in self._early}
+            self._open = set(indices) - early.keys()
+            watched = tuple(self._open)
         for index in watched:
             self._tickets[index].request.when_cancelled(partial(self._cancel, index))
-        return found
+        return early
 
     def is_open_on(self, instances: Collection[object]) -> bool:
-        """Whether one of these instances still owes an answer."""
+        """Return True if one of these instances still has to answer."""
         return bool(self._open) and self._instance in instances
 
     def _cancel(self, index: int) -> None:
         self.send(index, Streamed(CancelledError("request was cancelled"), True))
 
     def end_all(self, error: RemoraError) -> None:
-        """Answer every request that is still open with an error."""
+        """Answer all open requests with an error."""
         with self._lock:
-            left = tuple(self._open or ())
-        for index in left:
+            indices = tuple(self._open or ())
+        for index in indices:
             self.send(index, Streamed(error, True))

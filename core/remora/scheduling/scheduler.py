@@ -1,15 +1,17 @@
-"""Takes requests, forms batches, gives them to the model's instances and delivers the answers.
+"""Scheduler of one model version: queue, instance threads and answers.
 
-What moves is here: the lock, the instance threads, the decision to run a batch in the caller's event loop,
-or to begin one there whose instance runs elsewhere, maybe ahead of its time. What runs together is decided in
-`batching`, which is pure. Each idle instance pulls its own batch, and who ends one looks at the queue again. Laws:
+The lock, the instance threads and the dispatch are here: a batch runs in an instance's thread, or in the caller's event
+loop, or is begun there on a remote instance, possibly ahead of time. `batching` decides, without side effects, which
+requests run together. Each idle instance pulls its own batch, and the thread that ends a batch polls the queue again.
+Invariants:
 
 1. Each ticket is answered exactly once, whatever its batch does.
-2. A failing batch answers its tickets and the instance goes on.
+2. A failing batch answers its tickets and the instance continues.
 3. Answers of one batch reach a mailbox in one delivery.
 4. No answer is delivered while the lock is held.
-5. An instance in trouble is given work only when all are.
-6. What goes ahead could not have waited for company; if its instance ends before its turn, it goes back to its place.
+5. An unhealthy instance gets work only if all instances are unhealthy.
+6. Only full batches are dispatched ahead. If the instance ends before such a batch starts, its tickets return to the
+   front of the queue.
 """
 
 from __future__ import annotations
@@ -34,24 +36,24 @@ if TYPE_CHECKING:
 
 
 _SWEEP_AFTER = 64
-"""How many requests come at least between two looks for cancelled ones in the queue."""
+"""Minimum number of submissions between two sweeps of cancelled requests."""
 INLINE_LIMIT_NS = 250_000
-"""A batch predicted to be shorter runs in the event loop that brought it: a thread hop costs about 60 us."""
+"""Batches predicted to be shorter run in the caller's event loop, because a thread hop costs about 60 us."""
 
 
 class Scheduler:
-    """The requests and instances of one model version.
+    """Requests and instances of one model version.
 
     Args:
-        queue: the decider; this scheduler's lock guards it.
+        queue: decides on batches; this scheduler's lock guards it.
         instances: at least one.
-        signature: gives outputs their wire shape.
-        recorder: is told of every execution and failure.
+        signature: converts outputs to their wire shape.
+        recorder: records every execution and failure.
         clock: read here and nowhere below.
-        threads: False in tests, which turn the crank with `step`.
-        ordered: answers leave in the order of their requests [D06]; not for decoupled models.
-        costs: learns how long batches take; one of its own unless others read it too.
-        turns: one for each instance, when they share resources with others [I08]; none without a rate limiter.
+        threads: False in tests, which call `step` instead.
+        ordered: deliver answers in the order of their requests [D06]; not for decoupled models.
+        costs: learns the durations of batches; by default not shared.
+        turns: one for each instance that shares resources with others [I08]; empty without a rate limiter.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Scheduler:
         self._turns = dict(zip(self._slots, turns, strict=True)) if turns else {}
         self._may_wait = may_wait or bool(turns)
         self._decoupled = decoupled
-        self._judge(instances)
+        self._update_capabilities(instances)
         self._inline_limit_ns = inline_limit_ns
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -96,8 +98,8 @@ class Scheduler:
         self._runner = Runner(*accounts, self._afterwards, self._deliver)
         self._streaming = StreamRunner(*accounts, self._afterwards) if decoupled else None
 
-    def _judge(self, instances: Sequence[Instance]) -> None:
-        """What these instances let a loop do."""
+    def _update_capabilities(self, instances: Sequence[Instance]) -> None:
+        """Derive from the instances what an event loop may run."""
         promptly = not self._may_wait
         self._quick = promptly and all(instance.quick for instance in instances)
         self._remote = promptly and not self._decoupled and all(getattr(each, "remote", False) for each in instances)
@@ -107,13 +109,13 @@ class Scheduler:
     # -- taking requests --------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket; its answer comes through its reply. Any thread may call.
+        """Queue a ticket; its reply delivers the answer. Any thread may call.
 
-        Raises UnavailableError when the queue is full [D12] or the scheduler is stopping [D17]; the ticket
-        is then not answered.
+        Raises UnavailableError if the queue is full [D12] or the scheduler is stopping [D17]; the ticket is then not
+        answered.
         """
         ticket.arrival_ns = ticket.arrival_ns or self._now()
-        self._sweep_in -= 1  # without the lock, because it makes no difference if two threads count as one
+        self._sweep_in -= 1  # without the lock, because a lost count is harmless
         if self._sweep_in <= 0:
             self._drop_cancelled()
         with self._lock:
@@ -128,9 +130,10 @@ class Scheduler:
         self._defer(cast("Mailbox", mailbox))
 
     def _drop_cancelled(self) -> None:
-        """Answer the cancelled requests that wait, because behind a busy instance clients could add any number.
+        """Answer the cancelled requests in the queue.
 
-        At most as many of them wait as others do, or _SWEEP_AFTER, and each request pays for a look at one other.
+        Clients could otherwise add any number of them behind a busy instance. Their number is bounded by that of the
+        other requests or _SWEEP_AFTER, and the cost by one check per submission.
         """
         with self._lock:
             dropped = self._queue.drop_cancelled()
@@ -139,8 +142,10 @@ class Scheduler:
             self._deliver(self._drop(Plan([], dropped=dropped)))
 
     def _arm(self, mailbox: Mailbox | None) -> bool:
-        """See to it that somebody looks at the queue, if an instance is idle; True when that is the caller's loop,
-        which the caller then has to tell. The lock is held."""
+        """Have the queue polled if an instance is idle. The lock is held.
+
+        Returns True if the caller's loop does it; the caller must then call `_defer`.
+        """
         if self._inline_armed:
             return False
         if not self._slots.any_idle():
@@ -152,13 +157,16 @@ class Scheduler:
         return self._inline_armed
 
     def _suits(self, mailbox: Mailbox) -> bool:
-        """Whether the loop may see to the next batch: it will be quick, or is only begun there. The lock is held."""
+        """Return True if the loop may dispatch the next batch. The lock is held.
+
+        The batch is predicted to be short, or its instance is remote.
+        """
         if self._remote:
             return mailbox.watcher is not None
         return self._quick and self.costs.predict(self._queue.rows_ahead) <= self._inline_limit_ns
 
     def _behind(self, mailbox: Mailbox | None) -> Slot | None:
-        """Behind whose batch this caller's loop may begin another. The lock is held."""
+        """Return the slot behind whose batch the caller's loop may begin another. The lock is held."""
         if (
             self._ahead is None
             or mailbox is None
@@ -169,23 +177,23 @@ class Scheduler:
         return self._slots.next_ahead()
 
     def _defer(self, mailbox: Mailbox) -> None:
-        """Have the caller's loop run what has arrived by the end of its turn; a thread, when this is not that loop."""
+        """Have the caller's loop poll at the end of its iteration, or a thread if it is not that loop."""
         if not mailbox.defer(self._work_for(mailbox)):
             with self._lock:
                 self._inline_armed = False
                 self._wake_thread()
 
     def _work_for(self, mailbox: Mailbox) -> Callable[[], None]:
-        """What runs at the end of a turn of this mailbox's loop; the same object as long as one loop calls."""
+        """Return the callback for this mailbox's loop; the same object while one loop calls."""
         if self._inline_work[0] is not mailbox:
             self._inline_work = (mailbox, lambda: self._run_inline(mailbox))
         return self._inline_work[1]
 
     def _wake_thread(self) -> None:
-        """Have the thread of an instance that may run look at the queue. The lock is held.
+        """Wake the thread of an instance that may run. The lock is held.
 
-        A slot whose batch was begun by a loop may have a thread that rests: waking that one alone would be in vain,
-        because it has to wait until its own instance is free.
+        The thread of a slot whose batch was begun by a loop may sleep too: waking only that one would be useless,
+        because it has to wait until its instance is free.
         """
         if not self._threads:
             return
@@ -202,7 +210,7 @@ class Scheduler:
         if ready and not unready:
             self._work.notify()
         elif ready:
-            self._work.notify_all()  # the condition is shared, and which thread wakes first is not known
+            self._work.notify_all()  # because the condition is shared and the order of wake-ups is undefined
         elif fresh is not None:
             self._start_thread(fresh)
 
@@ -215,33 +223,33 @@ class Scheduler:
         )
         thread.start()
 
-    def _rouse(self, slot: Slot) -> None:
-        """Have the thread of this very slot look. The lock is held."""
+    def _wake_slot(self, slot: Slot) -> None:
+        """Wake the thread of this slot. The lock is held."""
         if slot.thread is not None:
             self._work.notify_all()
         elif self._threads:
             self._start_thread(slot)
 
     def _pass_on(self, caller: Slot) -> None:
-        """Have an instance that may run look at the queue, instead of the caller's, which may not; then wait."""
+        """Wake an instance that may run, because the caller's may not; then wait."""
         if (slot := self._slots.next()) is not None:
-            self._rouse(slot)
+            self._wake_slot(slot)
         self._rest(caller)
 
     @property
     def pending(self) -> int:
-        """Requests that wait [P04]."""
+        """Queued requests [P04]."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Requests inside an execution now, or whose answers are being handed on."""
+        """Requests in an execution, or whose answers are being delivered."""
         return self._running
 
     # -- running batches --------------------------------------------------------------------------------------------
 
     def _run_inline(self, mailbox: Mailbox) -> None:
-        """Run or begin one batch in the caller's loop, then look again in its next turn or hand over to a thread."""
+        """Run or begin one batch in the caller's loop, then arrange for the next one."""
         with self._lock:
             self._inline_armed = False
             if (slot := self._slots.next()) is not None:
@@ -249,23 +257,23 @@ class Scheduler:
             elif (slot := self._behind(mailbox)) is not None:
                 plan = self._take_ahead(slot)
             else:
-                return  # whoever holds the instance looks at the queue again when it is done
+                return  # the thread that uses the instance polls again when it is done
             watcher = mailbox.watcher if self._remote and plan.tickets else None
             slot.begun += watcher is not None
         if watcher is not None:
             self._begin(slot, plan, mailbox, watcher)
         else:
             self._run(slot, plan)
-        self._look_again(mailbox)
+        self._poll_later(mailbox)
 
-    def _look_again(self, mailbox: Mailbox) -> None:
+    def _poll_later(self, mailbox: Mailbox) -> None:
         with self._lock:
             armed = len(self._queue) > 0 and self._arm(mailbox)
         if armed:
             self._defer(mailbox)
 
     def _serve(self, slot: Slot) -> None:
-        """The life of an instance's thread."""
+        """Main loop of an instance's thread."""
         while True:
             with self._lock:
                 plan = self._await_plan(slot)
@@ -274,7 +282,7 @@ class Scheduler:
             self._run(slot, plan)
 
     def _await_plan(self, slot: Slot) -> Plan | None:
-        """Wait, with the lock held, until there is a batch or something dropped; None when it is time to end."""
+        """Wait, with the lock held, for a batch or dropped tickets; return None at shutdown."""
         while True:
             wake_ns = 0
             if slot.handed is not None:
@@ -282,7 +290,7 @@ class Scheduler:
                 return plan
             if slot.retired and not slot.busy:
                 if len(self._queue):
-                    self._wake_thread()  # what woke this thread was meant for one that goes on
+                    self._wake_thread()  # because the wake-up was meant for a slot that stays
                 return None
             if not slot.busy and len(self._queue) and not self._inline_armed:
                 if not self._slots.may_run(slot):
@@ -294,20 +302,25 @@ class Scheduler:
                         self._wake_thread()
                     return plan
                 wake_ns = plan.wake_ns
-            if self._stopping and not len(self._queue) and not slot.busy:  # a busy one may yet be handed its batch
+            if self._stopping and not len(self._queue) and not slot.busy:  # a busy slot may still be handed its batch
                 return None
             self._rest(slot, wake_ns)
 
     def _rest(self, slot: Slot, wake_ns: int = 0) -> None:
-        """Sleep in the thread of ``slot``, with the lock held, until something arrives or it is ``wake_ns``; 0 for
-        never."""
+        """Sleep in the thread of ``slot``, with the lock held, until notified or ``wake_ns``.
+
+        ``wake_ns`` 0 means no time limit.
+        """
         timeout = max(wake_ns - self._now(), 0) / 1e9 if wake_ns else None
         slot.resting = True
         self._work.wait(timeout)
         slot.resting = False
 
     def _serve_in_turn(self, slot: Slot) -> None:
-        """The life of the thread of an instance that shares resources: it forms its batch when they are its own."""
+        """Main loop of the thread of an instance that shares resources.
+
+        It forms its batch when the resources are granted.
+        """
         turn = self._turns[slot]
         while self._await_request(slot):
             waited = turn.take()
@@ -326,7 +339,7 @@ class Scheduler:
                     turn.give_back(ran=True)
 
     def _await_request(self, slot: Slot) -> bool:
-        """Wait until there is something in the queue; False when it is time to end."""
+        """Wait until the queue is not empty; return False at shutdown."""
         with self._lock:
             while not len(self._queue):
                 if self._stopping:
@@ -335,7 +348,7 @@ class Scheduler:
             return True
 
     def step(self, index: int = 0) -> Plan:
-        """Let one instance look at the queue once and run what it finds: the crank that tests turn."""
+        """Let one instance poll the queue once and run the plan, for tests without threads."""
         slot = [*self._slots][index]
         with self._lock:
             plan = self._take(slot)
@@ -344,7 +357,7 @@ class Scheduler:
         return plan
 
     def _take(self, slot: Slot) -> Plan:
-        """A plan from the queue, the slot made busy if there is something to run. The lock is held."""
+        """Poll the queue, and mark the slot busy if there is a batch. The lock is held."""
         plan = self._queue.poll(self._now())
         if plan.tickets:
             slot.busy = True
@@ -352,7 +365,7 @@ class Scheduler:
         return plan
 
     def _take_ahead(self, slot: Slot) -> Plan:
-        """A plan for an instance that still runs another; if there is none, not before that has ended."""
+        """Return a plan to queue behind the running batch; if there is none, bar the slot."""
         plan = cast("BatchQueue", self._queue).ahead(self._now(), len(self._slots))
         self._running += len(plan.tickets)
         slot.barred = not plan.tickets
@@ -371,15 +384,15 @@ class Scheduler:
         self._answered(len(plan.tickets) - left_open)
 
     def _begin(self, slot: Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
-        """Begin a batch that runs elsewhere. Its end may come in any thread."""
+        """Begin a batch on a remote instance; it may end in any thread."""
         self._deliver(self._drop(plan))
 
         def ended(ran: Ran | None) -> None:
             self._free(slot, begun=True, unrun=plan if ran is None else None)
             if watcher.is_current() and len(self._queue):
-                self._run_inline(mailbox)  # at once: the instance is not to idle while the answers are written
+                self._run_inline(mailbox)  # at once, because the instance would idle while the answers are written
             else:
-                self._look_again(mailbox)
+                self._poll_later(mailbox)
             if ran is not None:
                 self._deliver(ran.answers)
                 self._answered(len(plan.tickets) - ran.left_open)
@@ -392,10 +405,10 @@ class Scheduler:
                     self._put_back(plan)
                 else:
                     slot.handed = plan._replace(dropped=[])
-                    self._rouse(slot)
+                    self._wake_slot(slot)
 
     def _put_back(self, plan: Plan) -> None:
-        """What has gone ahead did not run. The lock is held."""
+        """Return a batch that was queued ahead and did not run. The lock is held."""
         self._running -= len(plan.tickets)
         cast("BatchQueue", self._queue).put_back(plan.tickets)
 
@@ -413,42 +426,52 @@ class Scheduler:
                 self._work.notify_all()
 
     def _answered(self, count: int = 1) -> None:
-        """Only now are requests done with: a stop waits for answers, not for instances alone."""
+        """Count requests as done; called after delivery, because a stop waits for answers."""
         with self._lock:
             self._running -= count
             if self._stopping or self._retiring:
                 self._work.notify_all()
 
     def _left_open(self) -> None:
-        """Requests will be answered after their execution; they count as running until then."""
+        """Start the thread for late answers; open requests count as running until answered."""
         if self._threads:
             with self._lock:
                 self._afterwards.start(next(iter(self._slots)).instance.name)
 
     def set_instances(self, instances: Sequence[Instance]) -> None:
-        """Run on these from now on; returns when those left out have finished what they run and have answered what they
-        left open. Any thread may call. Not for decoupled models, nor for instances that share resources."""
+        """Replace the instances; return when the removed ones have answered all their requests.
+
+        Any thread may call. Not for decoupled models, nor for instances that share resources.
+        """
         with self._lock:
-            left_out = self._slots.set(instances)
-            self._judge(instances)
+            retired = self._slots.set(instances)
+            self._update_capabilities(instances)
             self._work.notify_all()
             if len(self._queue) and not self._inline_armed:
                 self._wake_thread()
             self._retiring += 1
-            gone = [slot.instance for slot in left_out]
-            self._work.wait_for(lambda: not any(slot.busy for slot in left_out) and not self._afterwards.any_open(gone))
+            removed = [slot.instance for slot in retired]
+            self._work.wait_for(
+                lambda: not any(slot.busy for slot in retired) and not self._afterwards.any_open(removed)
+            )
             self._retiring -= 1
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def stop_waiting(self) -> None:
-        """From now on nothing waits for company, while more may still come: for a stop of whoever hands it in."""
+        """Dispatch without queue delays from now on, while more requests may still arrive.
+
+        A wrapping scheduler calls this when it stops.
+        """
         with self._lock:
             self._queue.stop_waiting()
             self._work.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new, run what waits at once, end the threads. False when that took too long (None: wait)."""
+        """Refuse new requests, run queued ones at once and end the threads.
+
+        Returns False on timeout; None waits without limit.
+        """
         end_ns = None if timeout_s is None else self._now() + int(timeout_s * 1e9)
         with self._lock:
             self._stopping = True
@@ -472,7 +495,7 @@ class Scheduler:
         return None if end_ns is None else max(end_ns - self._now(), 0) / 1e9
 
     def abandon(self, error: RemoraError) -> None:
-        """Answer with ``error`` what still waits, and what was left open: for a stop whose time is over."""
+        """Answer queued and open requests with ``error``, after a stop timed out."""
         with self._lock:
             tickets = self._queue.drain()
             self._work.notify_all()

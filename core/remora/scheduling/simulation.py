@@ -1,7 +1,7 @@
-"""What a decider would do with a stream of requests: the decider itself, on a simulated clock. Pure and repeatable.
+"""Simulation of a batching queue on a simulated clock. Pure and repeatable.
 
-The law: nothing of a decider is written here again. Requests are the engine's own tickets without data, batches are the
-plans of the very queue that serves, and only the instances are pretended.
+No decision is implemented twice: requests are the engine's own tickets without data, batches are the plans of the queue
+that serves, and only the instances are simulated.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from remora.messages import InferForm, Request, Ticket
 from remora.scheduling.batching import Plan
 
 Cost = Callable[[int], float]
-"""Rows of a batch -> nanoseconds that it takes."""
+"""Duration of a batch in nanoseconds by its rows."""
 
 _FORM = InferForm(())
 
 
 class Queue(Protocol):
-    """The part of a decider that a simulation needs; see `batching.BatchQueue`."""
+    """The part of a queue that a simulation needs; see `batching.BatchQueue`."""
 
     def push(self, ticket: Ticket) -> None: ...
 
@@ -31,11 +31,12 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class Simulated:
-    """What became of a stream. Lists have one item for each request that ran, in the order of their batches.
+    """Result of a simulation. Lists have one item for each request that ran, in batch order.
 
-    ``waits_ns`` is from arrival to the start of its batch, ``answers_ns`` from arrival to the end of it. ``batches``
-    are the rows of each batch, ``ends_ns`` when each ended; ``reasons`` counts why they went. ``dropped`` never ran,
-    ``refused`` were not taken, ``late`` were answered after their deadline. ``end_ns`` is when the last batch ended.
+    ``waits_ns`` is from arrival to the start of the batch, ``answers_ns`` from arrival to its end. ``batches`` are the
+    rows of each batch, ``ends_ns`` the end of each; ``reasons`` counts the dispatch reasons. ``dropped`` requests were
+    not run, ``refused`` ones not queued, ``late`` ones answered after their deadline. ``end_ns`` is the end of the last
+    batch.
     """
 
     waits_ns: list[int] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Simulated:
 
 
 def request_at(now_ns: int, rows: int = 1, *, deadline_ns: int = 0) -> Ticket:
-    """A request without data that arrives at ``now_ns``; ``deadline_ns`` 0 for none."""
+    """Return a request without data that arrives at ``now_ns``; no deadline if it is 0."""
     ticket = Ticket(Request(_FORM, {}, (), rows, None), lambda _ticket, _outcome: None, arrival_ns=now_ns)
     ticket.deadline_ns = deadline_ns
     return ticket
@@ -59,38 +60,39 @@ def request_at(now_ns: int, rows: int = 1, *, deadline_ns: int = 0) -> Ticket:
 def arrivals(
     per_s: float, count: int, *, rows: Iterable[int] = (1,), seed: int = 0, timeout_ns: int = 0
 ) -> list[Ticket]:
-    """Requests that come independently of each other (Poisson), ``per_s`` requests a second on average.
+    """Return requests with independent (Poisson) arrivals, ``per_s`` per second on average.
 
-    ``rows`` are what requests have, drawn with equal chance; the same seed gives the same stream.
+    ``rows`` are the possible sizes, drawn with equal probability; the same seed gives the same stream.
     """
     random = Random(seed)
     sizes = tuple(rows)
     now = 0.0
-    found: list[Ticket] = []
+    tickets: list[Ticket] = []
     for _ in range(count):
         now += random.expovariate(per_s) * 1e9
-        at = int(now) + 1  # 0 would mean "not arrived"
-        found.append(request_at(at, random.choice(sizes), deadline_ns=at + timeout_ns if timeout_ns else 0))
-    return found
+        at = int(now) + 1  # because 0 means "not arrived"
+        tickets.append(request_at(at, random.choice(sizes), deadline_ns=at + timeout_ns if timeout_ns else 0))
+    return tickets
 
 
 def simulate(queue: Queue, tickets: Iterable[Ticket], cost: Cost, instances: int = 1) -> Simulated:
-    """Let ``instances`` of a model serve a stream of tickets, ascending by arrival, until nothing waits any more.
+    """Serve a stream of tickets with ``instances`` until the queue is empty.
 
-    A push that raises counts as refused. The queue must be fresh, and its clock begins at 0.
+    The tickets must ascend by arrival. A push that raises counts as refused. The queue must be new, and its clock
+    begins at 0.
     """
     return _Run(queue, iter(tickets), cost, instances).run()
 
 
 class _Run:
-    def __init__(self, queue: Queue, coming: Iterator[Ticket], cost: Cost, instances: int) -> None:
+    def __init__(self, queue: Queue, arrivals: Iterator[Ticket], cost: Cost, instances: int) -> None:
         self._queue = queue
-        self._coming = coming
+        self._arrivals = arrivals
         self._cost = cost
         self._idle = instances
         self._ends: list[int] = []
-        self._next = next(coming, None)
-        self._found = Simulated()
+        self._next = next(arrivals, None)
+        self._result = Simulated()
 
     def run(self) -> Simulated:
         now = wake_ns = 0
@@ -101,40 +103,40 @@ class _Run:
             if self._next is not None:
                 times.append(self._next.arrival_ns)
             if not times:
-                self._found.end_ns = now
-                return self._found
+                self._result.end_ns = now
+                return self._result
             now = max(min(times), now)
             self._advance(now)
             wake_ns = self._dispatch(now)
 
     def _advance(self, now_ns: int) -> None:
-        """Free the instances that are done, and take in what has arrived."""
+        """Free the instances whose batch has ended, and queue the requests that have arrived."""
         while self._ends and self._ends[0] <= now_ns:
             heapq.heappop(self._ends)
             self._idle += 1
         while self._next is not None and self._next.arrival_ns <= now_ns:
             try:
                 self._queue.push(self._next)
-            except Exception:  # whatever a decider refuses a request with
-                self._found.refused += 1
-            self._next = next(self._coming, None)
+            except Exception:  # any refusal of the queue
+                self._result.refused += 1
+            self._next = next(self._arrivals, None)
 
     def _dispatch(self, now_ns: int) -> int:
-        """Give batches to idle instances; when to look again if nothing happens before, 0 for never."""
-        found = self._found
+        """Dispatch batches to idle instances; return when to poll again, 0 for after the next event."""
+        result = self._result
         while self._idle:
             plan = self._queue.poll(now_ns)
-            found.dropped += len(plan.dropped)
+            result.dropped += len(plan.dropped)
             if not plan.tickets:
                 return plan.wake_ns
             end_ns = now_ns + max(int(self._cost(plan.rows)), 1)
             heapq.heappush(self._ends, end_ns)
             self._idle -= 1
-            found.batches.append(plan.rows)
-            found.ends_ns.append(end_ns)
-            found.reasons[plan.reason] = found.reasons.get(plan.reason, 0) + 1
+            result.batches.append(plan.rows)
+            result.ends_ns.append(end_ns)
+            result.reasons[plan.reason] = result.reasons.get(plan.reason, 0) + 1
             for ticket in plan.tickets:
-                found.waits_ns.append(now_ns - ticket.arrival_ns)
-                found.answers_ns.append(end_ns - ticket.arrival_ns)
-                found.late += 0 < ticket.deadline_ns < end_ns
+                result.waits_ns.append(now_ns - ticket.arrival_ns)
+                result.answers_ns.append(end_ns - ticket.arrival_ns)
+                result.late += 0 < ticket.deadline_ns < end_ns
         return 0

@@ -1,7 +1,9 @@
-"""The instances of a model and who uses them; the law: an instance in trouble is given work only when all are.
+"""Instances of a model and their state, guarded by the scheduler's lock.
 
-Nothing here takes a lock: the scheduler's guards it. An instance runs one batch at a time. Behind one that an event
-loop has begun, the next may be begun already: it goes *ahead*, and runs when the one before it has ended.
+An instance runs one batch at a time. Behind a batch begun by an event loop, the next may be begun already: it is queued
+*ahead* and runs when the previous one has ended.
+
+Invariant: an unhealthy instance gets work only if all instances are unhealthy.
 """
 
 from __future__ import annotations
@@ -14,22 +16,22 @@ from remora.scheduling.batching import Plan
 
 
 class Thread(Protocol):
-    """Runs the batches of one instance; the scheduler starts it."""
+    """The thread that runs the batches of one instance; the scheduler starts it."""
 
     def join(self, timeout: float | None = None) -> None: ...
     def is_alive(self) -> bool: ...
 
 
 class Slot:
-    """An instance and who uses it.
+    """An instance and its state.
 
     Attributes:
-        busy: it runs a batch, or is to run ``handed``.
-        handed: a plan that its own thread is to run.
-        begun: how many batches an event loop has begun that have not ended: two when one has gone ahead.
-        barred: nothing more goes ahead until the batch that runs has ended.
-        free_ns: when it has ended its last batch that a loop had begun, if it can tell.
-        retired: it is to run nothing more.
+        busy: it runs a batch, or is about to run ``handed``.
+        handed: a plan for its own thread.
+        begun: batches begun by an event loop that have not ended: two if one is queued ahead.
+        barred: no batch may be queued ahead until the running one has ended.
+        free_ns: end of its last batch that a loop had begun, if known.
+        retired: it must not run any further batch.
         resting: its thread sleeps until there is work.
     """
 
@@ -48,11 +50,11 @@ class Slot:
 
     @property
     def trouble(self) -> str:
-        """Why the instance cannot run anything now; empty when it can."""
+        """Why the instance cannot run anything now; empty if it can."""
         return str(getattr(self.instance, "trouble", ""))
 
     def free(self, *, begun: bool) -> None:
-        """A batch has ended: one that a loop had ``begun``, or one of a thread."""
+        """Record the end of a batch, either of a loop (``begun``) or of a thread."""
         self.begun -= begun
         self.busy = self.begun > 0
         self.barred = False
@@ -72,7 +74,7 @@ class Slots:
         return len(self._slots)
 
     def set(self, instances: Sequence[Instance]) -> list[Slot]:
-        """Have these instances from now on; the slots of those left out."""
+        """Replace the instances; return the slots of those removed."""
         known = {id(slot.instance): slot for slot in self._slots}
         self._slots = [known.pop(id(each)) if id(each) in known else Slot(each) for each in instances]
         self._may_fail = len(instances) > 1 and any(hasattr(instance, "trouble") for instance in instances)
@@ -82,17 +84,17 @@ class Slots:
         return left_out
 
     def any_idle(self) -> bool:
-        """Is one without work, be it in trouble or not?"""
+        """Return True if an instance is idle, healthy or not."""
         return not all(slot.busy for slot in self._slots)
 
     def next(self) -> Slot | None:
-        """One that may run the next batch."""
+        """Return a slot that may run the next batch."""
         return next((slot for slot in self._slots if self.may_run(slot)), None)
 
     def may_run(self, slot: Slot) -> bool:
-        """Whether this one may run the next batch."""
+        """Return True if this slot may run the next batch."""
         return not slot.busy and not (self._may_fail and slot.trouble and not all(each.trouble for each in self._slots))
 
     def next_ahead(self) -> Slot | None:
-        """One behind whose batch another may be begun."""
+        """Return a slot behind whose batch another may be begun."""
         return next((slot for slot in self._slots if slot.begun == 1 and not slot.barred), None)
