@@ -1,1 +1,1 @@
-"""Sequences: which slot serves which correlation id, and when."""
+"""Sequence batching: assignment of correlation ids to slots, controls, states and history."""

@@ -1,4 +1,7 @@
-"""The tensors that tell a model where it stands in a sequence [S09, S10]; the law: no client ever sends them."""
+"""Control tensors that describe a request's position in its sequence [S09, S10].
+
+Clients never send them.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from remora.messages import DTYPES, Array, Request, Ticket
 
 
 class Controls:
-    """Makes the control tensors of one model.
+    """Creates the control tensors of one model.
 
     Args:
         controls: as configured.
-        batches: whether the model's tensors have a batch dimension; controls are then ``[1, 1]``, else ``[1]``.
+        batches: True if the model's tensors have a batch dimension; controls are then ``[1, 1]``, else ``[1]``.
         model: its name, for error texts.
     """
 
@@ -32,10 +35,10 @@ class Controls:
         self._ids = [control for control in controls if control.kind == "CORRID"]
 
     def check(self, request: Request) -> None:
-        """Raise InvalidArgumentError when the request's id is not of the kind that the model takes [S10]."""
+        """Raise InvalidArgumentError if the id's type is not the one that the model takes [S10]."""
         sequence_id = request.form.sequence_id
         if not sequence_id:
-            return  # no id at all is another rule's business
+            return  # `SequenceTable` refuses requests without an id
         for control in self._ids:
             if isinstance(sequence_id, str) != (control.datatype == "BYTES"):
                 given = "BYTES" if isinstance(sequence_id, str) else "UINT64"
@@ -48,7 +51,7 @@ class Controls:
                 )
 
     def add(self, request: Request, *, start: bool, end: bool, ready: bool = True) -> None:
-        """Put the controls into a request's inputs. A request's own inputs of those names are replaced."""
+        """Add the controls to a request's inputs, replacing inputs of the same names."""
         given = {"START": start, "END": end, "READY": ready}
         for name, kind, arrays in self._flags:
             request.inputs[name] = arrays[given[kind]]
@@ -56,13 +59,16 @@ class Controls:
             request.inputs[control.name] = self._id(control.datatype, request.form.sequence_id)
 
     def null(self, like: Request) -> Ticket:
-        """What fills a slot that has no request now [S07]: inputs of the same shapes, all zero and not ready."""
+        """Return the ticket that fills an empty slot [S07].
+
+        Its inputs have the shapes of ``like``, all zero and not ready.
+        """
         inputs = {name: _zeros(array) for name, array in like.inputs.items()}
         text = any(control.datatype == "BYTES" for control in self._ids)
         form = replace(like.form, id="", sequence_id="" if text else 0, sequence_start=False, sequence_end=False)
         request = Request(form, inputs, like.requested, like.rows, like.shape_key)
         self.add(request, start=False, end=False, ready=False)
-        return Ticket(request, _nobody, context=NULL)
+        return Ticket(request, _ignore_answer, context=NULL)
 
     def _id(self, datatype: str, sequence_id: int | str) -> Array:
         if datatype == "BYTES":
@@ -75,7 +81,7 @@ class Controls:
     def _full(self, datatype: str, value: object) -> Array:
         array = np.empty(self._shape, DTYPES[datatype])
         array.fill(value)
-        array.flags.writeable = False  # one array serves all requests
+        array.flags.writeable = False  # because all requests share the array
         return array
 
 
@@ -86,9 +92,9 @@ def _zeros(array: Array) -> Array:
     return zeros
 
 
-def _nobody(_ticket: object, _outcome: object) -> None:
-    """Takes the answers to null requests."""
+def _ignore_answer(_ticket: object, _outcome: object) -> None:
+    """Reply of null requests."""
 
 
 NULL = object()
-"""The context of null tickets, by which they are known."""
+"""Context that identifies null tickets."""

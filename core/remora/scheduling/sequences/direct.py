@@ -1,6 +1,8 @@
-"""Which slots of one instance run together [S07]; the law: a sequence's request is always at its slot's place.
+"""Batching for the direct strategy: which slots of one instance run together [S07].
 
-This file knows no threads, no locks and no clock, as `batching` does not.
+This module has no threads, locks or clock, like `batching`.
+
+Invariant: a sequence's request is always at the batch position of its slot.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from remora.scheduling.batching import DELAY, FULL, IDLE, SHAPE, Plan, cancelled
 from remora.scheduling.sequences.controls import Controls
 
 HELD_LOOK_NS = 10_000_000
-"""How often a batcher that is held back looks whether it still is; it is asked for by tests alone."""
+"""Poll interval of a queue that is held back; only tests hold it back."""
 
 
 class DirectQueue:
-    """The requests that the sequences of one instance have ready, at most one for each slot. Not thread-safe.
+    """Ready requests of one instance's sequences, at most one for each slot. Not thread-safe.
 
     Args:
         policy: of the model.
-        slot_of: where a ticket's sequence has its place.
-        controls: makes what fills the slots below the highest ready one.
-        held: whether nothing should run yet [D16, S15].
+        slot_of: returns the slot of a ticket's sequence.
+        controls: creates the tickets that fill empty slots below the highest ready one.
+        held: returns True while nothing may run yet [D16, S15].
     """
 
     def __init__(
@@ -46,15 +48,15 @@ class DirectQueue:
 
     @property
     def rows_ahead(self) -> int:
-        """Rows the next batch would have at the most."""
+        """The maximum number of rows of the next batch."""
         return max(self._ready, default=-1) + 1
 
     def push(self, ticket: Ticket) -> None:
-        """Take a request that its sequence has ready. Never full: there is one place for each slot."""
+        """Queue the ready request of a sequence. Never full, because each slot has one place."""
         self._ready[self._slot_of(ticket)] = ticket
 
     def poll(self, now_ns: int) -> Plan:
-        """The batch to run now on the idle instance, if any. What is returned has left the queue."""
+        """Return the batch to run now on the idle instance and remove its tickets from the queue."""
         dropped = self.drop_cancelled()
         if not self._ready:
             return Plan([], dropped=dropped)
@@ -79,18 +81,18 @@ class DirectQueue:
         return Plan(tickets, len(tickets), reason, dropped)
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """Take out the cancelled tickets, each with its answer."""
-        gone = [slot for slot, ticket in self._ready.items() if ticket.request.cancelled]
-        tickets = [self._ready.pop(slot) for slot in gone]
+        """Remove the cancelled tickets and return each with its error."""
+        cancelled = [slot for slot, ticket in self._ready.items() if ticket.request.cancelled]
+        tickets = [self._ready.pop(slot) for slot in cancelled]
         return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]
 
     def stop_waiting(self) -> None:
-        """From now on nothing waits for company: for a stop."""
+        """Dispatch without queue delays from now on, for a shutdown."""
         self._delay_ns = 0
         self._held = lambda: False
 
     def drain(self) -> list[Ticket]:
-        """Everything that waits, taken out."""
+        """Remove and return all tickets."""
         tickets = list(self._ready.values())
         self._ready.clear()
         return tickets

@@ -1,7 +1,7 @@
-"""What became of sequences, and which requests were refused, as far as it is remembered [S02, S05, S06]. Pure.
+"""History of ended sequences and refused requests [S02, S05, S06].
 
-Triton's texts say which rule a request broke. What this knows of the sequence says how that came about: it is for the
-log and for `GET /v2/models/M/sequences`, and never changes an answer.
+Triton's error texts name the rule that a request broke. The history adds how that came about, for the log and for `GET
+/v2/models/M/sequences`; it never changes an answer. Pure.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ REFUSED_LIMIT = 32
 
 
 class SequenceHistory:
-    """The last sequences of a model that ended, and the last requests that it refused. Not thread-safe.
+    """The last ended sequences and the last refused requests of a model. Not thread-safe.
 
     Args:
         instances: their names.
-        idle_ns: how long a sequence may be silent.
+        idle_ns: idle timeout of a sequence.
     """
 
     def __init__(self, instances: Sequence[str], idle_ns: int) -> None:
@@ -39,7 +39,7 @@ class SequenceHistory:
         self._refused: deque[tuple[RefusedRequest, int]] = deque(maxlen=REFUSED_LIMIT)
 
     def note(self, ended: Iterable[Ended], now_ns: int) -> None:
-        """Remember sequences that have just ended."""
+        """Record sequences that have just ended."""
         for each in ended:
             self._ended.pop(each.id, None)
             self._ended[each.id] = (each, now_ns)
@@ -47,9 +47,9 @@ class SequenceHistory:
                 self._ended.popitem(last=False)
 
     def refuse(self, form: InferForm, error: RemoraError, live: bool, now_ns: int) -> str:
-        """Remember a refused request; returns what explains the refusal, empty when its text says all.
+        """Record a refused request and return an explanation, or "" if the error text is sufficient.
 
-        ``live`` says whether there is a sequence of that id, which then has been ended by a request before.
+        ``live`` is True if a sequence of that id exists; an earlier request has then ended it.
         """
         explanation = ""
         if form.sequence_id and not form.sequence_start:
@@ -69,7 +69,7 @@ class SequenceHistory:
         return f"sequence {sequence_id} ended {(now_ns - at_ns) / 1e9:.3f} s ago {where}: {self._texts[ended.why]}"
 
     def ended(self, now_ns: int) -> list[PastSequence]:
-        """Those that ended, the last one first."""
+        """Return the ended sequences, newest first."""
         return [
             PastSequence(
                 each.id,
@@ -82,5 +82,5 @@ class SequenceHistory:
         ]
 
     def refused(self, now_ns: int) -> list[RefusedRequest]:
-        """The requests that were refused, the last one first."""
+        """Return the refused requests, newest first."""
         return [row._replace(ago_ns=now_ns - at_ns) for row, at_ns in reversed(self._refused)]

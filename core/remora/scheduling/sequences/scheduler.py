@@ -1,10 +1,10 @@
-"""Runs the sequences of one model: each instance has a scheduler of its own, and a table says whose request may go.
+"""Scheduler of one model version with sequence batching.
 
-Which sequence has which slot is decided in `sequences`, which is pure. This file owns what moves: the table's lock and
-the thread that looks at the time. Laws:
+Each instance has a separate scheduler. `SequenceTable`, which is pure, decides which sequence has which slot and whose
+request runs next. This module owns the table's lock and the thread that handles timeouts. Invariants:
 
-1. A request is handed to its instance when the one before it in its sequence has run, and not earlier.
-2. Nothing is handed on, and no answer delivered, while the lock is held.
+1. A request is passed to its instance when the previous request of its sequence has run, and not earlier.
+2. No request is passed on, and no answer delivered, while the lock is held.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ _log = logging.getLogger("remora.models")
 _NOTHING: Mapping[str, Array] = {}
 
 SHOWN_LIMIT = 1000
-"""How many live sequences a report lists; it counts them all."""
+"""Maximum number of live sequences listed in a report. It counts all of them."""
 
 
 class SequenceScheduler:
-    """The requests and instances of one model version with sequence batching [S01-S14].
+    """Requests and instances of one model version with sequence batching [S01-S14].
 
     Args:
         policy: of the model.
         instances: at least one.
-        signature: gives outputs their wire shape.
-        recorder: is told of every execution and failure; not of what fills empty slots.
+        signature: converts outputs to their wire shape.
+        recorder: records every execution and failure, except the requests that fill empty slots.
         clock: read here and in the instances' schedulers.
-        initial_states: what the states of a sequence are when it begins, by the names of the model's inputs.
-        decoupled: whether the model answers through streams.
-        hold: nothing runs before that many requests have a slot; with the oldest strategy, before that many of one
-            instance may run [D16].
-        backlog_hold: with ``hold`` and the direct strategy, nothing runs before that many wait for a slot [S15].
-        threads: False in tests, which turn the crank with `step` and `sweep`.
+        initial_states: states at the start of a sequence, by the names of the model's inputs.
+        decoupled: True if the model streams its responses.
+        hold: dispatch nothing before that many requests have a slot; with the oldest strategy, before that many of one
+            instance are ready [D16].
+        backlog_hold: with ``hold`` and the direct strategy, dispatch nothing before that many wait for a slot [S15].
+        threads: False in tests, which call `step` and `sweep` instead.
         turns: as for `Scheduler`.
     """
 
@@ -96,17 +96,17 @@ class SequenceScheduler:
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._asked = False
+        self._sweep_due = False
         self._sleeps_until_ns = 0
         self.costs = CostModel()
         may_wait = policy.max_delay_ns > 0 or hold > 0
-        told = _RecorderAdapter(self, recorder)
+        adapter = _RecorderAdapter(self, recorder)
         self._lanes = [
             Scheduler(
                 self._queue(hold),
                 [instance],
                 signature,
-                told,
+                adapter,
                 clock,
                 threads=threads,
                 may_wait=may_wait,
@@ -127,10 +127,10 @@ class SequenceScheduler:
     # -- taking requests --------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
-        """Take a request of a sequence; its answer comes through its reply. Any thread may call.
+        """Queue a request of a sequence. Its reply delivers the answer. Any thread may call.
 
-        Raises InvalidArgumentError when it breaks a rule of sequences [S01-S03, S10], UnavailableError when the
-        scheduler is stopping [D17]; the ticket is then not answered.
+        Raises InvalidArgumentError if it breaks a rule of sequences [S01-S03, S10], or UnavailableError if the
+        scheduler is stopping [D17]. The ticket is then not answered.
         """
         request = ticket.request
         now_ns = self._now()
@@ -144,12 +144,12 @@ class SequenceScheduler:
             try:
                 orders = self._admit(ticket, now_ns)
             except InvalidArgumentError as error:
-                refusal, orders = error, self._noted(self._table.reap(now_ns), now_ns)
-                self._remember(request.form, error, now_ns)
+                refusal, orders = error, self._record_ended(self._table.reap(now_ns), now_ns)
+                self._record_refusal(request.form, error, now_ns)
             self._watch_time()
         if refusal is None:
-            request.when_cancelled(self._look_again)
-        self._obey(orders)
+            request.when_cancelled(self._request_sweep)
+        self._apply(orders)
         if self._table.held:
             with self._changed:
                 self._table.lift()
@@ -157,11 +157,11 @@ class SequenceScheduler:
             raise refusal
 
     def _admit(self, ticket: Ticket, now_ns: int) -> Orders:
-        """Let a request into its sequence. Raises InvalidArgumentError. The lock is held."""
+        """Admit a request to its sequence. Raises InvalidArgumentError. The lock is held."""
         form = ticket.request.form
         self._controls.check(ticket.request)
         begun = form.sequence_start and not self._policy.iterative and self._table.goes_on(form.sequence_id, now_ns)
-        orders = self._noted(self._table.admit(ticket, now_ns), now_ns)
+        orders = self._record_ended(self._table.admit(ticket, now_ns), now_ns)
         if begun:
             _log.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
@@ -171,59 +171,63 @@ class SequenceScheduler:
             )
         return orders
 
-    def _remember(self, form: InferForm, error: InvalidArgumentError, now_ns: int) -> None:
-        """Keep why a request was refused, for those who ask for the report. The lock is held."""
+    def _record_refusal(self, form: InferForm, error: InvalidArgumentError, now_ns: int) -> None:
+        """Record the reason of a refusal for the report. The lock is held."""
         explanation = self._history.refuse(form, error, self._table.lives(form.sequence_id), now_ns)
         _log.debug("model '%s' refused a request: %s; %s", self._signature.name, error, explanation)
 
-    def _noted(self, orders: Orders, now_ns: int) -> Orders:
-        """The same orders, once it is remembered which sequences they end. The lock is held."""
+    def _record_ended(self, orders: Orders, now_ns: int) -> Orders:
+        """Record the sequences that the orders end, and return the orders. The lock is held."""
         self._history.note(orders.ended, now_ns)
         return orders
 
-    def _look_again(self) -> None:
-        """A request was cancelled: it may be one that waits, and takes its sequence along."""
+    def _request_sweep(self) -> None:
+        """Wake the thread after a cancellation, which may end a sequence."""
         if self._threads:
             with self._changed:
-                self._asked = True
+                self._sweep_due = True
                 self._changed.notify_all()
 
-    def _obey(self, orders: Orders) -> None:
-        """Do what the table says. The lock is not held."""
-        gone: list[tuple[Ticket, Outcome]] = []
+    def _apply(self, orders: Orders) -> None:
+        """Carry out the table's orders. The lock is not held."""
+        answers: list[tuple[Ticket, Outcome]] = []
         for ticket, error in orders.dropped:
             self._recorder.dropped(ticket, error, self._now())
-            gone.append((ticket, error))
-        deliver(gone)
+            answers.append((ticket, error))
+        deliver(answers)
         for ticket, place, start, end, states in orders.steps:
             self._controls.add(ticket.request, start=start, end=end)
             if self._states is not None:
                 self._states.give(ticket.request, states)
             try:
                 self._lanes[place.instance].submit(ticket)
-            except RemoraError as error:  # it stops, which it is not asked to while anything waits here
+            except RemoraError as error:  # unreachable before shutdown, because `stop` drains the table first
                 self._recorder.dropped(ticket, error, self._now())
                 deliver([(ticket, error)])
                 self.release([ticket])
 
     def release(self, tickets: Sequence[Ticket], again: frozenset[Ticket] = frozenset()) -> None:
-        """Requests have run, or will not: those that come after them may go. No lock is held."""
+        """Record that requests have run or were dropped, so that their successors may run.
+
+        No lock is held.
+        """
         now_ns = self._now()
-        found: list[Orders] = []
+        released: list[Orders] = []
         with self._changed:
-            found = [
-                self._noted(self._table.released(ticket, now_ns, again=ticket in again), now_ns) for ticket in tickets
+            released = [
+                self._record_ended(self._table.released(ticket, now_ns, again=ticket in again), now_ns)
+                for ticket in tickets
             ]
             self._watch_time()
             if self._stopping and not self._table.busy:
                 self._changed.notify_all()
-        for orders in found:
-            self._obey(orders)
+        for orders in released:
+            self._apply(orders)
 
     # -- time -------------------------------------------------------------------------------------------------------
 
     def _watch_time(self) -> None:
-        """See to it that the thread looks when the next sequence has been silent for too long. The lock is held."""
+        """Schedule the thread's next wake-up for timeouts. The lock is held."""
         wake_ns = self._table.wake_ns
         if not self._threads or self._stopping:
             return
@@ -239,48 +243,48 @@ class SequenceScheduler:
                 if self._stopping:
                     return
                 wake_ns, now_ns = self._table.wake_ns, self._now()
-                if not self._asked and (not wake_ns or wake_ns > now_ns):
+                if not self._sweep_due and (not wake_ns or wake_ns > now_ns):
                     self._sleeps_until_ns = wake_ns
                     self._changed.wait((wake_ns - now_ns) / 1e9 if wake_ns else None)
                     continue
-                self._asked = False
-                orders = self._noted(self._table.sweep(now_ns), now_ns)
-            self._obey(orders)
+                self._sweep_due = False
+                orders = self._record_ended(self._table.sweep(now_ns), now_ns)
+            self._apply(orders)
 
     def sweep(self) -> None:
-        """Look at the time and at what was cancelled, as the thread does."""
+        """Handle timeouts and cancellations, as the thread does."""
         now_ns = self._now()
         with self._changed:
-            orders = self._noted(self._table.sweep(now_ns), now_ns)
-        self._obey(orders)
+            orders = self._record_ended(self._table.sweep(now_ns), now_ns)
+        self._apply(orders)
 
     def step(self, index: int = 0) -> Plan:
-        """Let one instance look for work once and run what it finds: the crank that tests turn."""
+        """Let one instance poll once and run the plan, for tests without threads."""
         return self._lanes[index].step()
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
-        """Requests that wait [P04]."""
+        """Queued requests [P04]."""
         return self._table.waiting + sum(lane.pending for lane in self._lanes)
 
     @property
     def running(self) -> int:
-        """Requests inside an execution now."""
+        """Requests in an execution."""
         return sum(lane.running for lane in self._lanes)
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that live."""
+        """Number of live sequences."""
         return self._table.count
 
     def keeps(self, sequence_id: int | str) -> bool:
-        """Whether there is a sequence of this id."""
+        """Return True if there is a sequence of this id."""
         return self._table.lives(sequence_id)
 
     def report(self) -> SequenceReport:
-        """The sequences as operators see them."""
+        """Return the sequences as shown to operators."""
         with self._changed:
             now_ns = self._now()
             rows = self._table.sequences(SHOWN_LIMIT)
@@ -308,13 +312,16 @@ class SequenceScheduler:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new, run what waits, end the threads. False when that did not end in time (None: wait)."""
+        """Refuse new requests, run the queued ones and end the threads.
+
+        Returns False on timeout. None waits without limit.
+        """
         begin_ns = self._now()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            orders = self._noted(self._table.close(begin_ns), begin_ns)
-        self._obey(orders)
+            orders = self._record_ended(self._table.close(begin_ns), begin_ns)
+        self._apply(orders)
         for lane in self._lanes:
             lane.stop_waiting()
         with self._changed:
@@ -329,7 +336,7 @@ class SequenceScheduler:
         return True
 
     def abandon(self, error: RemoraError) -> None:
-        """Answer everything that still waits with ``error``: for a stop whose time is over."""
+        """Answer all queued requests with ``error``, after a stop timed out."""
         with self._changed:
             tickets = self._table.drain()
         deliver([(ticket, error) for ticket in tickets])
@@ -338,7 +345,7 @@ class SequenceScheduler:
 
 
 class _RecorderAdapter:
-    """Hears from the instances' schedulers what has run, and passes it on without what only fills slots."""
+    """Recorder of the instances' schedulers that releases requests and filters out null tickets."""
 
     def __init__(self, scheduler: SequenceScheduler, recorder: Recorder) -> None:
         self._scheduler = scheduler

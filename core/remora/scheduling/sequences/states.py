@@ -1,10 +1,10 @@
-"""The state that a model leaves to the server [S13]: given with a request, taken from its answer. Pure.
+"""Implicit sequence state, added to requests and updated from responses [S13].
 
-Laws:
+Invariants:
 
-1. A request gets the state as the one before it in its sequence left it; the first gets the initial one.
-2. An answer without a state's output, an error, or an output that does not fit leaves the state as it was.
-3. What was given once is never written to again: an answer may hold views of it.
+1. A request gets the state that the previous request of its sequence left; the first gets the initial state.
+2. A response without a state's output, an error, or an output that does not fit leaves the state unchanged.
+3. A state array is never modified once it was given to a request, because a response may hold views of it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from remora.messages import DTYPES, Array, Outcome, Request, Response, Streamed,
 
 
 class _ShapeKey(NamedTuple):
-    """What may share a batch, when states vary in shape: the request's own key, and the shapes of its states."""
+    """Batching key for states of variable shape: the request's own key and the state shapes."""
 
     own: object
     states: tuple[tuple[int, ...], ...]
 
 
 class States:
-    """Gives and takes the states of all sequences of one model; each sequence's are kept in a dictionary of its own.
+    """Adds and updates the states of all sequences of one model.
+
+    Each sequence has a separate dictionary.
 
     Args:
         states: as configured.
         initial: by the name of the model's input; read-only.
-        declared: the outputs that clients may ask for; states that are not among them are never shown.
-        batches: whether the model's tensors have a batch dimension.
+        declared: the outputs that clients may request; states not among them are never sent.
+        batches: True if the model's tensors have a batch dimension.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class States:
         self._vary = any(dim < 0 for state in states for dim in state.dims)
 
     def give(self, request: Request, kept: dict[str, Array]) -> None:
-        """Put the states into a request's inputs, and their outputs among those that it wants."""
+        """Add the states to a request's inputs, and their outputs to its requested outputs."""
         states = {name: kept.get(name, begin) for name, begin in self._initial.items()}
         request.states = kept
         request.inputs.update(states)
@@ -57,14 +59,14 @@ class States:
             request.shape_key = _ShapeKey(own, tuple(array.shape for array in states.values()))
 
     def take(self, request: Request, outcome: Outcome) -> Outcome:
-        """The outcome as the client may see it; the sequence's states are renewed by it."""
+        """Update the sequence's states from an outcome and return the outcome for the client."""
         if isinstance(outcome, Streamed):
             if not isinstance(outcome.outcome, Response):
                 return outcome
             seen = self.take(request, outcome.outcome)
             assert not isinstance(seen, Streamed)
             return outcome._replace(outcome=seen)
-        if isinstance(outcome, RemoraError) or request.states is None:  # a null request has none
+        if isinstance(outcome, RemoraError) or request.states is None:  # a null request has no states
             return outcome
         renewed: dict[str, Array] = {}
         shown: list[Tensor] = []
@@ -72,9 +74,9 @@ class States:
         for tensor in outcome.outputs:
             state = self._by_output.get(tensor.name)
             if state is not None:
-                misfit = self._misfit(state, tensor)
-                if misfit:
-                    return InternalError(misfit, from_model=True)
+                mismatch = self._mismatch(state, tensor)
+                if mismatch:
+                    return InternalError(mismatch, from_model=True)
                 renewed[state.input_name] = _kept(tensor.data)
             if tensor.name in wanted:
                 shown.append(tensor)
@@ -82,8 +84,8 @@ class States:
         outcome.outputs = shown
         return outcome
 
-    def _misfit(self, state: SequenceState, tensor: Tensor) -> str:
-        """Why an output cannot be the state; empty when it can."""
+    def _mismatch(self, state: SequenceState, tensor: Tensor) -> str:
+        """Return why an output cannot be the state, or "" if it can."""
         shape = tensor.data.shape
         own = shape[self._skip :]
         fits = (
@@ -101,14 +103,17 @@ class States:
 
 
 def _kept(array: Array) -> Array:
-    """A copy that lasts: an output may be a row of a larger one, lie in shared memory, or be its model's to change."""
+    """Return a read-only copy.
+
+    An output may be a row of a larger array, lie in shared memory, or be reused by its model.
+    """
     copied = array.copy()
     copied.flags.writeable = False
     return copied
 
 
 class StatefulInstance:
-    """An instance of a model with states: renews them from all that it answers, streamed or not."""
+    """Instance wrapper that updates the states from all responses, streamed or not."""
 
     __slots__ = ("_inner", "_states", "name", "quick")
 
@@ -119,13 +124,13 @@ class StatefulInstance:
         self.quick = inner.quick
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run the batch; see ``Instance.execute``."""
+        """Run the batch. See ``Instance.execute``."""
         requests = execution.requests
         execution.send = partial(self._send, execution.send, requests)
         execution.send_soon = partial(self._send, execution.send_soon, requests)
         outcomes = self._inner.execute(execution)
         if len(outcomes) != len(requests):
-            return outcomes  # the scheduler refuses them
+            return outcomes  # the scheduler reports the mismatch
         return [
             outcome if outcome is None else self._states.take(request, outcome)
             for request, outcome in zip(requests, outcomes, strict=True)
@@ -139,5 +144,5 @@ class StatefulInstance:
         send(index, shown)
 
     def close(self) -> None:
-        """Close the instance itself."""
+        """Close the wrapped instance."""
         self._inner.close()

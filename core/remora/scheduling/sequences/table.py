@@ -1,12 +1,12 @@
-"""Which sequences have a slot, which wait for one, and whose request may go next [S01-S06, S11, S12, S14].
+"""Table of live sequences, their slots and their queued requests [S01-S06, S11, S12, S14].
 
-This file knows no threads, no locks and no clock: time comes in as an argument, and what is to be done goes out as
-data. Laws:
+This module has no threads, locks or clock: time is an argument and the decision is returned as data. Invariants:
 
-1. A sequence keeps its slot from the moment it gets one until it has ended, was silent for too long or was cancelled.
-2. Of each sequence at most one request is under way, and they go in the order of their arrival.
+1. A sequence keeps its slot until it has ended, was idle for too long or was cancelled.
+2. Of each sequence at most one request is in flight, in the order of arrival.
 3. Sequences get slots in the order in which they began.
-4. Once its END has arrived a sequence takes nothing more: START with its id begins another one beside it, as in Triton.
+4. Once its END has arrived a sequence accepts no more requests: START with its id begins a second sequence, as in
+   Triton.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ STOPPED = "stopped"
 
 
 class Place(NamedTuple):
-    """A slot: which instance, and which place in its batch."""
+    """A slot: an instance, and a position in its batch."""
 
     slot: int
     instance: int
 
 
 class SequenceStep(NamedTuple):
-    """A request that may go now. ``start`` and ``end`` say where in its sequence it stands.
+    """A request that may run now, with the START and END flags of its controls.
 
-    ``states`` is where the sequence's states are kept [S13]: empty at its start, the caller's to fill, and gone
+    ``states`` is the dictionary of the sequence's states [S13]: empty at its start, filled by the caller, and dropped
     with the sequence.
     """
 
@@ -53,7 +53,10 @@ class SequenceStep(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A sequence that has ended, where, and why: one of this module's constants. ``place`` is None without a slot."""
+    """A sequence that has ended, its place and the reason, one of this module's constants.
+
+    ``place`` is missing if it had no slot.
+    """
 
     id: int | str
     place: Place | None
@@ -61,7 +64,7 @@ class Ended(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What follows from an event: requests that go, those that never run, with the answer of each, and what ended."""
+    """Consequences of an event: requests to run, requests to answer with an error, and ends."""
 
     steps: list[SequenceStep]
     dropped: list[tuple[Ticket, RemoraError]]
@@ -69,9 +72,10 @@ class Orders(NamedTuple):
 
 
 class SequenceInfo(NamedTuple):
-    """A live sequence, for those who look at it.
+    """A live sequence, for reports.
 
-    ``place`` is None while it waits for a slot; ``quiet_ns`` since when it has nothing to do, 0 while it has.
+    ``place`` is unset while it waits for a slot. ``quiet_ns`` is the time since when it has no request, 0 while it has
+    one.
     """
 
     id: int | str
@@ -90,9 +94,9 @@ class _Sequence:
         self.place: Place | None = None
         self.running: Ticket | None = None
         self.states: dict[str, Array] = {}
-        self.doomed = False  # it ends with the request that is under way
-        self.fresh = True  # the next request that goes is the first of an iterative one
-        self.expires_ns = 0  # when it gives up to wait for a slot; 0 for never
+        self.doomed = False  # it ends with the request in flight
+        self.fresh = True  # the next execution is the first of an iterative request
+        self.expires_ns = 0  # when its wait for a slot times out; 0 for never
 
 
 class SequenceTable:
@@ -100,7 +104,7 @@ class SequenceTable:
 
     Args:
         policy: of the model.
-        instances: how many it has.
+        instances: number of instances.
         model: its name, for error texts.
         hold: nothing should run before that many requests have a slot, and ``backlog_hold`` wait for one [S15].
     """
@@ -110,13 +114,13 @@ class SequenceTable:
     ) -> None:
         self._policy = policy
         self._model = model
-        # The lowest slot of all instances first: batches have no more padding than they must.
+        # The lowest slot of all instances first, because it keeps the padding of batches small.
         self._free = [Place(slot, instance) for slot in range(policy.slots) for instance in range(instances)]
         self._live: dict[_Sequence, None] = {}
-        self._open: dict[int | str, _Sequence] = {}  # those that take more requests
-        self._ids: Counter[int | str] = Counter()  # how many live sequences have an id
+        self._open: dict[int | str, _Sequence] = {}  # sequences that accept more requests
+        self._ids: Counter[int | str] = Counter()  # number of live sequences by id
         self._backlog: OrderedDict[_Sequence, None] = OrderedDict()
-        self._quiet: OrderedDict[_Sequence, int] = OrderedDict()  # since when, the longest first
+        self._quiet: OrderedDict[_Sequence, int] = OrderedDict()  # -> idle since, the oldest first
         self._expiring: list[tuple[int, int, _Sequence]] = []
         self._under_way: dict[Ticket, _Sequence] = {}
         self._entries = 0  # makes the heap's rows comparable
@@ -129,11 +133,11 @@ class SequenceTable:
     # -- what happens -----------------------------------------------------------------------------------------------
 
     def admit(self, ticket: Ticket, now_ns: int) -> Orders:
-        """A request has arrived. Raises InvalidArgumentError when it breaks a rule [S01-S03]."""
+        """Admit an arrived request. Raises InvalidArgumentError if it breaks a rule [S01-S03]."""
         self._check(ticket)
         form = ticket.request.form
         if not form.sequence_start and not self._policy.iterative and not self.goes_on(form.sequence_id, now_ns):
-            raise InvalidArgumentError(  # before anything has changed: nobody would hear of what follows from that
+            raise InvalidArgumentError(  # before any change, because its orders would be lost
                 f"inference request for sequence {form.sequence_id} to model '{self._model}' must specify the START "
                 "flag on the first request of the sequence"
             )
@@ -156,11 +160,11 @@ class SequenceTable:
         return orders
 
     def released(self, ticket: Ticket, now_ns: int, *, again: bool = False) -> Orders:
-        """A request has run, or was dropped where it waited to; ``again`` when it asks for one more turn (S14)."""
+        """Record that a request has run or was dropped. ``again`` reschedules it [S14]."""
         orders = Orders([], [], [])
         sequence = self._under_way.pop(ticket, None)
         if sequence is None:
-            return orders  # it was forgotten in the meantime
+            return orders  # its sequence was removed in the meantime
         sequence.running = None
         if ticket.request.cancelled or sequence.doomed:
             if again:
@@ -176,13 +180,13 @@ class SequenceTable:
         return orders
 
     def reap(self, now_ns: int) -> Orders:
-        """Time has passed. Costs no more than what ends."""
+        """Handle timeouts. The cost is proportional to the sequences that end."""
         orders = Orders([], [], [])
         self._reap(now_ns, orders)
         return orders
 
     def sweep(self, now_ns: int) -> Orders:
-        """Time has passed, or requests were cancelled."""
+        """Handle timeouts and cancelled requests."""
         orders = Orders([], [], [])
         cancelled = {
             sequence: None for sequence in self._live if any(ticket.request.cancelled for ticket in sequence.waiting)
@@ -194,13 +198,13 @@ class SequenceTable:
         return orders
 
     def close(self, now_ns: int) -> Orders:
-        """Nothing new will come: sequences that have nothing to do give up their slots from here on."""
+        """Begin the shutdown: sequences without requests release their slots from now on."""
         self._closing = True
         self.held = False
         return self.sweep(now_ns)
 
     def lift(self) -> None:
-        """End the hold when as much waits as it asks for; it never begins again."""
+        """End the hold if enough requests are queued. It never begins again."""
         if self.held:
             behind = sum(len(sequence.waiting) for sequence in self._backlog)
             before = self._waiting - behind + len(self._under_way)
@@ -210,17 +214,17 @@ class SequenceTable:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot or for those before them."""
+        """Requests that wait for a slot or for the previous request of their sequence."""
         return self._waiting
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or is under way."""
+        """True if any request is queued or in flight."""
         return bool(self._waiting or self._under_way)
 
     @property
     def wake_ns(self) -> int:
-        """When to `sweep` if nothing happens before; 0 for never."""
+        """When to call `sweep` if nothing happens before, or 0."""
         while self._expiring and not self._is_due(self._expiring[0]):
             heapq.heappop(self._expiring)
         times = [since + self._policy.idle_ns for since in islice(self._quiet.values(), 1)]
@@ -228,19 +232,19 @@ class SequenceTable:
         return min(times, default=0)
 
     def slot_of(self, ticket: Ticket) -> int:
-        """The place in its instance's batch of a request that is under way."""
+        """Return the batch position of a request in flight."""
         place = self._under_way[ticket].place
         return place.slot if place is not None else 0
 
     def unused_id(self) -> int:
-        """A number that is no live sequence's id, for a request that came without one [S14]."""
+        """Return an id that no live sequence has, for a request without one [S14]."""
         self._count += 1
         while self._count in self._ids:
             self._count += 1
         return self._count
 
     def goes_on(self, sequence_id: int | str, now_ns: int) -> bool:
-        """Whether a request without START may follow in the sequence of this id."""
+        """Return True if a request without START may continue the sequence of this id."""
         sequence = self._open.get(sequence_id)
         if sequence is None:
             return False
@@ -249,28 +253,28 @@ class SequenceTable:
         return now_ns - self._quiet.get(sequence, now_ns) < self._policy.idle_ns
 
     def lives(self, sequence_id: int | str) -> bool:
-        """Whether there is a sequence of this id, also one that takes no more requests."""
+        """Return True if there is a sequence of this id, even if it accepts no more requests."""
         return sequence_id in self._ids
 
     @property
     def count(self) -> int:
-        """Live sequences."""
+        """Number of live sequences."""
         return len(self._live)
 
     @property
     def backlog(self) -> int:
-        """Sequences that wait for a slot."""
+        """Number of sequences that wait for a slot."""
         return len(self._backlog)
 
     def sequences(self, most: int | None = None) -> list[SequenceInfo]:
-        """Live sequences, in the order in which they began: all of them, or the first ``most``."""
+        """Return all live sequences, or the first ``most``, in the order in which they began."""
         return [
             SequenceInfo(row.id, row.place, len(row.waiting), row.running is not None, self._quiet.get(row, 0))
             for row in islice(self._live, most)
         ]
 
     def drain(self) -> list[Ticket]:
-        """Everything that waits, taken out: for a stop that cannot wait."""
+        """Remove and return all queued tickets, for a shutdown that cannot wait."""
         tickets = [ticket for sequence in self._live for ticket in sequence.waiting]
         for sequence in self._live:
             sequence.waiting.clear()
@@ -292,7 +296,7 @@ class SequenceTable:
             )
 
     def _advance(self, sequence: _Sequence, now_ns: int, orders: Orders) -> None:
-        """Let a sequence do what it may do now, and others what that makes possible."""
+        """Advance a sequence, and assign free slots to the backlog."""
         self._go_on(sequence, now_ns, orders)
         while self._free and self._backlog:
             other, _ = self._backlog.popitem(last=False)
@@ -323,7 +327,7 @@ class SequenceTable:
         orders.steps.append(SequenceStep(ticket, sequence.place, start, form.sequence_end, sequence.states))
 
     def _leave(self, sequence: _Sequence, why: str, orders: Orders) -> None:
-        """Give up the slot; iterative requests of the same id wait for one like all others."""
+        """Release the slot. Queued iterative requests of the same id go to the backlog."""
         orders.ended.append(Ended(sequence.id, sequence.place, why))
         self._quiet.pop(sequence, None)
         sequence.fresh = True
@@ -341,7 +345,7 @@ class SequenceTable:
             self._forget(sequence)
 
     def _forget(self, sequence: _Sequence) -> None:
-        """Take a sequence out that has ended and has nothing left."""
+        """Remove a sequence that has ended and has no requests."""
         self._close(sequence)
         del self._live[sequence]
         self._ids[sequence.id] -= 1
@@ -349,12 +353,15 @@ class SequenceTable:
             del self._ids[sequence.id]
 
     def _close(self, sequence: _Sequence) -> None:
-        """Let no further request into a sequence."""
+        """Accept no further requests for a sequence."""
         if self._open.get(sequence.id) is sequence:
             del self._open[sequence.id]
 
     def _cancel(self, sequence: _Sequence, orders: Orders) -> None:
-        """One cancelled request takes all that wait with it [S12]. What runs already ends by itself."""
+        """Cancel a sequence: one cancelled request drops all queued ones [S12].
+
+        A running request is not interrupted.
+        """
         orders.dropped.extend((ticket, cancelled_in_queue(ticket)) for ticket in self._emptied(sequence))
         if sequence.running is None:
             self._leave(sequence, CANCELLED, orders)
@@ -363,7 +370,10 @@ class SequenceTable:
             self._close(sequence)
 
     def _reap(self, now_ns: int, orders: Orders) -> None:
-        """End the sequences that were silent for too long, silently, and those whose wait is over [S05, S06]."""
+        """End the sequences that are idle or whose wait for a slot timed out [S05, S06].
+
+        The end of an idle sequence produces no answer.
+        """
         while self._quiet:
             sequence, since = next(iter(self._quiet.items()))
             if now_ns - since < self._policy.idle_ns and not self._closing:
@@ -389,6 +399,6 @@ class SequenceTable:
             heapq.heappush(self._expiring, (at_ns, self._entries, sequence))
 
     def _is_due(self, entry: tuple[int, int, _Sequence]) -> bool:
-        """Whether an entry of the heap still says when its sequence gives up."""
+        """Return True if a heap entry is still the current timeout of its sequence."""
         sequence = entry[2]
         return sequence in self._backlog and sequence.expires_ns == entry[0]

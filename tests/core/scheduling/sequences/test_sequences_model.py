@@ -410,7 +410,7 @@ TABLE = [
 DIRECT = [
     ("chosen[slot] if slot in chosen else self._controls.null(oldest.request) for slot in range(max(chosen) + 1)",
      "chosen[slot] for slot in sorted(chosen)"),
-    ("        gone = [slot for", "        gone = [] and [slot for"),
+    ("        cancelled = [slot for", "        cancelled = [] and [slot for"),
     ("            del self._ready[slot]\n", "            pass\n"),
 ]  # fmt: skip
 STATES = [
