@@ -176,7 +176,7 @@ def test_the_monitoring_page_names_every_metric_and_no_other() -> None:
 def test_the_configuration_page_names_every_group_of_calls_and_no_other() -> None:
     from remora.protocols.restriction import GROUPS
 
-    page = (ROOT / "docs" / "configuration.md").read_text().partition("### Who may call")[2]
+    page = (ROOT / "docs" / "configuration.md").read_text().partition("### Authentication")[2]
     rows = re.findall(r"^\| (`.*`) \|", page, re.MULTILINE)
     assert sorted(re.findall(r"`([a-z-]+)`", " ".join(rows))) == sorted(GROUPS)
 
