@@ -318,6 +318,9 @@ class FakeTransport(asyncio.Transport):
 class FakeExchange:
     """Keeps the answers of one request, and the pieces of one that came in pieces."""
 
+    receiving_since = 0.0
+    flow = None
+
     def __init__(self) -> None:
         self.answers: list[HttpAnswer] = []
         self.begun: list[tuple[int, Headers]] = []

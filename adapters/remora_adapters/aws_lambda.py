@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import orjson
 
-from remora.engine import Engine
+from remora.engine import Engine, FrontEnd
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError, UnsupportedError
 from remora.messages import Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
@@ -30,6 +30,7 @@ from remora.options import EngineOptions, ServerOptions
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
+from remora.protocols.rest.response import ReplyFormat
 from remora.server.http.asgi import PAGES, AsgiApp, Receive, Scope, Send, V2App
 from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
@@ -175,7 +176,27 @@ class Function:
                 "a function URL or a load balancer"
             )
         event = dict(event)
-        model = self._model(event.pop("model_name", ""), event.pop("model_version", ""))
+        name, version = self._target(event.pop("model_name", ""), event.pop("model_version", ""))
+        answered: Future[tuple[ServedModel, ReplyFormat, Outcome]] = Future()
+        refusal = f"model '{name}' gives any number of answers: only generate can return them here"
+        ticket = self._engine.submit_to(FrontEnd(self._submit, _arrival, refusal), name, version, event, answered)
+        assert ticket is not None
+        model, reply, outcome = _wait(answered, ticket, context)
+        response = _response_of(outcome)
+        answer = self._codec.encode(model.name, model.version_text, ticket.request.form, response, reply)
+        body = b"".join(answer.body)
+        found: Event = json.loads(body.decode("utf-8", "replace"))  # which reads NaN and Infinity as well
+        if answer.status != 200:
+            raise UnsupportedError(str(found["error"]))
+        size = _size(found, len(body))
+        if size > PAYLOAD_LIMIT:
+            raise UnavailableError(_too_long(size))
+        return found
+
+    def _submit(
+        self, model: ServedModel, event: Event, answered: Future[tuple[ServedModel, ReplyFormat, Outcome]]
+    ) -> Ticket:
+        """Decode a direct invocation for ``model`` and submit it. Raises RemoraError."""
         try:
             form, data, reply = self._codec.decode(orjson.dumps(event), None, model=model.name)
         except Refusal as refusal:
@@ -187,21 +208,10 @@ class Function:
                 "a direct invocation is answered in JSON: ask for no binary outputs here, or send the request as HTTP "
                 "through a function URL"
             )
-        done: Future[Outcome] = Future()
-        traced = self._engine.traces.over(model, Arrival("", _segment))
-        ticket = traced.submit(form, data, lambda _, outcome: done.set_result(outcome))
-        response = _response_of(_wait(done, ticket, context))
-        answer = self._codec.encode(model.name, model.version_text, form, response, reply)
-        body = b"".join(answer.body)
-        found: Event = json.loads(body.decode("utf-8", "replace"))  # which reads NaN and Infinity as well
-        if answer.status != 200:
-            raise UnsupportedError(str(found["error"]))
-        size = _size(found, len(body))
-        if size > PAYLOAD_LIMIT:
-            raise UnavailableError(_too_long(size))
-        return found
+        return model.submit(form, data, lambda _, outcome: answered.set_result((model, reply, outcome)))
 
-    def _model(self, name: object, version: object) -> ServedModel:
+    def _target(self, name: object, version: object) -> tuple[str, int]:
+        """Return the model and version that an event names. Raises InvalidArgumentError."""
         if not isinstance(name, str) or not isinstance(version, (str, int)):
             raise InvalidArgumentError("model_name is text, and model_version a number or its text")
         name = name or self._engine.only_model()
@@ -211,14 +221,17 @@ class Function:
         text = str(version) or "-1"
         if not text.removeprefix("-").isdecimal() or len(text) > 19:
             raise InvalidArgumentError(f"model_version '{text[:40]}' is not a number")
-        model = self._engine.resolve(name, int(text))
-        if model.decoupled:
-            raise UnsupportedError(f"model '{name}' gives any number of answers: only generate can return them here")
-        return model
+        return name, int(text)
 
 
-def _wait(done: Future[Outcome], ticket: Ticket, context: LambdaContext) -> Outcome:
-    """The outcome. Raises UnavailableError shortly before the invocation's end; the request is cancelled."""
+def _arrival(*_: object) -> Arrival:
+    return Arrival("", _segment)
+
+
+def _wait(
+    done: Future[tuple[ServedModel, ReplyFormat, Outcome]], ticket: Ticket, context: LambdaContext
+) -> tuple[ServedModel, ReplyFormat, Outcome]:
+    """Wait for the outcome. Raises UnavailableError shortly before the invocation's end; the request is cancelled."""
     left_ms = context.get_remaining_time_in_millis() - _MARGIN_MS
     try:
         return done.result(max(left_ms, 1) / 1e3)

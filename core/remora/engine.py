@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy.typing as npt
 
@@ -21,10 +21,10 @@ from remora.calls import ModelInfo, ModelStats, SequenceReport, ServerInfo
 from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.management import CallAnswers
-from remora.messages import Array, Data, InferForm, Mailbox, Outcome, Parameter, Response, Ticket
+from remora.messages import Array, Data, InferForm, Outcome, Parameter, Response, Ticket
 from remora.models.lifecycle import Lifecycle, Readiness
 from remora.models.loader import ModelLoader
-from remora.models.served_model import Reply, ServedModel
+from remora.models.served_model import ServedModel
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.startup import Ledger, StartupReport
@@ -33,7 +33,27 @@ from remora.system.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.management.explain import Explanation
-    from remora.tracing.tracer import Traces
+    from remora.tracing.tracer import Arrival, Traces
+
+
+_ATTEMPTS = 4
+"""How many versions of a model one request is offered, each of which was replaced while the request was decoded."""
+
+
+class FrontEnd(NamedTuple):
+    """Functions by which a front end submits inference requests; made once, used for every request.
+
+    Attributes:
+        submit: ``submit(model, *arguments)`` decodes the request for that version and calls ``model.submit``. It raises
+            RetiredError when the version was replaced meanwhile, and must not have answered then. It may be called from
+            several threads.
+        arrival: ``arrival(*arguments)`` returns how the request arrived. Called only while requests are traced.
+        decoupled_refusal: error text for decoupled models; empty if the front end serves them.
+    """
+
+    submit: Callable[..., Ticket | None]
+    arrival: Callable[..., Arrival | None]
+    decoupled_refusal: str = ""
 
 
 class InferResult(Mapping[str, Array]):
@@ -187,21 +207,43 @@ class Engine:
         """
         return self._table.resolve(model, version)
 
-    def submit(
-        self,
-        model: ServedModel,
-        form: InferForm,
-        data: Sequence[Data],
-        reply: Reply,
-        *,
-        mailbox: Mailbox | None = None,
-        context: object = None,
-        timeout_ns: int = 0,
-    ) -> Ticket:
-        """Hand in a request; ``reply(ticket, outcome)`` is called once, by the mailbox or, without one, by whatever
-        thread has the answer. After ``timeout_ns``, 0 for none, it is not begun any more. Raises RemoraError when the
-        request is refused; then ``reply`` is never called."""
-        return model.submit(form, data, reply, mailbox=mailbox, context=context, timeout_ns=timeout_ns)
+    def submit_to(
+        self, front_end: FrontEnd, name: str, version: int, *arguments: object, wait_s: float | None = 0.0
+    ) -> Ticket | None:
+        """Find the serving version of a model and submit a request to it.
+
+        The order is Triton's: look-up, refusal of decoupled models, decoding, validation, queueing. A request whose
+        version was replaced in between is offered to the version that serves now.
+
+        Args:
+            front_end: the functions of the front end.
+            name: the model.
+            version: -1 for the highest version that is ready.
+            arguments: passed on to the front end's functions.
+            wait_s: how long to block while the model is being loaded: 0 for not at all, None for at most the option
+                ``waiting_secs``.
+
+        Returns:
+            What ``front_end.submit`` returns: the ticket, or None if the request is answered already.
+
+        Raises:
+            NotFoundError, UnavailableError: no version serves [H09].
+            LoadingError: the model is being loaded and ``wait_s`` is 0.
+            UnsupportedError: the model is decoupled and the front end refuses such models.
+            Exception: whatever ``front_end.submit`` raises.
+        """
+        retired: ServedModel | None = None
+        for _ in range(_ATTEMPTS):
+            model = self.resolve(name, version) if wait_s == 0.0 else self.wait_for(name, version, wait_s)
+            if model.decoupled and front_end.decoupled_refusal:
+                raise UnsupportedError(front_end.decoupled_refusal)
+            if self.traces.on:
+                model = self.traces.over(model, front_end.arrival(*arguments), retired)
+            try:
+                return front_end.submit(model, *arguments)
+            except RetiredError as error:
+                retired, replaced = model, error
+        raise replaced
 
     def infer(
         self,
@@ -267,14 +309,17 @@ class Engine:
 
         Raises RemoraError when the request is refused.
         """
-        retired = None
-        while True:
-            served, form, data = self._request(model, inputs, outputs, version, id, parameters, retired)
+        streams: list[AnswerStream[InferResult]] = []
+
+        def submit(served: ServedModel) -> Ticket:
+            form, data = _request(served, inputs, outputs, id, parameters)
             stream = AnswerStream(partial(InferResult, served))
-            try:
-                return stream.follow(self.submit(served, form, data, stream.receiver()))
-            except RetiredError:
-                retired = served
+            ticket = served.submit(form, data, stream.receiver())
+            streams.append(stream.follow(ticket))
+            return ticket
+
+        self.submit_to(FrontEnd(submit, _no_arrival), model, version, wait_s=None)
+        return streams[0]
 
     def _start(
         self,
@@ -284,43 +329,26 @@ class Engine:
         version: int,
         id: str,
         parameters: Mapping[str, Parameter] | None,
-        retired: object = None,
     ) -> tuple[Ticket, Future[InferResult]]:
-        served, form, data = self._request(model, inputs, outputs, version, id, parameters, retired)
-        if served.decoupled:
-            raise UnsupportedError(
-                f"model '{model}' is decoupled: it may give any number of responses to a request; call infer_stream"
-            )
         future: Future[InferResult] = Future()
 
-        def reply(_: Ticket, outcome: Outcome) -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # the caller cancelled it, and a cancelled future takes no result
-            if isinstance(outcome, Response):
-                future.set_result(InferResult(served, outcome))
-            elif isinstance(outcome, RemoraError):
-                future.set_exception(outcome)
+        def submit(served: ServedModel) -> Ticket:
+            form, data = _request(served, inputs, outputs, id, parameters)
 
-        try:
-            return self.submit(served, form, data, reply), future
-        except RetiredError:  # something else serves by now
-            return self._start(model, inputs, outputs, version, id, parameters, served)
+            def reply(_: Ticket, outcome: Outcome) -> None:
+                if not future.set_running_or_notify_cancel():
+                    return  # the caller cancelled the future, and a cancelled future takes no result
+                if isinstance(outcome, Response):
+                    future.set_result(InferResult(served, outcome))
+                elif isinstance(outcome, RemoraError):
+                    future.set_exception(outcome)
 
-    def _request(
-        self,
-        model: str,
-        inputs: Mapping[str, npt.ArrayLike],
-        outputs: Sequence[str],
-        version: int,
-        id: str,
-        parameters: Mapping[str, Parameter] | None,
-        retired: object,
-    ) -> tuple[ServedModel, InferForm, list[Data]]:
-        from remora.in_process import as_form, as_request
+            return served.submit(form, data, reply)
 
-        served = self.traces.over(self.wait_for(model, version), retired=retired)
-        specs, data = as_request(served, inputs)
-        return served, as_form(specs, outputs, id, parameters or {}), data
+        refusal = f"model '{model}' is decoupled: it may give any number of responses to a request; call infer_stream"
+        ticket = self.submit_to(FrontEnd(submit, _no_arrival, refusal), model, version, wait_s=None)
+        assert ticket is not None
+        return ticket, future
 
     # -- models -----------------------------------------------------------------------------------------------------
 
@@ -384,3 +412,20 @@ class Engine:
         ``ModelLoad`` may take as long as the model does: do not call it from an event loop. Raises RemoraError.
         """
         return self._answers.perform(call)
+
+
+def _no_arrival() -> None:
+    """Return None: requests of programs have no headers."""
+
+
+def _request(
+    model: ServedModel,
+    inputs: Mapping[str, npt.ArrayLike],
+    outputs: Sequence[str],
+    id: str,
+    parameters: Mapping[str, Parameter] | None,
+) -> tuple[InferForm, list[Data]]:
+    from remora.in_process import as_form, as_request
+
+    specs, data = as_request(model, inputs)
+    return as_form(specs, outputs, id, parameters or {}), data

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from conftest import ROOT
 from hosting import write_scale, write_words
 from remora.engine import Engine
-from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from remora.errors import InvalidArgumentError, NotFoundError, RetiredError, UnavailableError, UnsupportedError
+from remora.messages import Ticket
+from remora.models.served_model import ServedModel
 from remora_adapters.aws_lambda import PAYLOAD_LIMIT, Function, Settings, base_path_of, flush_telemetry, load
 from trace_receiver import collector
 
@@ -274,6 +276,21 @@ def test_a_direct_event_is_a_v2_request_and_its_answer_plain_json(function: Func
     assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 4], "data": DOUBLED}]
     assert (answer["model_name"], answer["model_version"], answer["id"]) == ("scale", "1", "7")
     assert json.loads(json.dumps(answer)) == answer
+
+
+def test_a_direct_event_whose_version_is_replaced_is_answered_by_the_next_one(
+    function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, retired = ServedModel.submit, [RetiredError("replaced")]
+
+    def too_late_once(self: ServedModel, *arguments: Any, **more: Any) -> Ticket:
+        if retired:
+            raise retired.pop()
+        return submit(self, *arguments, **more)
+
+    monkeypatch.setattr(ServedModel, "submit", too_late_once)
+    assert function(v2(model_name="scale"), Context())["outputs"][0]["data"] == DOUBLED
+    assert retired == []
 
 
 def test_a_direct_event_runs_no_event_loop(repository: Path, child_environment: dict[str, str]) -> None:

@@ -64,7 +64,7 @@ def flood(engine: Engine, seconds: float) -> tuple[Tally, float]:
 
         left_ns = int((TIMEOUT_S - (time.perf_counter() - due)) * 1e9)
         try:
-            engine.submit(model, form, data, reply, timeout_ns=max(left_ns, 1))
+            model.submit(form, data, reply, timeout_ns=max(left_ns, 1))
         except UnavailableError:
             tally.refused += 1
     while engine.running:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import DOUBLER, FakeBackend, FakeClock, write_model
+from fakes import DOUBLER, UNTRACED, FakeBackend, FakeClock, write_model
 from remora.calls import (
     Call,
     IndexEntry,
@@ -30,14 +30,16 @@ from remora.calls import (
     ServerReady,
     TensorInfo,
 )
-from remora.engine import Engine, InferResult
+from remora.engine import Engine, FrontEnd, InferResult
 from remora.errors import (
     CancelledError,
     InvalidArgumentError,
     NotFoundError,
     QueueFullError,
     RemoraError,
+    RetiredError,
     UnavailableError,
+    UnsupportedError,
 )
 from remora.management.explain import ENOUGH_REQUESTS
 from remora.messages import InferForm, InputSpec, Response
@@ -205,7 +207,7 @@ def test_strings_that_end_too_early_fail_as_they_would_in_tritons_backends(
         form = InferForm((InputSpec("IN", "BYTES", (1, 1)),))
         for data in (b"\x09\0\0\0early", b"\x01\0"):  # the second is refused before any backend
             with pytest.raises(InvalidArgumentError, match="incomplete string"):
-                engine.submit(model, form, [data], lambda _, outcome: None)
+                model.submit(form, [data], lambda _, outcome: None)
         (stats,) = engine.perform(ModelStatistics("s"))
         assert (stats.success.count, stats.fail.count, model.statistics.failures["BACKEND"]) == (0, 1, 1)
 
@@ -340,7 +342,7 @@ def test_stop_finishes_what_waits_and_then_takes_nothing(tmp_path: Path, backend
     with pytest.raises(RemoraError):
         engine.infer("m", {"IN": [[1]]})
     with pytest.raises(UnavailableError, match="stopping"):
-        engine.submit(model, *_doubler_request(), lambda *_: None)
+        model.submit(*_doubler_request(), lambda *_: None)
 
 
 def test_a_stop_whose_time_is_over_answers_what_still_waits(tmp_path: Path, backend: FakeBackend) -> None:
@@ -380,7 +382,7 @@ def test_a_cancelled_ticket_is_answered_as_cancelled(engine: Engine, backend: Fa
         answers.append(outcome)
         answered.set()
 
-    engine.submit(engine.resolve("m"), *_doubler_request(), reply).cancel()
+    engine.resolve("m").submit(*_doubler_request(), reply).cancel()
     gate.open.set()
     assert answered.wait(PATIENCE_S)
     assert isinstance(answers[0], CancelledError)
@@ -453,7 +455,7 @@ def test_what_would_be_answered_too_late_is_refused_on_arrival_when_asked_to(
 
         def submit(timeout_ns: int) -> None:
             data = [np.ones((1, 1), np.int32)]
-            engine.submit(model, form, data, lambda _, outcome: answers.put(outcome), timeout_ns=timeout_ns)
+            model.submit(form, data, lambda _, outcome: answers.put(outcome), timeout_ns=timeout_ns)
 
         submit(20_000_000)
         assert isinstance(answers.get(timeout=PATIENCE_S), Response)
@@ -484,3 +486,34 @@ def test_a_model_is_explained_from_its_own_runs(tmp_path: Path, backend: FakeBac
         assert found.predicted[0].throughput_per_s == pytest.approx(1000, rel=0.01)
         with pytest.raises(NotFoundError):
             engine.perform(ModelExplain("nobody"))
+
+
+def test_a_request_is_offered_to_a_bounded_number_of_versions() -> None:
+    offered: list[object] = []
+
+    class AlwaysReplaced:
+        traces, decoupled = UNTRACED, False
+        submit_to = Engine.submit_to
+
+        def resolve(self, name: str, version: int) -> AlwaysReplaced:
+            return self
+
+    def submit(model: object) -> None:
+        offered.append(model)
+        raise RetiredError("replaced again")
+
+    with pytest.raises(RetiredError, match="replaced again"):
+        AlwaysReplaced().submit_to(FrontEnd(submit, lambda: None), "m", -1)  # type: ignore[misc]
+    assert len(offered) == 4
+
+
+def test_a_front_end_without_streams_refuses_decoupled_models_before_it_decodes() -> None:
+    class Decoupled:
+        traces, decoupled = UNTRACED, True
+        submit_to = Engine.submit_to
+
+        def resolve(self, name: str, version: int) -> Decoupled:
+            return self
+
+    with pytest.raises(UnsupportedError, match="no streams here"):
+        Decoupled().submit_to(FrontEnd(pytest.fail, lambda: None, "no streams here"), "m", -1)  # type: ignore[misc]

@@ -198,7 +198,7 @@ def test_a_request_that_is_cancelled_between_two_turns_is_answered_and_frees_its
             ticket.cancel()
 
     form = InferForm((InputSpec("IN", "INT32", (1, 1)),))
-    engine.submit(model, form, [np.array([[10**6]], np.int32)], reply)
+    model.submit(form, [np.array([[10**6]], np.int32)], reply)
     answers = list(engine.infer_stream("m", turns(2)))  # waits for the one slot
     assert [answer["TURNS"].item() for answer in answers] == [1, 2]
     last = outcomes[-1].outcome if isinstance(outcomes[-1], Streamed) else outcomes[-1]

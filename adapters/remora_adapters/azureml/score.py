@@ -9,18 +9,29 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 from azureml_inference_server_http.api.aml_request import AMLRequest, rawhttp
 from azureml_inference_server_http.api.aml_response import AMLResponse
 
-from remora.engine import Engine
-from remora.errors import RemoraError, UnsupportedError
-from remora.messages import Outcome, Response
+from remora.engine import Engine, FrontEnd
+from remora.errors import RemoraError
+from remora.messages import InferForm, Outcome, Response, Ticket
+from remora.models.served_model import ServedModel
 from remora.options import EngineOptions
 from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.response import ReplyFormat
 from remora.tracing.tracer import Arrival
 from remora_adapters.azureml import find_models
+
+
+class _Answered(NamedTuple):
+    model: ServedModel
+    form: InferForm
+    reply: ReplyFormat
+    outcome: Outcome
+
 
 _engine: list[Engine] = []
 _codec = InferCodec()
@@ -46,18 +57,11 @@ def _infer(request: AMLRequest) -> HttpAnswer:
     name = request.args.get("model_name") or engine.only_model()
     if request.method != "POST":
         return failure(405, "Method Not Allowed", plain=True)
+    refusal_text = f"model '{name}' gives any number of answers, which this route cannot"
+    answered: Future[_Answered] = Future()
     try:
-        model = engine.resolve(name)
-        if model.decoupled:
-            raise UnsupportedError(f"model '{name}' gives any number of answers, which this route cannot")
-        length = request.headers.get("Inference-Header-Content-Length")
-        form, data, reply = _codec.decode(request.get_data(), length.encode() if length else None, model=name)
-        done: Future[Outcome] = Future()
-        headers = request.headers
-        arrival = Arrival("HTTP", lambda name: (headers.get(name.decode()) or "").encode("latin-1", "replace") or None)
-        traced = engine.traces.over(model, arrival)
-        traced.submit(form, data, lambda _, outcome: done.set_result(outcome))
-        outcome = done.result()
+        engine.submit_to(FrontEnd(_submit, _arrival, refusal_text), name, -1, request, answered)
+        model, form, reply, outcome = answered.result()
     except Refusal as refusal:
         return refusal.answer
     except RemoraError as error:
@@ -66,3 +70,15 @@ def _infer(request: AMLRequest) -> HttpAnswer:
         return encode_error(outcome, plain=True)
     assert isinstance(outcome, Response)  # only decoupled models stream
     return _codec.encode(model.name, model.version_text, form, outcome, reply)
+
+
+def _submit(model: ServedModel, request: AMLRequest, answered: Future[_Answered]) -> Ticket:
+    """Decode a request for ``model`` and submit it. Raises Refusal and RemoraError."""
+    length = request.headers.get("Inference-Header-Content-Length")
+    form, data, reply = _codec.decode(request.get_data(), length.encode() if length else None, model=model.name)
+    return model.submit(form, data, lambda _, outcome: answered.set_result(_Answered(model, form, reply, outcome)))
+
+
+def _arrival(request: AMLRequest, *_: object) -> Arrival:
+    headers = request.headers
+    return Arrival("HTTP", lambda name: (headers.get(name.decode()) or "").encode("latin-1", "replace") or None)

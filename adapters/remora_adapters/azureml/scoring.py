@@ -19,7 +19,7 @@ from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, Wire
 from remora.server.host import ServerContext
-from remora.server.http.exchange import Cancellable, Exchange, Flow, flow_of
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.http1 import fixed_part
 from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, AzureAnswer, empty_answer, message_answer
@@ -318,24 +318,14 @@ def _http(answer: AzureAnswer, more: Headers = ()) -> HttpAnswer:
     return HttpAnswer(answer.status, headers + more, [answer.body])
 
 
-class _WithRequestIds:
+class _WithRequestIds(ForwardingExchange):
     """An exchange whose answer carries the request's ids."""
 
-    __slots__ = ("_exchange", "_known")
+    __slots__ = ("_known",)
 
     def __init__(self, exchange: Exchange, known: _Known) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._known = known
-
-    @property
-    def receiving_since(self) -> float:
-        """As a connection has it."""
-        return float(getattr(self._exchange, "receiving_since", 0.0))
-
-    @property
-    def flow(self) -> Flow | None:
-        """As the exchange has it."""
-        return flow_of(self._exchange)
 
     def respond(self, answer: HttpAnswer) -> None:
         self._exchange.respond(self._known.label(answer))
@@ -343,27 +333,19 @@ class _WithRequestIds:
     def begin(self, status: int, headers: Headers) -> None:
         self._exchange.begin(status, self._known.label(HttpAnswer(status, headers, [])).headers)
 
-    def send(self, piece: Buffer) -> None:
-        self._exchange.send(piece)
 
-    def finish(self) -> None:
-        self._exchange.finish()
-
-
-class _FirstAnswerWins:
+class _FirstAnswerWins(ForwardingExchange):
     """An exchange that takes the first of two answers: the script's, or that its time is over.
 
     ``wanted`` says whether anybody waits for the script's; other threads may look at it.
     """
 
-    __slots__ = ("_exchange", "_open", "ended", "finish", "send", "wanted")
+    __slots__ = ("_open", "ended", "wanted")
 
     def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._open = self.wanted = True
         self.ended: Callable[[], object] = lambda: None
-        self.send = exchange.send
-        self.finish = exchange.finish
 
     def cancel(self) -> None:
         self.wanted = False
@@ -373,6 +355,3 @@ class _FirstAnswerWins:
             self._open = self.wanted = False
             self.ended()
             self._exchange.respond(answer)
-
-    def begin(self, status: int, headers: Headers) -> None:
-        self._exchange.begin(status, headers)

@@ -18,9 +18,9 @@ from remora.calls import ModelReady, ServerReady
 from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, encode_json_error, failure
+from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error, failure
 from remora.server.host import ServerContext
-from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.predict import Predictor
 from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
@@ -154,20 +154,14 @@ def _json(value: object) -> HttpAnswer:
     return HttpAnswer(200, (JSON,), [orjson.dumps(value)])
 
 
-class _JsonExchange:
+class _JsonExchange(ForwardingExchange):
     """An exchange whose errors are JSON by their content type, and whose empty answers say ``told``."""
 
-    __slots__ = ("_exchange", "_told", "begin", "finish", "send")
+    __slots__ = ("_told",)
 
     def __init__(self, exchange: Exchange, told: dict[str, Any] | None) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._told = told
-        self.begin, self.send, self.finish = exchange.begin, exchange.send, exchange.finish
-
-    @property
-    def receiving_since(self) -> float:
-        """As a connection has it."""
-        return float(getattr(self._exchange, "receiving_since", 0.0))
 
     def respond(self, answer: HttpAnswer) -> None:
         if answer.status == 200 and self._told is not None and not any(len(piece) for piece in answer.body):
@@ -178,25 +172,16 @@ class _JsonExchange:
         self._exchange.respond(answer)
 
 
-class _EventExchange:
+class _EventExchange(ForwardingExchange):
     """An exchange that answers an event with an event."""
 
-    __slots__ = ("_event", "_exchange", "_model", "_now", "finish", "send")
+    __slots__ = ("_event", "_model", "_now")
 
     def __init__(self, exchange: Exchange, event: Event, model: str, now: Callable[[], str]) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._event = event
         self._model = model
         self._now = now
-        self.send, self.finish = exchange.send, exchange.finish
-
-    @property
-    def receiving_since(self) -> float:
-        """As a connection has it."""
-        return float(getattr(self._exchange, "receiving_since", 0.0))
 
     def respond(self, answer: HttpAnswer) -> None:
         self._exchange.respond(answer_event(self._event, self._model, answer, str(uuid.uuid4()), self._now()))
-
-    def begin(self, status: int, headers: Headers) -> None:
-        self._exchange.begin(status, headers)

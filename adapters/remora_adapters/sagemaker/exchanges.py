@@ -12,7 +12,7 @@ from remora.errors import CancelledError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, encode_error, failure
-from remora.server.http.exchange import Cancellable, Exchange, Flow, flow_of
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
 from remora_adapters.sagemaker.routes import memory_aware
@@ -24,7 +24,7 @@ _ASIDE_BYTES = 65_536
 _READ = HttpAnswer(0, (), [])
 
 
-class HeaderExchange:
+class HeaderExchange(ForwardingExchange):
     """Hands on a V2 answer to which something is to be done.
 
     Args:
@@ -34,20 +34,15 @@ class HeaderExchange:
         only_good: whether ``extra`` is for good answers alone.
     """
 
-    __slots__ = ("_exchange", "_extra", "_memory", "_only_good")
+    __slots__ = ("_extra", "_memory", "_only_good")
 
     def __init__(
         self, exchange: Exchange, extra: Headers = (), *, memory: bool = False, only_good: bool = False
     ) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._extra = extra
         self._memory = memory
         self._only_good = only_good
-
-    @property
-    def flow(self) -> Flow | None:
-        """As the exchange has it."""
-        return flow_of(self._exchange)
 
     def respond(self, answer: HttpAnswer) -> None:
         """Hand on a whole answer."""
@@ -62,16 +57,8 @@ class HeaderExchange:
         """Hand on the head of a stream."""
         self._exchange.begin(status, (*headers, *self._extra))
 
-    def send(self, piece: Buffer) -> None:
-        """Hand on a piece."""
-        self._exchange.send(piece)
 
-    def finish(self) -> None:
-        """Hand on the end."""
-        self._exchange.finish()
-
-
-class _Whole:
+class _Whole(ForwardingExchange):
     """An exchange for an answer that does not stream."""
 
     __slots__ = ()
@@ -92,10 +79,7 @@ class _Whole:
 class ScriptBack(_Whole):
     """Hands on the answer of an ``inference.py``."""
 
-    __slots__ = ("_exchange",)
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    __slots__ = ()
 
     def respond(self, answer: HttpAnswer) -> None:
         """Hand on the script's own body, type and status; an answer that is V2's, as it is."""
@@ -105,11 +89,11 @@ class ScriptBack(_Whole):
 class AfterWork(_Whole):
     """Work done in another thread, and what comes after it in the loop's."""
 
-    __slots__ = ("_exchange", "_then")
+    __slots__ = ("_then",)
 
     def __init__(self, then: Callable[[], object], exchange: Exchange) -> None:
+        super().__init__(exchange)
         self._then = then
-        self._exchange = exchange
 
     @classmethod
     def run(
@@ -129,7 +113,8 @@ class AfterWork(_Whole):
 class _Slot(_Whole):
     __slots__ = ("_at", "_gathering")
 
-    def __init__(self, gathering: FanIn, at: int) -> None:
+    def __init__(self, gathering: FanIn, exchange: Exchange, at: int) -> None:
+        super().__init__(exchange)
         self._gathering = gathering
         self._at = at
 
@@ -192,7 +177,7 @@ class FanIn:
             head = self._heads.get(length)
             if head is None:
                 head = self._heads[length] = self._head(length)
-            ticket = self._rest.handle(head, parts[at].body, _Slot(self, at))
+            ticket = self._rest.handle(head, parts[at].body, _Slot(self, self._exchange, at))
             if ticket is not None and at not in self._answers and not self._ended:
                 self._tickets[at] = ticket
         self._submitting = False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remora.engine import Engine
     from remora.messages import Buffer
     from remora.protocols.rest.answer import Headers, HttpAnswer
-    from remora.server.http.exchange import Exchange
+    from remora.server.http.exchange import Exchange, Flow
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _NO_HEADERS: Mapping[str, str] = {}
@@ -147,6 +147,9 @@ class EngineDoor:
 
 class _Waiting:
     """An exchange whose whole answer is waited for, pieces and all."""
+
+    receiving_since = 0.0  # not observed here
+    flow: Flow | None = None
 
     def __init__(self) -> None:
         self.answer: Future[HttpAnswer] = Future()

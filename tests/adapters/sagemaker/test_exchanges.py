@@ -24,6 +24,9 @@ BAD = HttpAnswer(400, (), [b"no"])
 class Client:
     """What is sent to a client."""
 
+    receiving_since = 0.0
+    flow = None
+
     def __init__(self) -> None:
         self.answers: list[HttpAnswer] = []
 

@@ -16,6 +16,7 @@ import pytest
 from fakes import UNTRACED
 from remora.cli import main
 from remora.cli.client import ApiAnswer, EngineDoor, HttpDoor, headers_of, model_path
+from remora.engine import Engine
 from remora.errors import NotFoundError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
@@ -372,6 +373,8 @@ class SilentEngine:
 
     def resolve(self, name: str, version: int) -> SilentEngine:
         return self
+
+    submit_to = Engine.submit_to
 
     def submit(self, form: InferForm, data: object, reply: Any, **settings: object) -> Ticket:
         self.tickets.append(Ticket(Request(form, {}, (), 1, None), reply))

@@ -490,7 +490,7 @@ def submitted(engine: Engine, model: str) -> tuple[Ticket, Callable[[], Outcome]
             done.set()
 
     form = InferForm((InputSpec("IN", "INT32", (1,)),))
-    ticket = engine.submit(engine.resolve(model), form, [np.zeros(1, np.int32)], reply)
+    ticket = engine.resolve(model).submit(form, [np.zeros(1, np.int32)], reply)
 
     def outcome() -> Outcome:
         assert done.wait(WAIT_S)

@@ -16,10 +16,10 @@ PATIENCE_S = 60.0
 
 HANGS = """
 import asyncio, signal, sys, threading
-from remora.server.shutdown import give_up_after, on_signals
+from remora.server.shutdown import force_exit_after, on_signals
 
 async def main():
-    on_signals((signal.SIGTERM,), lambda: give_up_after(SECONDS))
+    on_signals((signal.SIGTERM,), lambda: force_exit_after(SECONDS))
     print("up", flush=True)
     threading.Event().wait()  # the loop gets its thread back never again
 
@@ -56,10 +56,10 @@ def test_a_second_signal_ends_a_process_whose_loop_hangs_at_once() -> None:
 def test_native_code_that_holds_the_interpreter_does_not_hold_up_the_end() -> None:
     holds = """
 import asyncio, ctypes, signal
-from remora.server.shutdown import give_up_after, on_signals
+from remora.server.shutdown import force_exit_after, on_signals
 
 def stop():
-    give_up_after(0)
+    force_exit_after(0)
     ctypes.PyDLL(None).pause()  # never gives the interpreter's lock back
 
 async def main():

@@ -89,11 +89,12 @@ class Entry:
     ``in_line`` requests are answered in request order, others as soon as an answer arrives.
     """
 
-    __slots__ = ("ended", "in_line", "parked")
+    __slots__ = ("ended", "in_line", "opened", "parked")
 
     def __init__(self, *, in_line: bool) -> None:
         self.in_line = in_line
         self.ended = False
+        self.opened = False
         self.parked: list[StreamAnswer] = []
 
 

@@ -12,19 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from remora.engine import Engine
-from remora.errors import RemoraError, RetiredError, UnavailableError, UnsupportedError
+from remora.engine import Engine, FrontEnd
+from remora.errors import RemoraError, UnavailableError
 from remora.messages import Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.grpc.framing import UNIMPLEMENTED, Opening, StatusError, coding_of, read_opening, trailers
-from remora.protocols.grpc.infer import InferCall, encode_infer, read_infer
+from remora.protocols.grpc.infer import InferCall, InferMessage, encode_infer, read_infer
 from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT, forwarded
 from remora.protocols.http2.frames import Fields
 from remora.server.grpc.call import StreamBehaviour, Streaming, UnaryCall, status_of_failure
-from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, CallContext, Rpcs, carrier, status_of_error
+from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, CallContext, Rpcs, arrival_of, status_of_error
 from remora.server.http.http2 import Stream, StreamConnection
-from remora.tracing.tracer import Arrival
 
 
 class GrpcFront:
@@ -53,7 +52,8 @@ class GrpcFront:
         reflection: Callable[[str], StreamBehaviour | None] = lambda _path: None,
         compression: str = "none",
     ) -> None:
-        self._engine = engine
+        self._submit_to = engine.submit_to
+        self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self.calls = calls
         self._mailbox = mailbox
         self.max_message_bytes = max_message_bytes
@@ -172,8 +172,8 @@ class GrpcFront:
         except RuntimeError:
             call.fail(*status_of_error(UnavailableError(SHUTDOWN_TEXT)))
 
-    def infer(self, call: UnaryCall, message: bytes, retired: object = None) -> None:
-        """Begin an inference in the loop; one whose model is on its way waits in a thread."""
+    def infer(self, call: UnaryCall, message: bytes) -> None:
+        """Begin an inference in the loop; one whose model is being loaded waits in a thread."""
         calls = self.calls
         try:
             if calls.restricted:
@@ -181,28 +181,25 @@ class GrpcFront:
             if calls.draining:
                 raise UnavailableError(SHUTDOWN_TEXT)
             request = read_infer(message)
-            served = self._engine.resolve(request.model, request.version)
-            if served.decoupled:
-                raise UnsupportedError(DECOUPLED_TEXT)
-            metadata = call.opening.metadata
-            if self._engine.traces.on:
-                served = self._engine.traces.over(served, Arrival("GRPC", carrier(metadata)), retired)
-            parameters = forwarded(calls.pattern, metadata) if calls.pattern else None
-            asked = request.decode(parameters, calls.regions)
-            call.ticket = served.submit(
-                asked.form,
-                asked.data,
-                self._inferred,
-                mailbox=self._mailbox,
-                context=(call, served, asked),
-                timeout_ns=call.left_ns(),
-            )
+            call.ticket = self._submit_to(self._front_end, request.model, request.version, call, request)
         except LoadingError:
             self.run(self._working, calls.unary[INFER].behaviour, call, message)
-        except RetiredError:
-            self.infer(call, message, served)
         except Exception as error:
             call.fail(*status_of_error(error))
+
+    def _submit(self, model: ServedModel, call: UnaryCall, request: InferMessage) -> Ticket:
+        """Decode an inference for ``model`` and submit it. Raises RemoraError."""
+        calls = self.calls
+        parameters = forwarded(calls.pattern, call.opening.metadata) if calls.pattern else None
+        asked = request.decode(parameters, calls.regions)
+        return model.submit(
+            asked.form,
+            asked.data,
+            self._inferred,
+            mailbox=self._mailbox,
+            context=(call, model, asked),
+            timeout_ns=call.left_ns(),
+        )
 
     @staticmethod
     def _inferred(ticket: Ticket, outcome: Outcome) -> None:

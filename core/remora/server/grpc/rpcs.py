@@ -12,10 +12,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from remora.calls import Call, ModelConfig, ModelMetadata, ServerReady
-from remora.errors import CancelledError, RemoraError, RetiredError, UnavailableError, UnsupportedError, error_of
-from remora.messages import Data, InferForm, Outcome, Response, Ticket
+from remora.engine import FrontEnd
+from remora.errors import CancelledError, RemoraError, UnavailableError, UnsupportedError, error_of
+from remora.messages import Outcome, Response, Ticket
+from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
-from remora.protocols.grpc.infer import SERVICE, encode_infer, read_infer
+from remora.protocols.grpc.infer import SERVICE, InferCall, InferMessage, encode_infer, read_infer
 from remora.protocols.grpc.management import RPCS, Rpc
 from remora.protocols.grpc.status import (
     DECOUPLED_TEXT,
@@ -32,6 +34,7 @@ from remora.server.grpc.stream import InferStream, known
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival, Traces
 
+_LEAST_WAIT_S = 0.001
 HEALTH_SERVICE = "grpc.health.v1.Health"
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM = f"/{SERVICE}/ModelStreamInfer"
@@ -61,11 +64,7 @@ Behaviour = Callable[[bytes, CallContext], bytes]
 
 
 class EngineCalls(Protocol):
-    """What this front end asks of the engine. `perform` may block; each may raise RemoraError.
-
-    `resolve` gives something with ``name``, ``version`` and ``decoupled``; `submit` takes it back and calls ``reply``
-    exactly once, from any thread.
-    """
+    """What this front end asks of the engine. `perform` may block; each may raise RemoraError."""
 
     @property
     def traces(self) -> Traces: ...
@@ -74,16 +73,9 @@ class EngineCalls(Protocol):
 
     def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any: ...
 
-    def submit(
-        self,
-        served: Any,
-        form: InferForm,
-        data: list[Data],
-        reply: Callable[[Ticket, Outcome], None],
-        /,
-        *,
-        timeout_ns: int = 0,
-    ) -> Ticket: ...
+    def submit_to(
+        self, front_end: FrontEnd, name: str, version: int, /, *arguments: Any, wait_s: float | None = 0.0
+    ) -> Ticket | None: ...
 
 
 class UnaryMethod(NamedTuple):
@@ -121,6 +113,7 @@ class Rpcs:
         self.restricted = restricted
         self._most_streams = streams
         self._streams: set[InferStream] = set()
+        self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self.unary = self._all()
         """The RPCs of one message and one answer, by their paths."""
 
@@ -191,45 +184,33 @@ class Rpcs:
 
     # -- Inference --------------------------------------------------------------------------------------------------
 
-    def _infer(self, message: bytes, context: CallContext, retired: object = None) -> bytes:
+    def _infer(self, message: bytes, context: CallContext) -> bytes:
+        """Answer one ModelInfer in this thread: wait for its answer, the client's deadline or its cancellation."""
         if self.draining:
             raise UnavailableError(SHUTDOWN_TEXT)
         request = read_infer(message)
-        served = self.engine.wait_for(request.model, request.version, _seconds_left(context))
-        if served.decoupled:
-            raise UnsupportedError(DECOUPLED_TEXT)
-        if self.engine.traces.on:
-            arrival = Arrival("GRPC", carrier(context.invocation_metadata()))
-            served = self.engine.traces.over(served, arrival, retired)
-        metadata = forwarded(self.pattern, context.invocation_metadata()) if self.pattern else None
-        call = request.decode(metadata, self.regions)
-        try:
-            response = self._answer(served, call.form, call.data, context)
-        except RetiredError:
-            return self._infer(message, context, served)
-        return encode_infer(served.name, str(served.version), call.form, response, call.places)
-
-    def _answer(self, served: Any, form: InferForm, data: list[Data], context: CallContext) -> Response:
-        """Hand the request in and wait for its one answer, the client's deadline or its departure."""
-        answers: SimpleQueue[Outcome] = SimpleQueue()
+        pending = _Pending()
         left_s = _seconds_left(context)
-        ticket = self.engine.submit(
-            served,
-            form,
-            data,
-            lambda _ticket, outcome: answers.put(outcome),
-            timeout_ns=0 if left_s is None else max(int(left_s * 1e9), 1),
+        ticket = self.engine.submit_to(
+            self._front_end,
+            request.model,
+            request.version,
+            context,
+            request,
+            pending,
+            wait_s=None if left_s is None else max(left_s, _LEAST_WAIT_S),
         )
+        assert ticket is not None
 
         def leave() -> None:
             # grpcio calls this at the end of every RPC; after the answer it changes nothing.
             ticket.cancel()
-            answers.put(CancelledError("the client cancelled the request"))
+            pending.outcomes.put(CancelledError("the client cancelled the request"))
 
         if not context.add_callback(leave):
             leave()
         try:
-            outcome = answers.get(timeout=_seconds_left(context))
+            outcome = pending.outcomes.get(timeout=_seconds_left(context))
         except Empty:
             leave()
             raise DeadlinePassedError("the request's deadline passed before its answer was there") from None
@@ -238,7 +219,21 @@ class Rpcs:
             raise error_of(outcome.code, outcome.message)
         if not isinstance(outcome, Response):
             raise UnsupportedError(DECOUPLED_TEXT)  # refused before it was submitted
-        return outcome
+        model, call = pending.model, pending.call
+        return encode_infer(model.name, model.version_text, call.form, outcome, call.places)
+
+    def _submit(self, model: ServedModel, context: CallContext, request: InferMessage, pending: _Pending) -> Ticket:
+        """Decode a ModelInfer for ``model`` and submit it. Raises RemoraError."""
+        metadata = forwarded(self.pattern, context.invocation_metadata()) if self.pattern else None
+        call = request.decode(metadata, self.regions)
+        pending.model, pending.call = model, call
+        left_s = _seconds_left(context)
+        return model.submit(
+            call.form,
+            call.data,
+            lambda _ticket, outcome: pending.outcomes.put(outcome),
+            timeout_ns=0 if left_s is None else max(int(left_s * 1e9), 1),
+        )
 
     def stream(
         self, messages: Iterator[bytes], context: CallContext, read: Callable[[Callable[[], None]], object]
@@ -287,6 +282,22 @@ def carrier(metadata: Iterable[tuple[str, str | bytes]]) -> Callable[[bytes], by
 
 FOREVER_S = 365 * 86_400.0
 """A deadline further away is none: so grpcio's clients spell that."""
+
+
+class _Pending:
+    """A ModelInfer that blocks its thread: the version that took it, its request and the queue of its outcome."""
+
+    __slots__ = ("call", "model", "outcomes")
+    call: InferCall
+    model: ServedModel
+
+    def __init__(self) -> None:
+        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+
+
+def arrival_of(context: CallContext, *_: object) -> Arrival:
+    """Return how a call arrived, for its trace."""
+    return Arrival("GRPC", carrier(context.invocation_metadata()))
 
 
 def _seconds_left(context: CallContext) -> float | None:

@@ -14,16 +14,17 @@ from enum import Enum
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from remora.engine import FrontEnd
 from remora.errors import (
     InternalError,
     InvalidArgumentError,
     MalformedError,
     RemoraError,
-    RetiredError,
     UnavailableError,
     error_of,
 )
-from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
+from remora.messages import Outcome, Streamed, Ticket
+from remora.models.served_model import ServedModel
 from remora.protocols.grpc.infer import InferCall, InferMessage, read_infer
 from remora.protocols.grpc.status import SHUTDOWN_TEXT
 from remora.protocols.grpc.stream import (
@@ -37,7 +38,7 @@ from remora.protocols.grpc.stream import (
 )
 from remora.scheduling.backpressure import Backpressure
 from remora.tensors.shared_memory import DISABLED, Regions
-from remora.tracing.tracer import Arrival, Traces
+from remora.tracing.tracer import Arrival
 
 _log = logging.getLogger(__name__)
 
@@ -46,16 +47,11 @@ STALL_S = 30.0
 
 
 class StreamEngine(Protocol):
-    """What a stream asks of the engine; see ``rpcs.Engine``."""
+    """Part of the engine that a stream needs; see ``remora.engine.Engine``."""
 
-    @property
-    def traces(self) -> Traces: ...
-
-    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any: ...
-
-    def submit(
-        self, served: Any, form: InferForm, data: list[Data], reply: Callable[[Ticket, Outcome], None], /
-    ) -> Ticket: ...
+    def submit_to(
+        self, front_end: FrontEnd, name: str, version: int, /, *arguments: Any, wait_s: float | None = 0.0
+    ) -> Ticket | None: ...
 
 
 class StreamLimits(NamedTuple):
@@ -107,6 +103,7 @@ class InferStream:
         arrival: Arrival | None = None,
     ) -> None:
         self._engine = engine
+        self._front_end = FrontEnd(self._submit, self._arrived)
         self._arrival = arrival
         self._parameters = parameters
         self._regions = regions
@@ -151,64 +148,67 @@ class InferStream:
             self._events.put(_Signal.READ_ALL)
 
     def _accept(self, message: bytes) -> bool:
-        """Hand one request in; False when the stream cannot go on."""
+        """Submit one request; False if the stream cannot go on."""
+        entry = Entry(in_line=True)  # also for the refusal of an unknown model, as in Triton
         try:
-            found = self._resolve(message)
+            request = self._read(message)
         except MalformedError as error:
             self._events.put(error)
             return False
-        if isinstance(found, bytes):  # Triton keeps the refusal of an unknown model in line, too.
-            entry = Entry(in_line=True)
-            self._events.put(_Opened(entry))
-            self._refuse(entry, found, len(message))
+        if isinstance(request, bytes):
+            self._refuse(entry, request, len(message))
             return True
-        request, served = found
-        entry = Entry(in_line=not served.decoupled)
-        self._events.put(_Opened(entry))
         try:
-            self._submit(entry, served, request, len(message))
+            if self._draining:
+                raise UnavailableError(SHUTDOWN_TEXT)
+            self._engine.submit_to(
+                self._front_end, request.model, request.version, entry, request, len(message), wait_s=None
+            )
         except Exception as error:
             self._refuse(entry, encode_refusal(known(error), request.id), len(message))
         return True
 
+    def _open(self, entry: Entry) -> None:
+        if not entry.opened:
+            entry.opened = True
+            self._events.put(_Opened(entry))
+
     def _refuse(self, entry: Entry, refusal: bytes, request_bytes: int) -> None:
+        self._open(entry)
         self._answers.add(len(refusal))
         self._events.put(_Answered(entry, StreamAnswer(refusal, True, request_bytes=request_bytes)))
 
-    def _resolve(self, message: bytes) -> tuple[InferMessage, Any] | bytes:
-        """The request and the model that serves it, or the refusal. Raises MalformedError for bytes that are none."""
+    @staticmethod
+    def _read(message: bytes) -> InferMessage | bytes:
+        """Return the request, or its refusal. Raises MalformedError for bytes that are no message."""
         try:
-            request = read_infer(message)
+            return read_infer(message)
         except InvalidArgumentError as error:
             return encode_refusal(error, id_of(message))
-        try:
-            if self._draining:
-                raise UnavailableError(SHUTDOWN_TEXT)
-            return request, self._engine.wait_for(request.model, request.version)
-        except Exception as error:
-            return encode_refusal(known(error), request.id)
 
-    def _submit(self, entry: Entry, served: Any, request: InferMessage, size: int, retired: object = None) -> None:
-        """Hand a request in, to whatever serves by now. Raises RemoraError."""
-        if self._engine.traces.on:
-            served = self._engine.traces.over(served, self._arrival, retired)
+    def _arrived(self, *_: object) -> Arrival | None:
+        return self._arrival
+
+    def _submit(self, model: ServedModel, entry: Entry, request: InferMessage, size: int) -> Ticket:
+        """Decode a request for ``model`` and submit it. Raises RemoraError."""
+        if not entry.opened:
+            entry.in_line = not model.decoupled
+            self._open(entry)
         call = request.decode(self._parameters, self._regions)
-        try:
-            ticket = self._engine.submit(served, call.form, call.data, self._reply(entry, served, call, size))
-        except RetiredError:
-            newer = self._engine.wait_for(request.model, request.version)
-            self._submit(entry, newer, request, size, served)
-            return
+        ticket = model.submit(call.form, call.data, self._reply(entry, model, call, size))
         self._tickets[entry] = ticket
         if entry.ended:  # answered meanwhile: the writing thread has found nothing to remove
             self._tickets.pop(entry, None)
         if self._left:
             ticket.cancel()
+        return ticket
 
     # -- Whatever thread has an answer ------------------------------------------------------------------------------
 
-    def _reply(self, entry: Entry, served: Any, call: InferCall, size: int) -> Callable[[Ticket, Outcome], None]:
-        name, version = served.name, str(served.version)
+    def _reply(
+        self, entry: Entry, served: ServedModel, call: InferCall, size: int
+    ) -> Callable[[Ticket, Outcome], None]:
+        name, version = served.name, served.version_text
 
         def encode(streamed: Streamed) -> bytes | None:
             return encode_answer(name, version, call.form, streamed, empty_final=call.empty_final, places=call.places)

@@ -163,6 +163,8 @@ class _FutureExchange:
 
     __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "streaming")
 
+    receiving_since = 0.0  # not observed here
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
         self.streaming = False

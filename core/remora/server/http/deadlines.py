@@ -13,7 +13,7 @@ from remora.messages import Buffer, Ticket
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_error
 from remora.protocols.rest.generate import error_object, event
 from remora.scheduling.batching import expired_error
-from remora.server.http.exchange import Exchange, Flow, flow_of
+from remora.server.http.exchange import Exchange, ForwardingExchange
 
 CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
 
@@ -33,7 +33,7 @@ def timeout_ns(value: bytes | None, *, plain: bool) -> int:
     return int(value) * 1_000_000
 
 
-class TimedExchange:
+class TimedExchange(ForwardingExchange):
     """An exchange that is answered by its deadline: by whoever has answered first, else here with 503 [H10].
 
     A stream that has begun ends with an event that says so.
@@ -43,25 +43,15 @@ class TimedExchange:
         plain: whether the refusal is text/plain, as inference has it, or JSON.
     """
 
-    __slots__ = ("_begun", "_exchange", "_open", "_plain", "_ticket", "_timer")
+    __slots__ = ("_begun", "_open", "_plain", "_ticket", "_timer")
 
     def __init__(self, exchange: Exchange, *, plain: bool) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._plain = plain
         self._open = True
         self._begun = False
         self._ticket: Ticket | None = None
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def receiving_since(self) -> float:
-        """As a connection has it."""
-        return float(getattr(self._exchange, "receiving_since", 0.0))
-
-    @property
-    def flow(self) -> Flow | None:
-        """As the exchange has it."""
-        return flow_of(self._exchange)
 
     def watch(self, ticket: Ticket, timeout_ns: int, call_later: CallLater | None = None) -> None:
         """Set the request's deadline, counted from its arrival, and see to it.

@@ -17,26 +17,6 @@ SILENCE_S = 2.0
 """How long nothing may come of a request that is being sent when the server ends."""
 
 
-class Exchange(Protocol):
-    """Answered once: by `respond`, or by `begin`, any number of `send`, and `finish`.
-
-    To be called in the exchange's own thread, and no more after the end: a connection then answers the next request.
-    None of it raises; when the client is gone it does nothing.
-    """
-
-    def respond(self, answer: HttpAnswer) -> None:
-        """Send the whole answer."""
-
-    def begin(self, status: int, headers: Headers) -> None:
-        """Begin an answer whose body comes in pieces."""
-
-    def send(self, piece: Buffer) -> None:
-        """The next piece of the body: it is sent without waiting for more. An empty one is nothing."""
-
-    def finish(self) -> None:
-        """No more pieces come."""
-
-
 class Flow(Protocol):
     """How a client takes an answer that comes in pieces. To be used in the exchange's own thread."""
 
@@ -51,10 +31,67 @@ class Flow(Protocol):
         """Cancel the request and end the exchange, because its client ``reason``."""
 
 
-def flow_of(exchange: Exchange) -> Flow | None:
-    """The flow of an exchange; None for one without a client whose reading can be observed."""
-    flow: Flow | None = getattr(exchange, "flow", None)
-    return flow
+class Exchange(Protocol):
+    """One request on a connection, answered once: by `respond`, or by `begin`, any number of `send`, and `finish`.
+
+    Call the methods in the exchange's thread, and not after the end: a connection then answers the next request. They
+    do not raise, and do nothing after the client has disconnected.
+    """
+
+    @property
+    def receiving_since(self) -> float:
+        """Loop time in seconds when the first bytes of a request in pieces arrived; 0 for one that arrived whole."""
+
+    @property
+    def flow(self) -> Flow | None:
+        """How the client takes an answer in pieces; None if its reading cannot be observed."""
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the whole answer."""
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer whose body comes in pieces."""
+
+    def send(self, piece: Buffer) -> None:
+        """The next piece of the body: it is sent without waiting for more. An empty one is nothing."""
+
+    def finish(self) -> None:
+        """No more pieces come."""
+
+
+class ForwardingExchange:
+    """Exchange in front of another one; subclasses override the methods that differ."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    @property
+    def receiving_since(self) -> float:
+        """Return when the first bytes of the request arrived."""
+        return self._exchange.receiving_since
+
+    @property
+    def flow(self) -> Flow | None:
+        """Return how the client takes an answer in pieces."""
+        return self._exchange.flow
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the whole answer."""
+        self._exchange.respond(answer)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer whose body comes in pieces."""
+        self._exchange.begin(status, headers)
+
+    def send(self, piece: Buffer) -> None:
+        """Send the next piece of the body."""
+        self._exchange.send(piece)
+
+    def finish(self) -> None:
+        """End the body."""
+        self._exchange.finish()
 
 
 class Cancellable(Protocol):
@@ -64,6 +101,6 @@ class Cancellable(Protocol):
         """Ask that the request never run, or end early; it is still answered. In the exchange's own thread."""
 
 
-def arrival_of(head: Head, exchange: Exchange) -> Arrival:
-    """How a request came, for its trace: a connection knows since when it was receiving one that came in pieces."""
-    return Arrival("HTTP", head.get, int(getattr(exchange, "receiving_since", 0.0) * 1e9))
+def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:
+    """Return how a request arrived, for its trace."""
+    return Arrival("HTTP", head.get, int(exchange.receiving_since * 1e9))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remora.calls import Metrics
-from remora.engine import Engine
-from remora.errors import MalformedError, RemoraError, RetiredError
+from remora.engine import Engine, FrontEnd
+from remora.errors import MalformedError, RemoraError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -33,7 +33,7 @@ from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
-from remora.server.http.exchange import Exchange, arrival_of, flow_of
+from remora.server.http.exchange import Exchange, arrival_of
 
 
 class GenerateRoutes:
@@ -51,6 +51,7 @@ class GenerateRoutes:
         self._mailbox = mailbox
         self._limits = limits
         self._malformed = malformed
+        self._front_end = FrontEnd(self._submit, arrival_of)
 
     def handle(
         self,
@@ -60,40 +61,48 @@ class GenerateRoutes:
         body: Buffer,
         exchange: Exchange,
         timeout_ns: int = 0,
-        retired: object = None,
     ) -> Ticket | None:
         """Answer one request through ``exchange``; its client waits for ``timeout_ns``, 0 for any time.
 
-        The ticket, if any, can be cancelled. Raises LoadingError when the request may wait for its model. ``retired``
-        is the version that it was handed to in vain.
+        The ticket, if any, can be cancelled. Raises LoadingError if the request may wait for its model.
         """
         try:
-            model = self._engine.resolve(where.model, where.version)
-            if self._engine.traces.on:
-                model = self._engine.traces.over(model, arrival_of(head, exchange), retired)
-            check_encoding(encoding)
-            form, data = decode_generate(body, model.signature.inputs, self._limits)
-            headers = self._load_report(head)
-            if where.action == "generate":
-                single = _Single(exchange, model, headers)
-                return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
-            flow = flow_of(exchange)
-            held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
-            events = _Events(exchange, model, headers, held)
-            ticket = model.submit(form, data, events.take, mailbox=held or self._mailbox, timeout_ns=timeout_ns)
-            if held is not None:
-                held.release_with(ticket.request)
-            return ticket
+            return self._engine.submit_to(
+                self._front_end, where.model, where.version, head, exchange, where, encoding, body, timeout_ns
+            )
         except Refusal as refusal:
             exchange.respond(refusal.answer)
-        except RetiredError:
-            return self.handle(where, encoding, head, body, exchange, timeout_ns, model)
         except LoadingError:
             raise
         except RemoraError as error:
             own = self._malformed if isinstance(error, MalformedError) else 0
             exchange.respond(encode_json_error(error, own))
         return None
+
+    def _submit(
+        self,
+        model: ServedModel,
+        head: Head,
+        exchange: Exchange,
+        where: Route,
+        encoding: bytes,
+        body: Buffer,
+        timeout_ns: int,
+    ) -> Ticket:
+        """Decode a request for ``model`` and submit it. Raises Refusal and RemoraError."""
+        check_encoding(encoding)
+        form, data = decode_generate(body, model.signature.inputs, self._limits)
+        headers = self._load_report(head)
+        if where.action == "generate":
+            single = _Single(exchange, model, headers)
+            return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
+        flow = exchange.flow
+        held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
+        events = _Events(exchange, model, headers, held)
+        ticket = model.submit(form, data, events.take, mailbox=held or self._mailbox, timeout_ns=timeout_ns)
+        if held is not None:
+            held.release_with(ticket.request)
+        return ticket
 
     def _load_report(self, head: Head) -> Callable[[], Headers]:
         """Makes the headers that say how busy the model is, once there is an answer, if the client asks [H33]."""

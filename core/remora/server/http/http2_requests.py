@@ -48,6 +48,8 @@ class _Request:
         "_whole",
     )
 
+    receiving_since = 0.0  # not observed here
+
     def __init__(self, link: StreamConnection, fields: Fields, service: Service, limit: int) -> None:
         self._link = link
         self._service = service

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.engine import FrontEnd
+from remora.errors import RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -17,13 +18,15 @@ from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_pre
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 
+_DECOUPLED = "the model is decoupled and may give any number of answers: call it by generate or gRPC"
+
 
 class Predictor:
     """Answers predict requests of a host's own routes; errors are JSON."""
 
     def __init__(self, inside: ServerContext) -> None:
-        self._resolve = inside.engine.resolve
-        self._traces = inside.engine.traces
+        self._submit_to = inside.engine.submit_to
+        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED)
         self._when_loaded = inside.rest.when_loaded
         self._mailbox = inside.mailbox
         self._limit = inside.options.http_max_input_size
@@ -32,25 +35,22 @@ class Predictor:
         """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
         return self._when_loaded(partial(self._handle, name), head, body, exchange)
 
-    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange, retired: object = None) -> Ticket | None:
-        """Raises LoadingError when the request may wait for its model."""
+    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        """Raises LoadingError if the request may wait for its model."""
         try:
-            model = self._resolve(name)
-            if model.decoupled:
-                raise UnsupportedError(f"model '{name}' gives any number of answers: ask for it by generate or gRPC")
-            rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
-            optional = frozenset(row.name for row in model.config.input if row.optional)
-            parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
-            if self._traces.on:
-                model = self._traces.over(model, arrival_of(head, exchange), retired)
-            return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
-        except RetiredError:
-            return self._handle(name, head, body, exchange, model)
+            return self._submit_to(self._front_end, name, -1, head, exchange, body)
         except LoadingError:
             raise
         except RemoraError as error:
             exchange.respond(encode_json_error(error))
         return None
+
+    def _submit(self, model: ServedModel, _head: Head, exchange: Exchange, body: Buffer) -> Ticket | None:
+        """Decode the instances for ``model`` and submit all of them. Raises RemoraError."""
+        rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
+        optional = frozenset(row.name for row in model.config.input if row.optional)
+        parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
+        return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
 
 
 class _Gathering:

@@ -11,8 +11,8 @@ from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.calls import Metrics, ModelExplain, ModelLoad, ModelUnload, RepositoryIndex
-from remora.engine import Engine
-from remora.errors import MalformedError, RemoraError, RetiredError, UnsupportedError
+from remora.engine import Engine, FrontEnd
+from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -183,8 +183,8 @@ class RestService:
         self._engine = engine
         self._restrictions = restrictions
         self._allowed_hosts = allowed_hosts
-        self._resolve = engine.resolve
-        self._traces = engine.traces
+        self._submit_to = engine.submit_to
+        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED)
         self._codec = codec
         self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed)
         self._mailbox = mailbox
@@ -212,8 +212,8 @@ class RestService:
         """
         other = copy(self)
         other._engine = engine
-        other._resolve = engine.resolve
-        other._traces = engine.traces
+        other._submit_to = engine.submit_to
+        other._front_end = FrontEnd(other._submit, arrival_of, _DECOUPLED)
         other._codec = self._codec.twin(binary_headers)
         other._malformed = malformed or self._malformed
         other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed)
@@ -317,20 +317,19 @@ class RestService:
             timed.watch(ticket, timeout_ns)
         return ticket
 
-    def _infer(
-        self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0, retired: object = None
-    ) -> Ticket | None:
+    def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0) -> Ticket | None:
         try:
-            model = self._resolve(plan.model, plan.version)
-            if model.decoupled:
-                raise UnsupportedError(_DECOUPLED)
-            if self._traces.on:
-                model = self._traces.over(model, arrival_of(head, exchange), retired)
+            return self._submit_to(self._front_end, plan.model, plan.version, head, exchange, plan, body, timeout_ns)
         except LoadingError:
             raise
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return None
+
+    def _submit(
+        self, model: ServedModel, head: Head, exchange: Exchange, plan: _Plan, body: Buffer, timeout_ns: int
+    ) -> Ticket | None:
+        """Decode an inference for ``model`` and submit it. Raises RetiredError."""
         try:
             plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
             codec, recalled = self._codec, None
@@ -346,7 +345,7 @@ class RestService:
         except Refusal as refusal:
             exchange.respond(refusal.answer)
         except RetiredError:
-            return self._infer(plan, head, body, exchange, timeout_ns, model)
+            raise
         except RemoraError as error:
             exchange.respond(self._refusal(error, plain=error.from_model))
         return None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 from fakes import UNTRACED
 from remora import calls
 from remora.calls import Call
+from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError, UnavailableError, UnknownError
 from remora.messages import Data, InferForm, Outcome, Request, Response, Tensor, Ticket
 from remora.models.table import LoadingError
@@ -37,6 +38,8 @@ class Served:
     name: str = "m"
     version: int = 3
     decoupled: bool = False
+    submit: Any = None
+    version_text: str = "3"
 
 
 @dataclass
@@ -73,11 +76,12 @@ class FakeEngine:
         if self.loaded is not None:
             self.kept_waiting.put(model)
             assert self.loaded.wait(WAIT_S)
-        return self.served
+        return replace(self.served, submit=self.submit)
+
+    submit_to = Engine.submit_to
 
     def submit(
         self,
-        served: Any,
         form: InferForm,
         data: list[Data],
         reply: Callable[[Ticket, Outcome], None],

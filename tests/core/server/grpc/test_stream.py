@@ -32,6 +32,8 @@ class Served:
     name: str
     version: int = 3
     decoupled: bool = False
+    submit: Any = None
+    version_text: str = "3"
 
 
 class Asked:
@@ -61,11 +63,12 @@ class ByHand:
     def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
         if model not in ("plain", "many"):
             raise NotFoundError(f"Request for unknown model: '{model}' is not found")
-        return Served(model, decoupled=model == "many")
+        return Served(model, decoupled=model == "many", submit=self.submit)
+
+    submit_to = Engine.submit_to
 
     def submit(
         self,
-        served: Any,
         form: InferForm,
         data: list[Data],
         reply: Callable[[Ticket, Outcome], None],

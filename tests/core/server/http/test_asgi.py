@@ -218,6 +218,8 @@ class BrokenEngine:
     def resolve(self, model: str, version: int = -1) -> Any:
         raise RuntimeError("broken")
 
+    submit_to = Engine.submit_to
+
     def perform(self, call: object) -> Any:
         raise RuntimeError("broken")
 
@@ -256,6 +258,7 @@ class LoadingEngine:
         raise LoadingError("'m' is being loaded", Future())
 
     resolve = perform
+    submit_to = Engine.submit_to
 
 
 def test_an_explanation_of_a_model_that_is_being_loaded_is_refused_with_the_reason() -> None:
@@ -435,6 +438,9 @@ def test_only_the_paths_of_pages_are_asked_of_the_pages(engine: Engine) -> None:
 
 class _Awaited:
     """An exchange whose answer, and the thread that brought it, can be waited for."""
+
+    receiving_since = 0.0
+    flow = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()

@@ -9,6 +9,7 @@ import pytest
 
 from fakes import UNTRACED, FakeExchange, config_of, ticket_of
 from remora.calls import Metrics
+from remora.engine import Engine
 from remora.errors import InternalError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Data, InferForm, Mailbox, Outcome, Response, Streamed, Tensor, Ticket
 from remora.protocols.http1 import Head
@@ -35,6 +36,7 @@ class FakeModel:
 
     name = "m"
     version_text = "1"
+    decoupled = False
 
     def __init__(self) -> None:
         self.signature = Signature(config_of(CONFIG), "m")
@@ -78,6 +80,8 @@ class FakeEngine:
         if name != "m":
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         return self.model
+
+    submit_to = Engine.submit_to
 
     def perform(self, call: Metrics) -> str:
         return self.metrics

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from fakes import UNTRACED, FakeExchange
+from remora.engine import Engine
 from remora.errors import InternalError
 from remora.messages import Buffer
 from remora.models.table import LoadingError
@@ -195,6 +196,8 @@ class ArrivingModel:
         if not self.ready.done():
             raise LoadingError("m is being loaded", self.ready)
         return self
+
+    submit_to = Engine.submit_to
 
     def submit(self, *_form: object, **_options: object) -> FakeTicket:
         self.ticket = FakeTicket()
