@@ -1,1 +1,1 @@
-"""Ensembles: graphs of models, run step by step."""
+"""Ensembles: graphs of models, executed step by step."""

@@ -1,12 +1,12 @@
-"""Which steps of an ensemble run, on what, and when [E01, E02, E05, E07].
+"""Dataflow of an ensemble: which steps run, on which values, and when [E01, E02, E05, E07].
 
-This file knows no threads, no clock and no arrays: values come in with the step that gave them, and what can start now
-goes out as data. `ensemble_requests` owns everything that moves. Laws:
+This module has no threads, clock or arrays: values arrive with the response of a step, and the steps to start are
+returned as data. `ensembles.request` executes them. Invariants:
 
-1. A step runs once for each set of inputs that belong together, as soon as the last of them is there.
-2. A step that nothing wanted depends on never runs.
-3. A value is let go of when the last that needs it has it.
-4. Answers leave in the order of the responses that they came from.
+1. A step runs once for each set of inputs that belong together, as soon as the last of them is available.
+2. A step on which no requested output depends never runs.
+3. A value is released when its last reader has it.
+4. Answers are in the order of the responses from which they were computed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FLOWS_KEPT = 256
 
 
 class EnsembleStep(NamedTuple):
-    """One model of an ensemble and its place in the flow.
+    """One model of an ensemble and its place in the dataflow.
 
-    ``inputs`` and ``outputs`` pair the model's tensor with the ensemble's. ``version`` is -1 for the newest ready one.
-    ``decoupled``: the model gives any number of responses. ``requests`` are its outputs that the ensemble uses.
+    ``inputs`` and ``outputs`` pair the model's tensor with the ensemble's. ``version`` is -1 for the highest ready one.
+    ``decoupled``: the model returns any number of responses. ``requests`` are its outputs that the ensemble uses.
     """
 
     number: int
@@ -40,9 +40,10 @@ class EnsembleStep(NamedTuple):
 
 
 class Start(NamedTuple, Generic[T]):
-    """Run ``step`` now. ``inputs`` are values by the model's names; those that nobody gave are left out.
+    """An execution of ``step`` to start now.
 
-    ``iteration`` tells the executions of one step apart: they count the responses of the decoupled step before it.
+    ``inputs`` are values by the model's names; missing values are left out. ``iteration`` distinguishes the executions
+    of one step: it counts the responses of the decoupled step before it.
     """
 
     step: EnsembleStep
@@ -51,11 +52,11 @@ class Start(NamedTuple, Generic[T]):
 
 
 class Progress(NamedTuple, Generic[T]):
-    """What follows from an event.
+    """Consequences of an event.
 
-    ``starts`` run now, side by side. ``answers`` are responses of the ensemble, in order, each with the values of the
-    requested outputs that were given. ``ended``: nothing runs any more and nothing will. ``stuck``: it ended without
-    the answer, because an input was missing.
+    ``starts`` run now, in parallel. ``answers`` are responses of the ensemble, in order, each with the available values
+    of the requested outputs. ``ended``: nothing runs and nothing will. ``stuck``: it ended without an answer, because
+    an input was missing.
     """
 
     starts: list[Start[T]]
@@ -65,11 +66,11 @@ class Progress(NamedTuple, Generic[T]):
 
 
 class Flow(NamedTuple):
-    """A plan cut down to what a set of requested outputs needs.
+    """A plan reduced to what a set of requested outputs needs.
 
-    ``readers`` are the steps that wait for a tensor; a value given for it goes to all of them. ``uses`` counts readers
-    and the answer. ``shared`` are the tensors that go to more than one place, two inputs of one model among them.
-    ``places`` are the answer's outputs in its order. ``streamed``: any number of answers.
+    ``readers`` are the steps that take a tensor; all of them get its value. ``uses`` counts the readers and the answer.
+    ``shared`` are the tensors that are used in several places, including two inputs of one model. ``places`` are the
+    answer's outputs in order. ``streamed``: any number of answers.
     """
 
     readers: Mapping[str, tuple[EnsembleStep, ...]]
@@ -80,15 +81,15 @@ class Flow(NamedTuple):
 
 
 class EnsemblePlan:
-    """The steps of an ensemble as its configuration joins them. Immutable but for a memo.
+    """The steps of an ensemble as its configuration connects them. Immutable except for a memo.
 
     Args:
         steps: in the configuration's order; checked by `check_ensemble` and `check_steps`.
         inputs: names of the ensemble's inputs.
         optional: those of them that may be left out.
         outputs: names of its outputs, in the configuration's order.
-        max_inflight: how many executions of one step a response of a decoupled step may find under way before its
-            sender is held up; 0 for any number [E06].
+        max_inflight: executions of one step in flight above which the sender of a decoupled response is blocked; 0 for
+            no limit [E06].
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class EnsemblePlan:
         self.steps: Final = tuple(steps)
         self.inputs: Final = frozenset(inputs)
         self.optional: Final = frozenset(optional)
-        # Triton keeps them in a hash table, which turns the configuration's order round.
+        # Triton stores them in a hash table, which reverses the configuration's order.
         self.outputs: Final = tuple(reversed(tuple(outputs)))
         self.max_inflight: Final = max_inflight
         self._makers = {tensor: step for step in self.steps for _, tensor in step.outputs if tensor not in self.inputs}
@@ -110,7 +111,10 @@ class EnsemblePlan:
 
     @staticmethod
     def of(config: ModelConfig, decoupled: Collection[str] = ()) -> EnsemblePlan:
-        """The plan of a valid configuration; ``decoupled`` names the composing models that are [E05]."""
+        """Return the plan of a valid configuration.
+
+        ``decoupled`` names the decoupled composing models [E05].
+        """
         steps = [
             EnsembleStep(
                 index,
@@ -133,11 +137,11 @@ class EnsemblePlan:
 
     @property
     def models(self) -> tuple[tuple[str, int], ...]:
-        """(name, version) of the composing models, each once, in the order of the steps."""
+        """(name, version) of the composing models without duplicates, in the order of the steps."""
         return tuple(dict.fromkeys((step.model, step.version) for step in self.steps))
 
     def flow(self, requested: tuple[str, ...]) -> Flow:
-        """What it takes to answer with these outputs."""
+        """Return the part of the plan that computes these outputs."""
         known = self._flows.get(requested)
         if known is None:
             if len(self._flows) >= _FLOWS_KEPT:
@@ -167,19 +171,22 @@ class EnsemblePlan:
         return Flow(readers, uses, shared, places, bool(places) and self.source(places[0]) >= 0)
 
     def returns_to(self, step: EnsembleStep) -> bool:
-        """Whether a step further on runs on the same model, so that it may need the very instance that ``step`` has."""
+        """Return True if a later step runs on the same model, and so may need the same instance."""
         seen: set[int] = set()
         look = [step]
         while look:
-            given = {tensor for _, tensor in look.pop().outputs}
+            produced = {tensor for _, tensor in look.pop().outputs}
             for other in self.steps:
-                if other.number not in seen and any(tensor in given for _, tensor in other.inputs):
+                if other.number not in seen and any(tensor in produced for _, tensor in other.inputs):
                     seen.add(other.number)
                     look.append(other)
         return any(self.steps[index].model == step.model for index in seen)
 
     def source(self, tensor: str) -> int:
-        """The decoupled step whose responses a tensor follows, itself or through other steps; -1 for none."""
+        """Return the decoupled step whose responses a tensor follows, or -1.
+
+        The tensor may follow it directly or through other steps.
+        """
         maker = self._makers.get(tensor)
         while maker is not None and not maker.decoupled:
             maker = self._makers.get(maker.inputs[0][1])
@@ -187,7 +194,7 @@ class EnsemblePlan:
 
 
 class _Kept(Generic[T]):
-    """A value and how many still need it; ``given`` is False for a place that is known to stay empty."""
+    """A value and the number of its remaining readers. ``given`` is False for a missing value."""
 
     __slots__ = ("given", "left", "value")
 
@@ -198,7 +205,7 @@ class _Kept(Generic[T]):
 
 
 class EnsembleRun(Generic[T]):
-    """One request on its way through an ensemble. Not thread-safe; its owner's lock guards it."""
+    """The state of one request in an ensemble. Not thread-safe: its owner's lock guards it."""
 
     __slots__ = ("_answered", "_flow", "_next", "_open", "_plan", "_responses", "_started", "_values", "_waiting")
 
@@ -215,24 +222,24 @@ class EnsembleRun(Generic[T]):
 
     @property
     def streamed(self) -> bool:
-        """Whether the request may get any number of answers."""
+        """True if the request may get any number of answers."""
         return self._flow.streamed
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The outputs that an answer has when the steps give all of them."""
+        """The outputs of an answer if the steps return all of them."""
         return self._flow.places
 
     def open(self, step: EnsembleStep) -> int:
-        """How many executions of a step are under way."""
+        """Return the number of executions of a step in flight."""
         return self._open.get(step.number, 0)
 
     def is_shared(self, tensor: str) -> bool:
-        """Whether a tensor goes to more than one place."""
+        """Return True if a tensor is used in several places."""
         return tensor in self._flow.shared
 
     def readers(self, step: EnsembleStep) -> list[EnsembleStep]:
-        """The steps that run on what this one gives."""
+        """Return the steps that take an output of this one."""
         return [reader for _, tensor in step.outputs for reader in self._flow.readers.get(tensor, ())]
 
     def begin(self, given: Mapping[str, T]) -> Progress[T]:
@@ -242,10 +249,10 @@ class EnsembleRun(Generic[T]):
         return self._progress(self._provide(fresh, 0))
 
     def answered(self, start: Start[Any], outputs: Mapping[str, T] | None, *, final: bool) -> Progress[T]:
-        """An execution gave a response (None: it gave none) and, when ``final``, ended.
+        """Record a response of an execution (None: no response) and, if ``final``, its end.
 
-        ``outputs`` go by the model's names; what the ensemble does not use is ignored, and what it uses and is not
-        there counts as given by nobody [E07].
+        ``outputs`` are by the model's names. Outputs that the ensemble does not use are ignored; outputs that it uses
+        and that are missing count as missing values [E07].
         """
         step = start.step
         if final:
@@ -264,7 +271,7 @@ class EnsembleRun(Generic[T]):
         return self._progress(starts)
 
     def _provide(self, fresh: Iterable[tuple[str, T | None, bool]], iteration: int) -> list[Start[T]]:
-        """Take values in; what has now everything it needs, started."""
+        """Store values and return the executions that now have all their inputs."""
         flow = self._flow
         starts: list[Start[T]] = []
         for tensor, value, given in fresh:
@@ -280,14 +287,14 @@ class EnsembleRun(Generic[T]):
         return starts
 
     def _is_last(self, reader: int, needs: int, iteration: int) -> bool:
-        """Note that one more of what a reader needs is there; True when that was the last."""
+        """Count one more value of a reader and return True if it was the last."""
         key = (reader, iteration)
-        left = self._waiting.get(key, needs) - 1
-        if left:
-            self._waiting[key] = left
+        missing = self._waiting.get(key, needs) - 1
+        if missing:
+            self._waiting[key] = missing
         else:
             self._waiting.pop(key, None)
-        return not left
+        return not missing
 
     def _start(self, step: EnsembleStep, iteration: int) -> Start[T]:
         self._started = True
@@ -318,6 +325,6 @@ class EnsembleRun(Generic[T]):
             answers.append(answer)
             self._next += 1
         ended = not any(self._open.values())
-        # A decoupled step may give nothing at all; one that never ran for lack of an input is another matter.
+        # A decoupled step may return no response at all, unlike one that never ran because an input was missing.
         stuck = ended and not self._next and not (self.streamed and self._started)
         return Progress(starts, answers, ended, stuck)

@@ -1,11 +1,11 @@
-"""One request to an ensemble under way: starts steps, takes their answers, ends once [E02-E06].
+"""Execution of one ensemble request, from its first step to its last answer [E02-E06].
 
-It holds no thread: the step that finishes starts the next, in the thread that finished it. Laws:
+It has no thread: the thread that delivers a step's answer starts the next steps. Invariants:
 
-1. The request is answered once, or its stream ended once, whatever its steps do; what comes after is dropped.
-2. What a step gave is passed on as it is. An array that more than one will read is passed on read-only. What lies on a
-   device is copied from there when the next model, or the client, does not take it there: once, whoever asks.
-3. The models that the steps run on stay loaded until the request has ended.
+1. The request is answered once, or its stream ended once, whatever its steps do. Later answers are dropped.
+2. Outputs of a step are passed on without a copy, read-only if several readers share them. A device array is copied to
+   the host at most once, and only if the next model or the client cannot use it on the device.
+3. The models of the steps stay loaded until the request has ended.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ _log = logging.getLogger("remora.models")
 _NO_STEPS: frozenset[int] = frozenset()
 _SIGNED_LIMIT = 1 << 63
 _PATIENCE_S = 1.0
-"""How long a response waits for room behind it at the most. Ensembles whose steps wait for each other in a circle would
-never make any; the limit then slows them down instead of stopping them."""
+"""Maximum time that a response waits for room behind it.
+
+Ensembles whose steps wait for each other in a cycle would wait forever; with the limit they are only slow.
+"""
 
 
 class StepModel(Protocol):
-    """A model version that an ensemble has borrowed."""
+    """A model version acquired by an ensemble."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +60,7 @@ class StepModel(Protocol):
 
     @property
     def devices(self) -> frozenset[DeviceId]:
-        """Where it takes tensors and leaves its own; see ``ServedModel.devices``."""
+        """Devices on which it accepts and leaves tensors. See ``ServedModel.devices``."""
 
     def labels_of(self, output: str) -> Sequence[str]:
         """See ``ServedModel.labels_of``."""
@@ -77,24 +79,24 @@ class StepModel(Protocol):
         held: frozenset[object] = frozenset(),
         stays: bool = False,
     ) -> Ticket:
-        """Hand a step's request in; see ``ServedModel.submit``."""
+        """Submit a step's request. See ``ServedModel.submit``."""
 
     def give_back(self) -> None:
-        """The borrower is done with it."""
+        """Release the model."""
 
 
 class StepModels(Protocol):
-    """Where ensembles find their composing models."""
+    """The source of an ensemble's composing models."""
 
     def borrow(self, name: str, version: int = -1) -> StepModel:
-        """The version that serves, kept loaded until it is given back; -1 for the highest ready one.
+        """Acquire the serving version, or the highest ready one for -1.
 
-        Raises RemoraError when there is none.
+        It stays loaded until it is released. Raises RemoraError if there is none.
         """
 
 
 class Value(NamedTuple):
-    """A tensor between two steps; ``batched`` says whether its first dimension is the batch."""
+    """A tensor between two steps. ``batched`` is True if its first dimension is the batch."""
 
     data: Array
     datatype: str
@@ -102,7 +104,7 @@ class Value(NamedTuple):
 
 
 class Owner(Protocol):
-    """What a request needs of its scheduler."""
+    """The scheduler's interface to its requests."""
 
     @property
     def name(self) -> str: ...
@@ -118,33 +120,39 @@ class Owner(Protocol):
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """The datatype of each input."""
+        """Datatype of each input."""
 
     @property
     def outputs(self) -> Mapping[str, tuple[int, ...]]:
-        """The dims in which steps give each output, the batch dimension aside: those of its reshape if it has one."""
+        """Dims of each output as returned by the steps.
+
+        These are the dims of its reshape if it has one, without the batch dimension.
+        """
 
     def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
         """Return the outputs in the shapes that the ensemble declares."""
 
     def now(self) -> int:
-        """The engine's monotonic clock."""
+        """Return the time of the engine's monotonic clock."""
 
     def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
-        """Where answers of steps go when the ensemble's request came with this mailbox."""
+        """Return the mailbox of the steps' answers for a request with this mailbox."""
 
     def form(self, request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
-        """What a step's request says."""
+        """Return the form of a step's request."""
 
     def emit(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Hand an answer of the ensemble on."""
+        """Deliver an answer of the ensemble."""
 
     def ended(self, request: EnsembleRequest, error: RemoraError | None) -> None:
-        """Count a request that has ended; called once for each, before its last answer leaves."""
+        """Record the end of a request. Called once for each, before its last answer is sent."""
 
 
 class EnsembleRequest:
-    """See the module. `begin` is called once; the steps' answers come to `reply`, on any thread."""
+    """One request to an ensemble.
+
+    `begin` is called once. `reply` receives the steps' answers, on any thread.
+    """
 
     def __init__(self, owner: Owner, ticket: Ticket) -> None:
         self.ticket = ticket
@@ -160,12 +168,12 @@ class EnsembleRequest:
         self._outbox: deque[Outcome] = deque()
         self._sending = False
         self._over = False
-        self._untie: Callable[[], None] = _nothing
+        self._unregister: Callable[[], None] = _nothing
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Borrow the models and start the steps that need nothing but the request's inputs."""
+        """Acquire the models and start the steps that need only the request's inputs."""
         owner, request = self._owner, self.ticket.request
         self.ticket.start_ns = owner.now()
         try:
@@ -177,13 +185,13 @@ class EnsembleRequest:
         with self._lock:
             progress = self._run.begin(given)
             error = self._take_in(progress)
-        self._untie = request.when_cancelled(self.cancel)
+        self._unregister = request.when_cancelled(self.cancel)
         if self._over:
-            self._let_go()
+            self._unregister_cancel()
         self._go_on(progress, error)
 
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
-        """A step answered."""
+        """Process the answer of a step."""
         start: Start[Value] | None = ticket.context  # type: ignore[assignment]  # what `_submit` put there
         content = outcome.outcome if isinstance(outcome, Streamed) else outcome
         final = outcome.final if isinstance(outcome, Streamed) else True
@@ -210,11 +218,11 @@ class EnsembleRequest:
             self._wait_for_room(start.step)
 
     def cancel(self) -> None:
-        """End with CancelledError, unless it has ended. Any thread may call."""
+        """End with CancelledError unless already ended. Any thread may call."""
         self.end(CancelledError(about(self.ticket.request.form.id, "request was cancelled")))
 
     def end(self, error: RemoraError) -> None:
-        """End with an error, unless it has ended. Any thread may call."""
+        """End with an error unless already ended. Any thread may call."""
         with self._lock:
             if self._over:
                 return
@@ -225,7 +233,7 @@ class EnsembleRequest:
     # -- with the lock held -----------------------------------------------------------------------------------------
 
     def _take_in(self, progress: Progress[Value]) -> RemoraError | None:
-        """Put what a step brought into the outbox, and note the end; what it ends with if that is an error."""
+        """Queue the answers of a step and record the end. Returns the error if it ends with one."""
         if progress.stuck:
             return self._fail(
                 InvalidArgumentError(
@@ -239,7 +247,7 @@ class EnsembleRequest:
             self.first_ns = self._owner.now()
         try:
             answers = [self._response(answer) for answer in progress.answers]
-        except Exception as error:  # a shape that is not what the ensemble promises, or a device that lost it
+        except Exception as error:  # an undeclared shape, or a device array that cannot be copied
             return self._fail(failure_of(error, self._owner.name))
         if not self._run.streamed:
             self._outbox.extend(answers)
@@ -253,7 +261,7 @@ class EnsembleRequest:
         return None
 
     def _fail(self, error: RemoraError) -> RemoraError:
-        """Note the end with an error."""
+        """Record the end with an error and return it as the ensemble's."""
         self._over = True
         error = in_ensemble(self._owner.name, error)
         self._outbox.append(Streamed(error, True) if self._run.streamed else error)
@@ -262,7 +270,10 @@ class EnsembleRequest:
         return error
 
     def _note_end(self, ticket: Ticket, *, streamed: bool) -> None:
-        """An execution of a step has ended: add what it took. One that streams is seen from outside only."""
+        """Record the end of a step's execution and add its phase durations.
+
+        Of a streamed one only the total is known.
+        """
         self._tickets.discard(ticket)
         ticket.context = None
         spent = (0, self._owner.now() - ticket.start_ns, 0) if streamed else ticket.spent_ns
@@ -284,14 +295,14 @@ class EnsembleRequest:
             self._stays = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))
 
     def _stays_on_device(self, step: EnsembleStep) -> bool:
-        """Whether anyone who reads what the step gives takes it where the step's model leaves it."""
+        """Return True if a reader of the step's outputs accepts them on the model's device."""
         devices = self._models[step.model, step.version].devices
         return bool(devices) and any(
             devices & self._models[reader.model, reader.version].devices for reader in self._run.readers(step)
         )
 
     def _go_on(self, progress: Progress[Value], error: RemoraError | None) -> None:
-        """Do what was decided: count the end, send the answers, start the steps."""
+        """Carry out the progress: record the end, deliver the answers, start the steps."""
         if self._over and (progress.ended or error is not None):
             self._finish(error)
         self._flush()
@@ -304,7 +315,7 @@ class EnsembleRequest:
         owner, step = self._owner, start.step
         model = self._models[step.model, step.version]
         try:
-            form, data = self._asked(model, start)
+            form, data = self._step_request(model, start)
             trace = self.ticket.request.trace
             if trace is not None:
                 model = trace.over(model)
@@ -317,18 +328,21 @@ class EnsembleRequest:
                 held=self.ticket.request.held,
                 stays=step.number in self._stays,
             )
-        except Exception as error:  # the step refused it, its queue is full, or something broke
+        except Exception as error:  # refused by the step's model, queue full, or unexpected
             self.end(failure_of(error, model.name))
             return
         with self._lock:
             if not self._over:
-                if ticket.context is not None:  # else it has been answered already
+                if ticket.context is not None:  # otherwise it is already answered
                     self._tickets.add(ticket)
                 return
         ticket.cancel()
 
-    def _asked(self, model: StepModel, start: Start[Value]) -> tuple[InferForm, list[Data]]:
-        """What a step's model is asked. Raises RemoraError for a tensor that cannot be fetched from its device."""
+    def _step_request(self, model: StepModel, start: Start[Value]) -> tuple[InferForm, list[Data]]:
+        """Return the form and data for a step's model.
+
+        Raises RemoraError for a tensor that cannot be copied from its device.
+        """
         step, batches = start.step, model.signature.max_batch_size > 0
         specs: list[InputSpec] = []
         data: list[Data] = []
@@ -363,8 +377,11 @@ class EnsembleRequest:
         return Response(owner.to_wire(outputs), sequence_parameters(self.ticket.request.form) if outputs else None)
 
     def _finish(self, error: RemoraError | None) -> None:
-        """Count the request, stop what still runs for it and give the models back. Only who ended it calls."""
-        self._let_go()
+        """Record the end, cancel the steps that still run and release the models.
+
+        Only the caller that ended the request may call this.
+        """
+        self._unregister_cancel()
         self._owner.ended(self, error)
         with self._lock:
             tickets, self._tickets = self._tickets, set()
@@ -373,13 +390,16 @@ class EnsembleRequest:
         for model in self._models.values():
             model.give_back()
 
-    def _let_go(self) -> None:
-        """Untie it from the request, so that all its arrays go with the last reference and no collector is needed."""
-        untie, self._untie = self._untie, _nothing
-        untie()
+    def _unregister_cancel(self) -> None:
+        """Unregister from the request's cancellation.
+
+        This breaks the reference cycle, so that all arrays are freed without the garbage collector.
+        """
+        unregister, self._unregister = self._unregister, _nothing
+        unregister()
 
     def _flush(self) -> None:
-        """Hand on what is in the outbox, one after another, whichever threads bring it."""
+        """Deliver the queued answers in order, by one thread at a time."""
         with self._lock:
             if self._sending or not self._outbox:
                 return
@@ -394,7 +414,7 @@ class EnsembleRequest:
                 outcome = self._outbox.popleft()
 
     def _wait_for_room(self, step: EnsembleStep) -> None:
-        """Hold up the sender of a response while a step that reads from it has its fill [E06]."""
+        """Block the sender of a response while a reader of the step is at the in-flight limit [E06]."""
         plan, moved = self._owner.plan, self._moved
         if moved is None or plan.returns_to(step):
             return
@@ -407,27 +427,31 @@ class EnsembleRequest:
 
 
 def sequence_parameters(form: InferForm) -> dict[str, Parameter]:
-    """Return the parameters that every response of an ensemble with an output has, also outside a sequence."""
+    """Return the parameters that every response of an ensemble with an output has.
+
+    They are present outside a sequence too.
+    """
     number = form.sequence_id
     if not isinstance(number, str) and number >= _SIGNED_LIMIT:
-        number -= 2 * _SIGNED_LIMIT  # as Triton, because a parameter of gRPC is a signed number
+        number -= 2 * _SIGNED_LIMIT  # as in Triton, because a gRPC parameter is a signed number
     return {"sequence_id": number, "sequence_start": form.sequence_start, "sequence_end": form.sequence_end}
 
 
 def in_ensemble(name: str, error: RemoraError) -> RemoraError:
-    """An error as an ensemble's: Triton names the ensemble in front of it, of the ensemble's own errors too."""
+    """Return an error prefixed with the ensemble's name, as Triton does for all its errors."""
     return error_of(error.code, f"in ensemble '{name}', {error.message}", from_model=True)
 
 
 def fit_batch(shape: tuple[int, ...], dims: tuple[int, ...], *, batches: bool) -> tuple[int, ...]:
-    """The shape in which a tensor passes between a model that batches and one that does not [E03].
+    """Return the shape of a tensor between a model that batches and one that does not [E03].
 
     Args:
-        shape: as the tensor is.
-        dims: what its reader declares, the batch dimension aside; -1 for any size.
-        batches: whether the reader batches; the giver does the opposite.
+        shape: of the tensor.
+        dims: declared by the reader, without the batch dimension; -1 for any size.
+        batches: True if the reader batches; the producer does the opposite.
 
-    A batch of one row is added or taken off when the rest then fits; else the shape stays, and the reader judges it.
+    A batch dimension of one row is added or removed if the rest then fits; otherwise the shape is unchanged, and the
+    reader refuses it.
     """
     if batches:
         return (1, *shape) if _fits(shape, dims) else shape
@@ -439,13 +463,13 @@ def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
 
 
 def _dims(signature: Signature, name: str) -> tuple[int, ...]:
-    """The dims of a model's input, the batch dimension aside."""
+    """Return the dims of a model's input without the batch dimension."""
     skip = 1 if signature.max_batch_size > 0 else 0
     return next((row.shape[skip:] for row in signature.inputs if row.name == name), ())
 
 
 def _passed(array: Any, devices: frozenset[DeviceId], *, shared: bool) -> Array:
-    """What a model gets of a step's array, when it takes tensors on ``devices``."""
+    """Return a step's array for a model that accepts tensors on ``devices``."""
     if type(array) is not DeviceArray:
         return _read_only(array) if shared else array
     if array.device not in devices:
@@ -454,7 +478,7 @@ def _passed(array: Any, devices: frozenset[DeviceId], *, shared: bool) -> Array:
 
 
 def _read_only(array: Array) -> Array:
-    """The same values for somebody who must not write them."""
+    """Return a read-only view of the array."""
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False

@@ -1,10 +1,10 @@
-"""Runs the requests of an ensemble: the surface of `Scheduler`, with other models in the place of instances.
+"""Scheduler of an ensemble: the interface of `Scheduler` over models instead of instances.
 
-It has no threads of its own. A step's answer is taken where it arises, and the next step is submitted from there; when
-that is an event loop, quick steps run in the loop as if the client had asked for them. Laws:
+It has no threads. The thread that delivers a step's answer submits the next step; in an event loop, short steps run in
+that loop as if the client had requested them. Invariants:
 
 1. Each ticket is answered exactly once, or its stream ended once.
-2. Answers that arise from one delivery of a step leave in one delivery.
+2. Answers that result from one delivery of a step are delivered together.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class EnsembleRecorder(Protocol):
     def ensemble_ended(
         self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
     ) -> None:
-        """A request ended; ``spent_ns`` are the sums of its steps' compute phases: input, infer, output, ``first_ns``
-        is when its first answer was there, 0 for none."""
+        """Record the end of a request.
+
+        ``spent_ns`` are the sums of its steps' compute phases: input, infer, output. ``first_ns`` is the time of its
+        first answer, 0 if there was no answer.
+        """
 
 
 class EnsembleScheduler:
@@ -42,10 +45,10 @@ class EnsembleScheduler:
 
     Args:
         config: complete and valid, its steps checked against their models.
-        decoupled: the names of the composing models that are decoupled.
-        models: where they are borrowed from.
-        signature: the ensemble's own.
-        recorder: is told of every request that ends.
+        decoupled: the names of the decoupled composing models.
+        models: source of the composing models.
+        signature: the ensemble's.
+        recorder: records every request that ends.
         clock: the engine's.
     """
 
@@ -81,9 +84,10 @@ class EnsembleScheduler:
     # -- taking requests --------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
-        """Start a request; its answer comes through its ticket's reply, maybe before this returns. Any thread may call.
+        """Start a request. Its reply delivers the answer, possibly before this returns.
 
-        Raises UnavailableError when the scheduler is stopping [D17]; the ticket is then not answered.
+        Any thread may call. Raises UnavailableError if the scheduler is stopping [D17]; the ticket is then not
+        answered.
         """
         ticket.arrival_ns = ticket.arrival_ns or self.now()
         request = EnsembleRequest(self, ticket)
@@ -95,25 +99,31 @@ class EnsembleScheduler:
 
     @property
     def pending(self) -> int:
-        """Requests that wait: none, their steps do [P04]."""
+        """Always 0, because only the steps' requests are queued [P04]."""
         return 0
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Requests in flight."""
         return len(self._requests)
 
     # -- what requests ask of it ------------------------------------------------------------------------------------
 
     def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
-        """See ``Owner``. The same object as long as one loop calls, so that its answers can leave together."""
+        """Return the mailbox for the steps; see ``Owner``.
+
+        It is the same object while one loop calls, so that its answers can be delivered together.
+        """
         current = self._mailbox
         if current.inner is not mailbox:
             current = self._mailbox = _StepMailbox(self, mailbox)
         return current
 
     def form(self, request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
-        """See ``Owner``. The same object for the same words, so that the step's model need not check it again."""
+        """Return the form for a step; see ``Owner``.
+
+        It is the same object for equal contents, so that the step's model need not check it again.
+        """
         if request.id or request.parameters:
             return _step_form(request, step, inputs)
         key = (
@@ -133,15 +143,15 @@ class EnsembleScheduler:
         return known
 
     def emit(self, ticket: Ticket, outcome: Outcome) -> None:
-        """See ``Owner``: hand an answer on, together with the others of the delivery that is being taken in."""
+        """Deliver an answer together with the others of the current delivery; see ``Owner``."""
         gathered: list[tuple[Ticket, Outcome]] | None = getattr(self._gathering, "deliveries", None)
-        if gathered is None or isinstance(outcome, Streamed):  # whose next one another thread may bring
+        if gathered is None or isinstance(outcome, Streamed):  # because another thread may send the next one
             deliver([(ticket, outcome)])
         else:
             gathered.append((ticket, outcome))
 
     def take_in(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Take the answers of steps. Never raises."""
+        """Process the answers of steps. Never raises."""
         outer = getattr(self._gathering, "deliveries", None)
         gathered: list[tuple[Ticket, Outcome]] = []
         self._gathering.deliveries = gathered
@@ -165,19 +175,22 @@ class EnsembleScheduler:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Take nothing new and wait for what is under way; False when that did not end in time (None: wait)."""
+        """Refuse new requests and wait for those in flight.
+
+        Returns False on timeout. None waits without limit.
+        """
         with self._lock:
             self._stopping = True
             return self._idle.wait_for(lambda: not self._requests, timeout_s)
 
     def abandon(self, error: RemoraError) -> None:
-        """End everything that is still under way with ``error``: for a stop whose time is over."""
+        """End all requests in flight with ``error``, after a stop timed out."""
         for request in tuple(self._requests):
             request.end(error)
 
 
 class _StepMailbox:
-    """Takes the answers of steps where they arise, and lets quick steps run in the loop that the request came from."""
+    """Mailbox of the steps: receives their answers, and defers work to the loop of the request."""
 
     __slots__ = ("defer", "inner", "post", "watcher")
 
@@ -193,7 +206,7 @@ def _never(work: Callable[[], None]) -> bool:
 
 
 def _step_form(request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
-    """A step is asked with everything that the ensemble was asked with [E02]."""
+    """Return a step's form, which has all properties of the ensemble's request [E02]."""
     return InferForm(
         inputs,
         step.requests,
@@ -208,7 +221,7 @@ def _step_form(request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, 
 
 
 def labels_of(config: ModelConfig, models: StepModels, output: str) -> Sequence[str]:
-    """What the model that gives an output calls its classes [C09]."""
+    """Return the class labels of the model that produces an output [C09]."""
     for step in config.ensemble_scheduling.step:
         for inner, tensor in step.output_map.items():
             if tensor == output:
@@ -218,15 +231,15 @@ def labels_of(config: ModelConfig, models: StepModels, output: str) -> Sequence[
 
 
 def unreadable(config: ModelConfig, models: StepModels, error: UnreadableError) -> RemoraError:
-    """How a request ends whose input cannot be read: as the first step says that takes it."""
+    """Return the error for an unreadable input, as worded by the first step that takes it."""
     for step in config.ensemble_scheduling.step:
         for inner, tensor in step.input_map.items():
             if tensor == error.input:
-                said: RemoraError = error.of(inner)
+                worded: RemoraError = error.of(inner)
                 with _borrowed(models, step) as model:
                     if model is not None:
-                        said = model.unreadable(error.of(inner))
-                return in_ensemble(config.name, said)
+                        worded = model.unreadable(error.of(inner))
+                return in_ensemble(config.name, worded)
     return error
 
 

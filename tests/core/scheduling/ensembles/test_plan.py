@@ -311,7 +311,7 @@ def test_any_flow_runs_each_needed_step_once_and_as_early_as_it_can(flow: Flow) 
     ("right", "wrong"),
     [
         ("needed.add(maker.number)", "needed.update(step.number for step in self.steps)"),
-        ("left = self._waiting.get(key, needs) - 1", "left = self._waiting.get(key, needs) - 2"),
+        ("missing = self._waiting.get(key, needs) - 1", "missing = self._waiting.get(key, needs) - 2"),
         ("if not kept.left:", "if False:"),
         ("ended = not any(self._open.values())", "ended = not starts"),
         ("for name in self._flow.places:", "for name in self._flow.places[:1]:"),
