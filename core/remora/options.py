@@ -20,7 +20,10 @@ BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "
 def option(
     help: str, *, default: Any = None, metavar: str = "", many: bool = False, choices: tuple[str, ...] = ()
 ) -> Any:
-    """Return a dataclass field that is a command-line option; with ``many`` it repeats and is a tuple."""
+    """Return a dataclass field that is a command-line option.
+
+    With ``many`` it repeats and is a tuple.
+    """
     metadata = {"help": help, "metavar": metavar, "many": many, "choices": choices}
     return field(default=() if many else default, metadata=metadata)
 
@@ -195,7 +198,7 @@ class EngineOptions:
         return int(major), int(minor or "0")
 
     def backend_settings(self) -> Mapping[str, Mapping[str, str]]:
-        """Return ``--backend-config`` as backend -> key -> value; "" holds the settings of all backends.
+        """Return ``--backend-config`` as backend -> key -> value, with "" for all backends.
 
         Raises ValueError for an entry that is not BACKEND,KEY=VALUE.
         """
@@ -210,9 +213,9 @@ class EngineOptions:
 
 
 def rate_limits(options: EngineOptions) -> dict[tuple[str, int | None], int] | None:
-    """Return the units of each (resource, device), device None for all [I09]; None without a limiter.
+    """Return the units of each (resource, device) [I09], or None without a limiter.
 
-    Raises ValueError for an entry that is not NAME:COUNT or NAME:COUNT:DEVICE.
+    Device None means all devices. Raises ValueError for an entry that is not NAME:COUNT or NAME:COUNT:DEVICE.
     """
     stated: dict[tuple[str, int | None], int] = {}
     for entry in options.rate_limit_resource:
@@ -261,7 +264,10 @@ def cache_settings(options: EngineOptions) -> tuple[str, dict[str, str]] | None:
 
 
 def cache_size(given: Mapping[str, str]) -> int:
-    """Return the local cache's size in bytes. Raises ValueError for other settings or a bad size."""
+    """Return the local cache's size in bytes.
+
+    Raises ValueError for other settings or a bad size.
+    """
     for key in given:
         if key != "size":
             raise ValueError(f"--cache-config=local,{key}: the local cache has no setting '{key}'; it has size")

@@ -39,7 +39,7 @@ def test_without_any_flag_it_says_which_models_it_wants(
     monkeypatch.delenv("REMORA_MODEL_REPOSITORY", raising=False)
     monkeypatch.setattr(container, "MODEL_DIRECTORIES", ())
     assert container.main([]) == 2
-    assert "give a model repository" in capsys.readouterr().err
+    assert "expected a PATH or --model-repository" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The command `remora`: reads arguments, calls the engine or a server, prints; exits with 0, 1 (failed) or 2 (usage).
+"""Command line `remora`.
 
-Options are not written here: they are the fields of the option dataclasses.
+The flags of `serve` are the fields of the option dataclasses. The exit code is 0, 1 (failed) or 2 (wrong usage).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _GROUPS = (
     ("Models in clouds", ("pull", "cache")),
     ("About this installation", ("version",)),
 )
-"""How `remora --help` lists the commands."""
-_MEANT = {
-    # Words of other servers for ours.
+"""Commands by heading, as `remora --help` lists them."""
+_SYNONYMS = {
+    # Flags of other servers, with ours or an explanation.
     "--port": "--http-port",
     "-p": "--http-port",
     "--host": "--http-address",
@@ -51,14 +51,14 @@ _MEANT = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     entered_ns = time.monotonic_ns()
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: Triton's way to start.
+    # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: as with tritonserver.
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         argv.insert(0, "serve")
     if argv and argv[0] == "serve":
-        gc.disable()  # a start makes hardly any garbage, and looking for it takes a tenth of its time: tuning.freeze
+        gc.disable()  # because scanning takes a tenth of the startup time and finds little: tuning.freeze
     options = _parse(argv)
     options.entered_ns = entered_ns
     command = getattr(options, "command", None)
@@ -74,38 +74,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments. A server that starts pays for the options it was given and for no other command."""
+    """Parse the arguments.
+
+    For `serve` only the flags in use are built because that starts faster.
+    """
     if argv and argv[0] == "serve" and not {"-h", "--help"} & set(argv):
         options, unknown = _parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
         if not unknown:
             return options
     options, unknown = _parser().parse_known_args(argv)
     if unknown:
-        _refuse(options, unknown)
+        _fail_with_hint(options, unknown)
     return options
 
 
-def _refuse(options: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
-    """End with the usage of the command that was meant, and what the first unknown flag may have been meant for."""
+def _fail_with_hint(options: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
+    """Exit with the usage of the command and a hint for the first unknown flag."""
     from difflib import get_close_matches
 
     parser: argparse.ArgumentParser = getattr(options, "parser", None) or _parser()
     flag = unknown[0].partition("=")[0]
-    known = [each for action in parser._actions for each in action.option_strings]
-    meant = _MEANT.get(flag) if parser.prog.endswith(" serve") else None
-    close = [meant] if meant in known else get_close_matches(flag, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close and flag.startswith("-") else f"; {meant}" if meant else ""
-    # A value may be a secret of a flag that is misspelled.
+    flags = [each for action in parser._actions for each in action.option_strings]
+    synonym = _SYNONYMS.get(flag) if parser.prog.endswith(" serve") else None
+    close = [synonym] if synonym in flags else get_close_matches(flag, flags, n=1)
+    hint = f"; did you mean {close[0]}?" if close and flag.startswith("-") else f"; {synonym}" if synonym else ""
+    # Print flags without values because a value may be a secret after a misspelled flag.
     shown = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
     parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
 
 
 def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
-    """The whole command line, or of it `serve` alone with only the flags named."""
+    """Return the parser of the whole command line, or of `serve` with only the named flags."""
     parser = argparse.ArgumentParser(
         prog="remora",
         usage="%(prog)s [-h] [--version] COMMAND ...",
-        description="One inference engine that rides on any cloud.",
+        description="One inference engine for every cloud.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -120,7 +123,7 @@ def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParse
 
 
 def _in_groups(commands: Mapping[str, str]) -> str:
-    """The commands with their help, by what they are for; argparse has no groups of sub-commands."""
+    """Return the commands with their help by purpose, because argparse cannot group them."""
     grouped = {name for _, names in _GROUPS for name in names}
     rest = ("Other", tuple(name for name in commands if name not in grouped))
     lines = []
@@ -137,14 +140,14 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
         "serve",
         help="serve models over HTTP and gRPC",
         usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
-        description="Serve the models under PATH... until SIGTERM.",
+        description="Serve the models at each PATH until SIGTERM.",
         allow_abbrev=False,
     )
     serve.add_argument("paths", nargs="*", metavar="PATH", help=_help(EngineOptions, "paths"))
     serve.add_argument(
         "--host-platform",
         metavar="NAME",
-        help="Take ports, routes and settings from a platform that this process runs on, such as container.",
+        help="Take ports, routes and settings from the environment of a platform, such as container.",
     )
     for kind in (EngineOptions, ServerOptions):
         add_options(serve, kind, skip=("paths",), only=flags)
@@ -164,14 +167,17 @@ def _serve(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
-    if options.paths or getattr(options, "model_repository", None):  # instead of where the platform has its models
+    if options.paths or getattr(options, "model_repository", None):  # in place of the platform's models
         host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
     host = replace(host, engine=read_options(options, host.engine), server=read_options(options, host.server))
     if not host.engine.paths and not host.engine.model_repository:
-        print("remora serve: give a model repository, a model's directory or a model file", file=sys.stderr)
+        print(
+            "remora serve: expected a PATH or --model-repository: a repository, a model directory or a model file",
+            file=sys.stderr,
+        )
         return 2
     if host.engine.load_model and host.engine.model_control_mode not in ("explicit", "ondemand"):
-        print("remora serve: --load-model needs --model-control-mode=explicit or ondemand", file=sys.stderr)
+        print("remora serve: --load-model requires --model-control-mode=explicit or ondemand", file=sys.stderr)
         return 2
     try:
         host = replace(host, doors=(*host.doors, *extra_ports(host.server, os.environ)))
@@ -183,14 +189,14 @@ def _serve(options: argparse.Namespace) -> int:
         cache_settings(host.engine)
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
-        return 1  # as tritonserver, whose scripts look for it
+        return 1  # tritonserver's exit code, which scripts test
     set_up_logging(host.server)
     _warn_of_ignored(options)
     return _start(host, options.entered_ns)
 
 
 def _checked(options: ServerOptions) -> ServerOptions:
-    """Server options with the secrets that they name. Raises ValueError for what cannot be served with."""
+    """Return server options with their secrets resolved. Raises ValueError for invalid options."""
     if options.http_max_input_size <= 0:
         raise ValueError(f"--http-max-input-size={options.http_max_input_size}: expected more than 0 bytes")
     found: dict[str, Any] = {}
@@ -206,7 +212,10 @@ def _checked(options: ServerOptions) -> ServerOptions:
 
 
 def _secret_at(place: str) -> str:
-    """The secret in a file, or with ``env:NAME`` in a variable of the environment. Raises ValueError."""
+    """Read a secret from a file, or from an environment variable for ``env:NAME``.
+
+    Raises ValueError.
+    """
     scheme, _, name = place.partition(":")
     if scheme == "env":
         secret = os.environ.get(name)
@@ -222,7 +231,7 @@ def _secret_at(place: str) -> str:
 
 
 def _start(host: Host, entered_ns: int) -> int:
-    """Load the models while the rest of the server is imported, and serve."""
+    """Load the models while the rest of the server is imported, then serve."""
     from remora.startup import SLOW_IMPORT_NS, Ledger
     from remora.system import tuning
     from remora.system.clock import SystemClock
@@ -234,12 +243,12 @@ def _start(host: Host, entered_ns: int) -> int:
     ledger = Ledger(now_ns, now_ns() - int(process_age_s() * 1e9))
     ledger.mark("interpreter", entered_ns)
     ledger.mark("options")
-    # Until the server is there to end in order: nothing is under way, and what loads may take its time.
+    # Until the server can shut down in order: no request is in flight, and a load may take long.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     early = _open_early(host)
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
-    keep_runtimes_quiet()  # in workers too, which inherit it
+    keep_runtimes_quiet()  # workers inherit the settings
     end_of_timing = time_imports(now_ns, ledger.imported, SLOW_IMPORT_NS)
     from remora.engine import Engine
     from remora.errors import RemoraError
@@ -255,14 +264,14 @@ def _start(host: Host, entered_ns: int) -> int:
         return 2
     loading = begin(engine)
     loading.add_done_callback(lambda done: end_of_timing())
-    from remora.server.main import serve  # asyncio and the codecs: imported while the models load
+    from remora.server.main import serve  # imports asyncio and the codecs while the models load
 
     ledger.mark("import of the server")
     return serve(engine, loading, host, settings, early)
 
 
 def _open_early(host: Host) -> EarlyPort | None:
-    """The HTTP port, unless there is something to say about it: that is the server's to say."""
+    """Open the HTTP port, or return None and leave the error message to the server."""
     from remora.server.early_port import EarlyPort
 
     options = host.server
@@ -275,11 +284,11 @@ def _open_early(host: Host) -> EarlyPort | None:
 
 
 def with_flags(host: Host, words: Sequence[str]) -> Host:
-    """A host with flags of `serve` laid over its options; a host may find some in its environment."""
+    """Return a host with flags of `serve` applied over its options."""
     if not words:
         return host
-    given = _parse(["serve", *words])
-    return replace(host, engine=read_options(given, host.engine), server=read_options(given, host.server))
+    parsed = _parse(["serve", *words])
+    return replace(host, engine=read_options(parsed, host.engine), server=read_options(parsed, host.server))
 
 
 def _warn_of_ignored(options: argparse.Namespace) -> None:
@@ -289,11 +298,11 @@ def _warn_of_ignored(options: argparse.Namespace) -> None:
 
     for flag, why in IGNORED_FLAGS.items():
         if getattr(options, flag.replace("-", "_"), None) is not None:
-            logging.getLogger("remora").warning("--%s changes nothing: %s", flag, why)
+            logging.getLogger("remora").warning("--%s has no effect: %s", flag, why)
 
 
 def set_up_logging(options: Any) -> None:
-    """One line for each record on standard error."""
+    """Log one line per record to standard error."""
     from remora.system import logs
     from remora.system.logs import LogSettings
 
@@ -307,7 +316,7 @@ def set_up_logging(options: Any) -> None:
 def add_options(
     parser: argparse.ArgumentParser, kind: type[Any], *, skip: Sequence[str] = (), only: Container[str] | None = None
 ) -> None:
-    """A flag for each field of an option dataclass; of those, with ``only``, the flags it holds."""
+    """Add a flag for each field of an option dataclass, or just those in ``only``."""
     group = parser.add_argument_group((kind.__doc__ or kind.__name__).splitlines()[0].rstrip("."))
     for field in fields(kind):
         flags = [f"--{field.name.replace('_', '-')}", *_ALIASES.get(field.name, ())]
@@ -323,7 +332,7 @@ def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
     elif isinstance(_default(field), bool):
         settings |= {"type": _boolean, "nargs": "?", "const": True, "metavar": "true|false"}
     elif metadata["choices"]:
-        words = {choice.lower(): choice for choice in metadata["choices"]}  # Triton takes them in any case
+        words = {choice.lower(): choice for choice in metadata["choices"]}  # because Triton ignores case here
         settings |= {"choices": metadata["choices"], "type": lambda text: words.get(text.lower(), text)}
     else:
         kind = _KINDS.get(field.name if field.name == "log_verbose" else metadata["metavar"], type(_default(field)))
@@ -332,16 +341,16 @@ def _add_option(group: Any, field: Field[Any], flags: list[str]) -> None:
 
 
 def read_options(namespace: argparse.Namespace, defaults: Any) -> Any:
-    """An option dataclass from parsed arguments; what was not given is as in ``defaults``."""
-    given: dict[str, Any] = {}
+    """Return an option dataclass from parsed arguments, the rest from ``defaults``."""
+    values: dict[str, Any] = {}
     for field in fields(defaults):
         value = getattr(namespace, field.name, None)
-        if value is None or value == []:  # PATH... is an empty list when there is none
+        if value is None or value == []:  # PATH... without a path is an empty list
             continue
         if field.metadata["many"]:
             value = tuple(value)
-        given[field.name] = value
-    return replace(defaults, **given)
+        values[field.name] = value
+    return replace(defaults, **values)
 
 
 def _default(field: Field[Any]) -> Any:
@@ -359,7 +368,7 @@ def _help(kind: type[Any], name: str) -> str:
 
 
 def _level(text: str) -> int:
-    """How much is logged: a number, or a boolean for 1 and 0."""
+    """Parse a log level, either a number or a boolean for 1 and 0."""
     try:
         return int(BOOLEANS.get(text.lower(), text))
     except ValueError:
@@ -367,7 +376,7 @@ def _level(text: str) -> int:
 
 
 def _port(text: str) -> int:
-    """A port, 0 for any that is free."""
+    """Parse a port, where 0 means any free port."""
     if text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65_536:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, got {text!r}")

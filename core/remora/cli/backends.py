@@ -1,4 +1,4 @@
-"""`remora backends`: what can run here, on which devices, and the line that installs the rest; nothing is imported."""
+"""Command `remora backends`, which lists the backends and runtimes without importing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from remora.system.install_advice import install_command
 
 
 class Runtime(NamedTuple):
-    """The distributions that a backend runs on, any of them; those that support GPUs; the extra that installs them."""
+    """Runtime of a backend.
+
+    Attributes:
+        files: names of the model files that it reads.
+        distributions: alternative distributions, of which one is enough.
+        on_gpu: those distributions that support GPUs.
+        extra: extra of remora that installs one of them.
+    """
 
     files: str
     distributions: tuple[str, ...] = ()
@@ -38,13 +45,17 @@ RUNTIMES = {
     "python": Runtime("model.py"),
     "ensemble": Runtime("configuration only"),
 }
-"""What is known of the built-in backends, by name."""
+"""Runtimes of the built-in backends by name."""
 
 
 def backends(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the table of backends."""
     print(
-        columns(table(_installed_version, len(Gpus().visible()), installed_backends(), _in(options.backend_directory)))
+        columns(
+            table(
+                _installed_version, len(Gpus().visible()), installed_backends(), _backends_in(options.backend_directory)
+            )
+        )
     )
     return 0
 
@@ -52,30 +63,32 @@ def backends(options: argparse.Namespace) -> int:
 def table(
     version: Callable[[str], str | None], gpus: int, offered: Sequence[tuple[str, str]], folders: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """One row a backend: name, runtime and version, devices, files, and the line that installs what is missing.
+    """Return one row per backend.
+
+    The cells are name, runtime and version, devices, files, and the install command of a missing runtime.
 
     Args:
-        version: the installed version of a distribution, None when it is not installed.
-        gpus: how many GPUs the process may use.
-        offered: name and distribution of the backends that packages offer.
+        version: returns the installed version of a distribution, or None.
+        gpus: number of GPUs that the process may use.
+        offered: name and distribution of the backends in other packages.
         folders: names of the backends in ``--backend-directory``.
     """
     rows: list[tuple[str, ...]] = [("BACKEND", "RUNTIME", "DEVICES", "FILES")]
     for name, runtime in RUNTIMES.items():
-        there = [(each, found) for each in runtime.distributions if (found := version(each)) is not None]
-        if runtime.distributions and not there:
+        installed = [(each, found) for each in runtime.distributions if (found := version(each)) is not None]
+        if runtime.distributions and not installed:
             rows.append((name, "not installed", "", runtime.files, install_command(runtime.extra)))
             continue
-        shown = ", ".join(f"{each} {found}" for each, found in there) or "built in"
-        rows.append((name, shown, _devices(runtime, there, gpus), runtime.files))
+        shown = ", ".join(f"{each} {found}" for each, found in installed) or "built in"
+        rows.append((name, shown, _devices(runtime, installed, gpus), runtime.files))
     rows += [(name, distribution, "", "") for name, distribution in offered if name not in BUILT_IN]
     rows += [(name, "in the backend directory", "", "") for name in folders]
     return rows
 
 
-def _devices(runtime: Runtime, there: Sequence[tuple[str, str]], gpus: int) -> str:
-    """GPUs where there are some and the runtime is a build that can use them."""
-    able = any(each in runtime.on_gpu and not found.endswith("+cpu") for each, found in there)
+def _devices(runtime: Runtime, installed: Sequence[tuple[str, str]], gpus: int) -> str:
+    """Return the usable devices, GPUs only if both machine and installed build have them."""
+    able = any(each in runtime.on_gpu and not found.endswith("+cpu") for each, found in installed)
     if not (able and gpus):
         return "CPU"
     return f"CPU, {gpus} GPU{'s' if gpus > 1 else ''}"
@@ -90,8 +103,8 @@ def _installed_version(distribution: str) -> str | None:
         return None
 
 
-def _in(directory: str) -> list[str]:
-    """The backends that lie in a backend directory, by name."""
+def _backends_in(directory: str) -> list[str]:
+    """Return the names of the backends in a backend directory."""
     if not directory:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""`remora config check`: every problem of every configuration, each with its place."""
+"""Command `remora config check`, which prints every problem of configurations."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from remora.repository.local import scan_repository
 from remora.system.clock import SystemClock
 
 _MAX_PROBLEMS = 100
-"""The most problems of one file that are printed."""
+"""Limit of the problems printed per file."""
 _SUGGESTED = re.compile(r"did you mean '(\w+)'\?")
-_REFUSED_VALUE = re.compile(r"'(\w+)' is no ")
+_REFUSED_VALUE = re.compile(r"'(\w+)' is not? ")
 _UNNAMED_BACKEND = "unnamed"
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print every problem of every configuration; 1 if there is any. Raises RemoraError for paths that hold nothing."""
+    """Print every problem and return 1 if there is any. Raises RemoraError for empty paths."""
     targets = [target for path in options.paths for target in targets_under(path)]
-    checked = _Checked(targets, options.gpus, options.backend_directory, open_models=options.open)
+    checker = _Checker(targets, options.gpus, options.backend_directory, open_models=options.open)
     with warnings_shown("remora config check"):
-        problems = [problem for target in targets for problem in checked.problems(target)]
-    problems += _repeated(targets)
+        problems = [problem for target in targets for problem in checker.problems(target)]
+    problems += _duplicates(targets)
     for problem in problems:
         print(one_line(problem))
-    models = _counted(len(targets), "configuration")
+    models = _count_of(len(targets), "configuration")
     if problems:
-        print(f"remora config check: {_counted(len(problems), 'problem')} in {models}", file=sys.stderr)
+        print(f"remora config check: {_count_of(len(problems), 'problem')} in {models}", file=sys.stderr)
         return 1
     unopened = "" if options.open else ", models not opened (--open does)"
     print(f"{models} checked{unopened}: no problems")
     return 0
 
 
-class _Checked:
-    """The models of one check, each looked at once, and those beside them that ensembles name.
+class _Checker:
+    """Checker of the models of one run and of the models that their ensembles use.
 
     Args:
-        targets: what the paths of the command mean.
-        gpus: GPUs of the machine that will serve; None for as many as a configuration asks for.
-        backend_directory: where backends lie besides the built-in and the installed ones.
+        targets: targets that the paths of the command mean.
+        gpus: GPUs of the serving machine; None for as many as a configuration uses.
+        backend_directory: directory of the backends besides the built-in and installed ones.
         open_models: open each model and take its complete configuration.
     """
 
@@ -68,10 +68,10 @@ class _Checked:
         self._options = EngineOptions(backend_directory=backend_directory)
         self._open_models = open_models
         self._targets = [target for target in targets if target.folder is not None]
-        self._known: dict[tuple[Path, str, str], Mapping[int, ModelConfig] | RemoraError] = {}
+        self._results: dict[tuple[Path, str, str], Mapping[int, ModelConfig] | RemoraError] = {}
 
     def problems(self, target: Target) -> list[str]:
-        """What is wrong with one model's configuration, each with its place."""
+        """Return the problems of one model's configuration, each with its place."""
         file = target.file
         try:
             if target.folder is not None and file is None and not is_bare(target.folder):
@@ -94,37 +94,38 @@ class _Checked:
         return []
 
     def _configs(self, target: Target, chain: tuple[str, ...]) -> Mapping[int, ModelConfig]:
-        """The configurations of a model's versions, as complete as this check makes them; ``chain`` are the ensembles
-        that run it. Raises RemoraError for the first reason why it could not be served."""
+        """Return the configurations of a model's versions, complete if models are opened.
+
+        ``chain`` names the ensembles that run the model. Raises RemoraError for the first reason why the model cannot
+        be served.
+        """
         assert target.folder is not None
         key = (target.folder.path.resolve(), target.name, target.config_name)
-        if key not in self._known:
+        if key not in self._results:
             try:
-                self._known[key] = self._look_at(target, target.folder, chain)
+                self._results[key] = self._check_model(target, target.folder, chain)
             except RemoraError as error:
-                self._known[key] = error
-        found = self._known[key]
+                self._results[key] = error
+        found = self._results[key]
         if isinstance(found, RemoraError):
             raise found
         return found
 
-    def _look_at(self, target: Target, folder: ModelFolder, chain: tuple[str, ...]) -> Mapping[int, ModelConfig]:
+    def _check_model(self, target: Target, folder: ModelFolder, chain: tuple[str, ...]) -> Mapping[int, ModelConfig]:
         options = replace(self._options, model_config_name=target.config_name)
         written = planned(ModelLoader(options, SystemClock(), gpus=()), folder, {}).config
         gpus = self._gpus_for(written)
         loader = ModelLoader(options, SystemClock(), gpus=range(gpus))
         plan = planned(loader, folder, {})
         if folder.versions and not plan.versions:
-            raise ConfigError(
-                f"version_policy picks none of the versions that are there ({', '.join(map(str, folder.versions))})"
-            )
+            raise ConfigError(f"version_policy selects none of the versions ({', '.join(map(str, folder.versions))})")
         if is_ensemble(plan.config) and not plan.versions:
-            raise NotFoundError("an ensemble needs a version too, though it has no files: make an empty folder 1/")
+            raise NotFoundError("an ensemble needs a version although it has no files: create an empty folder 1/")
         if self._open_models and not plan.versions:
             raise NotFoundError("has no version directory with a model")
         if not plan.versions and find_config(folder.path, target.config_name) is None:
             raise NotFoundError("has neither a configuration nor a version directory with a model")
-        self._check_alone(plan.config, target.name)  # the loader checks what is complete, this what is not yet
+        self._check_alone(plan.config, target.name)  # the loader checks complete configurations only
         if is_ensemble(plan.config):
             config = self._check_steps(plan, gpus, (*chain, target.name))
             return dict.fromkeys(plan.versions or [1], config)
@@ -138,33 +139,33 @@ class _Checked:
         return opened
 
     def _check_alone(self, config: ModelConfig, name: str) -> None:
-        """Check what the configuration shows by itself. Raises ConfigError."""
+        """Check the rules that need no model. Raises ConfigError."""
         gpus = self._gpus_for(config)
         trial = normalised(config, name, gpus)
         if trial.backend:
             _check_backend(trial.backend, self._options.backend_directory)
         elif not (trial.platform or trial.HasField("ensemble_scheduling")):
-            trial.backend = _UNNAMED_BACKEND  # the model's file will tell; all other rules can be checked before
+            trial.backend = _UNNAMED_BACKEND  # the model file determines it; all other rules apply already
         validate(trial, name, gpus=range(gpus))
 
     def _gpus_for(self, config: ModelConfig) -> int:
-        return _gpus_named(config) if self._gpus is None else self._gpus
+        return _gpus_used(config) if self._gpus is None else self._gpus
 
     # -- ensembles ------------------------------------------------------------------------------------------------
 
     def _check_steps(self, plan: LoadPlan, gpus: int, chain: tuple[str, ...]) -> ModelConfig:
-        """The configuration of an ensemble whose steps are right, as far as models that are not opened show."""
+        """Return the configuration of an ensemble after checking its steps."""
         found: dict[str, Mapping[int, ModelConfig]] = {}
         failed: dict[str, RemoraError] = {}
         for model in step_models(plan.config):
             if model in chain:
                 raise ConfigError(circle((*chain[chain.index(model) :], model)))
-            target = self._model_called(model, plan.folder)
+            target = self._find_model(model, plan.folder)
             try:
                 found[model] = self._configs(target, chain)
             except RemoraError as error:
                 failed[model] = error
-                if target not in self._targets:  # no problem of its own would be printed
+                if target not in self._targets:  # because no other line would report the step's problem
                     raise ConfigError(no_version(plan.folder.name, model, str(error))) from error
         config = as_ensemble(plan, gpus, [each for versions in found.values() for each in versions.values()])
         if self._open_models:
@@ -174,8 +175,11 @@ class _Checked:
             check_batch_size(config, model, versions[max(versions)])
         return config
 
-    def _model_called(self, name: str, ensemble: ModelFolder) -> Target:
-        """The model that an ensemble means. Raises ConfigError with the nearest name when there is none."""
+    def _find_model(self, name: str, ensemble: ModelFolder) -> Target:
+        """Return the model that an ensemble names.
+
+        Raises ConfigError with the nearest name if it is missing.
+        """
         home = ensemble.repository.resolve()
         near = [target for target in self._targets if target.folder and target.folder.repository.resolve() == home]
         for target in (*near, *self._targets):
@@ -190,7 +194,7 @@ class _Checked:
 
 
 def _check_backend(name: str, directory: str) -> None:
-    """Raise ConfigError with the nearest name when no backend has this one."""
+    """Raise ConfigError with the nearest name for an unknown backend."""
     if name in BUILT_IN or (directory and Path(directory, name).is_dir()):
         return
     names = [*BUILT_IN, *(each for each, _ in installed_backends())]
@@ -201,14 +205,14 @@ def _check_backend(name: str, directory: str) -> None:
     raise ConfigError(f"backend: there is no backend '{name}'; {hint}")
 
 
-def _gpus_named(config: ModelConfig) -> int:
-    """As many GPUs as the configuration needs: a check is about the file, not about the machine it runs on."""
-    asks = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
-    return max((gpu + 1 for group in config.instance_group for gpu in group.gpus), default=int(asks))
+def _gpus_used(config: ModelConfig) -> int:
+    """Return the number of GPUs that the configuration uses, whatever GPUs this machine has."""
+    uses_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    return max((gpu + 1 for group in config.instance_group for gpu in group.gpus), default=int(uses_gpu))
 
 
-def _repeated(targets: Iterable[Target]) -> list[str]:
-    """Two folders for one name are refused by every server [M15]."""
+def _duplicates(targets: Iterable[Target]) -> list[str]:
+    """Return the models with several folders, which every server refuses [M15]."""
     places: dict[str, list[str]] = {}
     for target in targets:
         if target.folder is not None:
@@ -220,7 +224,7 @@ def _repeated(targets: Iterable[Target]) -> list[str]:
     ]
 
 
-def _counted(count: int, what: str) -> str:
+def _count_of(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -228,10 +232,10 @@ def _counted(count: int, what: str) -> str:
 
 
 def _read_all(file: Path) -> tuple[list[str], ModelConfig]:
-    """The problems of a configuration file in order, and the configuration when there are none.
+    """Return the problems of a file in order, and its configuration if there are none.
 
-    A reader stops at the first problem. Where it names the word that was meant, a copy of the text is mended and read
-    again, so that one run tells all misspelt words.
+    The reader stops at the first problem. If its error suggests a word, that word is replaced in a copy of the text and
+    the copy is read again, so that one run reports all misspelled words.
     """
     problems: list[str] = []
     try:
@@ -244,10 +248,10 @@ def _read_all(file: Path) -> tuple[list[str], ModelConfig]:
     syntax = cast(Literal["pbtxt", "json", "yaml"], "yaml" if file.suffix == ".yml" else file.suffix[1:])
     text, cause = file.read_text(encoding="utf-8-sig"), first.__cause__
     while len(problems) < _MAX_PROBLEMS:
-        mended = _mended(text, cause)
-        if mended is None:
+        corrected = _corrected(text, cause)
+        if corrected is None:
             break
-        text = mended
+        text = corrected
         try:
             parse_config(text, path=str(file), syntax=syntax)
             break
@@ -259,13 +263,13 @@ def _read_all(file: Path) -> tuple[list[str], ModelConfig]:
     return problems, ModelConfig()
 
 
-def _mended(text: str, misfit: SchemaError) -> str | None:
-    """The text with the misspelt word replaced by the one that was meant; None when that is not known."""
-    suggested, value = _SUGGESTED.search(misfit.reason), _REFUSED_VALUE.match(misfit.reason)
-    wrong = value[1] if value else misfit.path[-1] if misfit.path else ""
+def _corrected(text: str, problem: SchemaError) -> str | None:
+    """Return the text with the misspelled word replaced, or None without a suggestion."""
+    suggested, value = _SUGGESTED.search(problem.reason), _REFUSED_VALUE.match(problem.reason)
+    wrong = value[1] if value else problem.path[-1] if problem.path else ""
     lines = text.split("\n")
-    if suggested is None or not isinstance(wrong, str) or not 0 < misfit.line <= len(lines):
+    if suggested is None or not isinstance(wrong, str) or not 0 < problem.line <= len(lines):
         return None
-    line = lines[misfit.line - 1]
-    lines[misfit.line - 1] = re.sub(rf"(?<!\w){re.escape(wrong)}(?!\w)", suggested[1], line, count=1)
-    return "\n".join(lines) if lines[misfit.line - 1] != line else None
+    line = lines[problem.line - 1]
+    lines[problem.line - 1] = re.sub(rf"(?<!\w){re.escape(wrong)}(?!\w)", suggested[1], line, count=1)
+    return "\n".join(lines) if lines[problem.line - 1] != line else None

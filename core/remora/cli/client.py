@@ -1,6 +1,6 @@
-"""Two doors to one V2 protocol: a running server, and the engine in this process; the law: callers see no difference.
+"""V2 REST clients of the commands, over HTTP or to an engine in this process.
 
-A door takes a method, a path and a body and gives an answer. What is asked and what answers mean is the callers' part.
+Invariant: both clients return the same answers. Callers build the requests and decode the answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _SHOWN = 300
 
 
 class ApiAnswer(NamedTuple):
-    """What came back. ``header_length`` is how many bytes of ``body`` are JSON, None for all of them."""
+    """Response to a request.
+
+    ``header_length`` is the length of the JSON in ``body``, None for all of it.
+    """
 
     status: int
     header_length: int | None
@@ -42,26 +45,29 @@ class ApiAnswer(NamedTuple):
 
 
 class ApiClient(Protocol):
-    """A way to something that speaks V2."""
+    """Client of the V2 REST protocol."""
 
     name: str
 
     def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
-        """Ask and wait. Raises RemoraError when no answer comes; a refusal is an answer."""
+        """Send a request and return its answer, error statuses included.
+
+        Raises RemoraError without an answer.
+        """
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
-class HttpDoor:
-    """A server at a URL, over one connection that is kept between requests.
+class HttpClient:
+    """Client of a server, over one persistent connection.
 
     Args:
-        url: ``http://HOST[:PORT][/PREFIX]`` or https. Without a scheme it is http.
-        timeout_s: how long to wait for a connection, and for each answer.
+        url: ``http://HOST[:PORT][/PREFIX]`` or https; http without a scheme.
+        timeout_s: timeout of connecting and of each answer.
         headers: sent with each request.
 
-    Raises UsageError for a URL of another form.
+    Raises UsageError for an invalid URL.
     """
 
     def __init__(self, url: str, timeout_s: float, headers: Mapping[str, str] = _NO_HEADERS) -> None:
@@ -91,30 +97,30 @@ class HttpDoor:
         except TimeoutError as error:
             self._connection.close()
             raise UnavailableError(
-                f"no answer from {self.name} within {self._timeout_s:g} s; --timeout gives it more"
+                f"no answer from {self.name} within {self._timeout_s:g} s; raise --timeout"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             why = one_line(getattr(error, "strerror", None) or error) or type(error).__name__
             raise UnavailableError(
-                f"cannot talk to {self.name}: {why}. Start one with 'remora serve PATH', or name another with --url"
+                f"cannot connect to {self.name}: {why}. Start a server with 'remora serve PATH', or pass its --url"
             ) from error
-        return ApiAnswer(response.status, _as_length(response.headers.get(_HEADER_LENGTH)), received)
+        return ApiAnswer(response.status, _parse_length(response.headers.get(_HEADER_LENGTH)), received)
 
     def close(self) -> None:
         self._connection.close()
 
 
-def _at_once(work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
+def _respond_now(work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
     exchange.respond(work())
 
 
-class EngineDoor:
-    """A started engine in this process, asked just as a server asks it. The engine stays the caller's.
+class EngineClient:
+    """Client of an engine in this process, through the server's REST service.
 
     Args:
-        engine: started.
-        timeout_s: how long to wait for each answer.
+        engine: a started engine, which the caller stops.
+        timeout_s: timeout of each answer.
     """
 
     name = "the engine"
@@ -124,36 +130,36 @@ class EngineDoor:
         from remora.server.http.rest import RestService
 
         self._timeout_s = timeout_s
-        self._service = RestService(engine, InferCodec(), None, _at_once)
+        self._service = RestService(engine, InferCodec(), None, _respond_now)
 
     def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
         from remora.protocols.http1 import Head
 
         headers = () if header_length is None else ((_HEADER_LENGTH.encode(), b"%d" % header_length),)
-        waiting = _Waiting()
+        waiting = _BlockingExchange()
         ticket = self._service.handle(Head(method, path, headers), body, waiting)
         try:
             answer = waiting.answer.result(self._timeout_s)
         except TimeoutError as error:
             if ticket is not None:
                 ticket.cancel()
-            raise UnavailableError(f"no answer within {self._timeout_s:g} s; --timeout gives it more") from error
+            raise UnavailableError(f"no answer within {self._timeout_s:g} s; raise --timeout") from error
         lengths = [value.decode() for key, value in answer.headers if key.decode() == _HEADER_LENGTH]
-        return ApiAnswer(answer.status, _as_length(lengths[0] if lengths else None), b"".join(answer.body))
+        return ApiAnswer(answer.status, _parse_length(lengths[0] if lengths else None), b"".join(answer.body))
 
     def close(self) -> None:
-        """Nothing to hang up."""
+        """Do nothing, because there is no connection."""
 
 
-class _Waiting:
-    """An exchange whose whole answer is waited for, pieces and all."""
+class _BlockingExchange:
+    """Exchange that collects the whole answer, streamed pieces included."""
 
     receiving_since = 0.0  # not observed here
     flow: Flow | None = None
 
     def __init__(self) -> None:
         self.answer: Future[HttpAnswer] = Future()
-        self._begun: HttpAnswer | None = None
+        self._streamed: HttpAnswer | None = None
 
     def respond(self, answer: HttpAnswer) -> None:
         self.answer.set_result(answer)
@@ -161,38 +167,44 @@ class _Waiting:
     def begin(self, status: int, headers: Headers) -> None:
         from remora.protocols.rest.answer import HttpAnswer
 
-        self._begun = HttpAnswer(status, headers, [])
+        self._streamed = HttpAnswer(status, headers, [])
 
     def send(self, piece: Buffer) -> None:
-        if self._begun is not None:
-            self._begun.body.append(piece)
+        if self._streamed is not None:
+            self._streamed.body.append(piece)
 
     def finish(self) -> None:
-        if self._begun is not None:
-            self.answer.set_result(self._begun)
+        if self._streamed is not None:
+            self.answer.set_result(self._streamed)
 
 
-def _as_length(text: str | None) -> int | None:
+def _parse_length(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------
 
 
-def server_of(options: argparse.Namespace) -> HttpDoor:
-    """The server that the arguments of a command name. Raises UsageError, OSError for a header's file."""
-    return HttpDoor(options.url, options.timeout, headers_of(options))
+def open_client(options: argparse.Namespace) -> HttpClient:
+    """Return a client of the server that the arguments name.
+
+    Raises UsageError, and OSError for a header's file.
+    """
+    return HttpClient(options.url, options.timeout, request_headers(options))
 
 
-def headers_of(options: argparse.Namespace) -> dict[str, str]:
-    """The headers of the environment and, over them, of the arguments. Raises UsageError, OSError."""
+def request_headers(options: argparse.Namespace) -> dict[str, str]:
+    """Return the headers of the environment, overridden by the arguments.
+
+    Raises UsageError, OSError.
+    """
     return read_headers((*options.header_variable.splitlines(), *options.header))
 
 
 def read_headers(words: Iterable[str]) -> dict[str, str]:
-    """Headers out of ``NAME=VALUE`` and ``NAME=@FILE``, by their names in lower case; the last of a name counts.
+    """Parse ``NAME=VALUE`` and ``NAME=@FILE`` to headers by lower-case name.
 
-    Raises UsageError, which never repeats a value, and OSError for a file that cannot be read.
+    The last of a name wins. Raises UsageError, which never repeats a value, and OSError for an unreadable file.
     """
     headers = {}
     for word in filter(None, map(str.strip, words)):
@@ -202,44 +214,46 @@ def read_headers(words: Iterable[str]) -> dict[str, str]:
         if value.startswith("@"):
             value = Path(value[1:]).read_text(encoding="utf-8").strip()
         if not _VALUE.fullmatch(value):
-            raise UsageError(f"--header {name}: its value holds a line break or another control character")
+            raise UsageError(f"--header {name}: the value contains a line break or control character")
         headers[name.lower()] = value
     return headers
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def model_path(name: str, version: int | None = None) -> str:
-    """The path of a model. Raises NotFoundError for a name that no path can hold."""
+    """Return the path of a model. Raises NotFoundError for a name that no path can hold."""
     if not _PATH_SAFE.fullmatch(name) or any(mark in name for mark in "/?#"):
-        raise NotFoundError(f"no model can be called '{name}': names are ASCII, without blanks and without / ? #")
+        raise NotFoundError(f"invalid model name '{name}': names are ASCII without spaces and / ? #")
     return f"/v2/models/{name}" + (f"/versions/{version}" if version is not None else "")
 
 
-def ask(door: ApiClient, method: str, path: str, document: object = None) -> Any:
-    """One management call: its JSON answer, None for an empty one.
+def call_json(client: ApiClient, method: str, path: str, document: object = None) -> Any:
+    """Make a management call and return its JSON answer, None for an empty one.
 
-    Raises RemoraError with the server's text for a refusal, MalformedError for an answer that is no JSON.
+    Raises RemoraError with the server's text for an error status, MalformedError for an answer that is not JSON.
     """
     body = b"" if document is None else json.dumps(document).encode()
-    answer = accepted(door, door.exchange(method, path, body))
+    answer = raise_for_status(client, client.exchange(method, path, body))
     if not answer.body:
         return None
     try:
         return json.loads(answer.body)
     except ValueError as error:
-        raise MalformedError(f"{door.name} answers {path} with something else than JSON: is it a V2 server?") from error
+        raise MalformedError(f"{client.name} did not answer {path} with JSON: is it a V2 server?") from error
 
 
-def accepted(door: ApiClient, answer: ApiAnswer) -> ApiAnswer:
-    """The answer, when it is one of success. Raises RemoraError with the server's own text otherwise."""
+def raise_for_status(client: ApiClient, answer: ApiAnswer) -> ApiAnswer:
+    """Return an answer of status 2xx. Raises RemoraError with the server's text otherwise."""
     if 200 <= answer.status < 300:
         return answer
     text = answer.body[:_SHOWN].decode(errors="replace")
-    with suppress(ValueError, KeyError, TypeError):  # not a V2 error: its first words must do
+    with suppress(ValueError, KeyError, TypeError):  # not a V2 error: show the beginning of the body
         text = json.loads(answer.body)["error"]
-    error = RemoraError(f"{door.name} refused ({answer.status}): {one_line(text) or 'it gives no reason'}")
+    error = RemoraError(f"{client.name} answered {answer.status}: {one_line(text) or 'no reason given'}")
     if answer.status in (401, 403):
-        error.add_note("--header NAME=VALUE or the variable REMORA_HEADERS sends a header, such as a key")
+        error.add_note(
+            "a required header, such as a key, can be sent with --header NAME=VALUE or the variable REMORA_HEADERS"
+        )
     raise error

@@ -1,6 +1,6 @@
-"""`remora config show` and `derive`: configurations without a server, by the loader's own steps.
+"""Commands `remora config show` and `derive`, which run the loader's steps without a server.
 
-What is shown is what serving the same path would show at the configuration endpoint.
+The result is the configuration that a server would return for the same path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUFFIXES = frozenset(Path(name).suffix for name in CONFIG_FILENAMES)
 
 
 class Target(NamedTuple):
-    """What a path means: a model's folder, or a configuration ``file`` with no model around it, or both."""
+    """Model folder of a path, or a configuration ``file`` without a model, or both."""
 
     name: str
     folder: ModelFolder | None = None
@@ -54,20 +54,20 @@ def show(options: argparse.Namespace) -> int:
     """Print the configuration of one path. Raises RemoraError."""
     target = _only_target(options.path)
     with warnings_shown("remora config show"):
-        print(_printed(_shown_config(target, options), options.format))
+        print(_format(_shown_config(target, options), options.format))
     return 0
 
 
 def derive(options: argparse.Namespace) -> int:
-    """Print the configuration that follows from the model alone. Raises RemoraError."""
+    """Print the configuration derived from the model alone. Raises RemoraError."""
     target = _only_target(options.path)
     if target.folder is None or not target.folder.versions:
         raise NotFoundError(f"there is no model at '{options.path}' to derive a configuration from")
     loader = ModelLoader(EngineOptions(), SystemClock(), gpus=range(options.gpus))
     with warnings_shown("remora config derive"):
-        # An empty configuration stands in for the one that may be written.
+        # An empty configuration overrides the configuration file.
         plan = planned(loader, target.folder, {"config": "{}"})
-        print(_printed(_served(loader, plan), options.format))
+        print(_format(_opened_config(loader, plan), options.format))
     return 0
 
 
@@ -80,9 +80,9 @@ def _shown_config(target: Target, options: argparse.Namespace) -> ModelConfig:
         raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     plan = planned(loader, target.folder, {})
     if is_ensemble(plan.config):
-        return as_ensemble(plan, options.gpus, _steps_beside(loader, plan, (target.name,)))
+        return as_ensemble(plan, options.gpus, _step_configs(loader, plan, (target.name,)))
     if target.folder.versions and not options.as_written:
-        return _served(loader, plan)
+        return _opened_config(loader, plan)
     return normalised(plan.config, target.name, options.gpus)
 
 
@@ -93,10 +93,10 @@ def planned(loader: ModelLoader, folder: ModelFolder, parameters: dict[str, str 
         raise ConfigError(str(error)) from error
 
 
-def _served(loader: ModelLoader, plan: LoadPlan) -> ModelConfig:
-    """The configuration as the newest version of the plan would serve with it: opened, completed and checked."""
+def _opened_config(loader: ModelLoader, plan: LoadPlan) -> ModelConfig:
+    """Open the newest version of the plan and return its completed, checked configuration."""
     if not plan.versions:
-        raise NotFoundError(f"the version policy of model '{plan.folder.name}' picks none of its versions")
+        raise NotFoundError(f"the version policy of model '{plan.folder.name}' selects none of its versions")
     model = loader.open(plan, plan.versions[-1])
     try:
         return model.config
@@ -105,41 +105,44 @@ def _served(loader: ModelLoader, plan: LoadPlan) -> ModelConfig:
 
 
 def is_ensemble(config: ModelConfig) -> bool:
-    """True for a model that runs other models instead of a backend."""
+    """Return True for a model that runs other models instead of a backend."""
     return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
 
 
 def as_ensemble(plan: LoadPlan, gpus: int, models: Iterable[ModelConfig]) -> ModelConfig:
-    """The configuration with which an ensemble serves, whose steps run ``models``. Raises ConfigError."""
+    """Return the served configuration of an ensemble whose steps run ``models``.
+
+    Raises ConfigError.
+    """
     config = normalised(plan.config, plan.folder.name, gpus)
     validate(config, plan.folder.name)
     config.model_transaction_policy.decoupled = any(model.model_transaction_policy.decoupled for model in models)
     return config
 
 
-def _steps_beside(loader: ModelLoader, plan: LoadPlan, chain: tuple[str, ...]) -> list[ModelConfig]:
-    """The written configurations of the models that an ensemble runs, as far as its repository has them."""
+def _step_configs(loader: ModelLoader, plan: LoadPlan, chain: tuple[str, ...]) -> list[ModelConfig]:
+    """Return the written configurations of the ensemble's models that its repository has."""
     found: list[ModelConfig] = []
     for name in step_models(plan.config):
         for folder in scan_repository(plan.folder.repository, name).get(name, ()) if name not in chain else ():
             with suppress(PollError):
                 step = loader.plan(folder, {})
-                found += [step.config, *_steps_beside(loader, step, (*chain, name))]
+                found += [step.config, *_step_configs(loader, step, (*chain, name))]
     return found
 
 
 def normalised(config: ModelConfig, name: str, gpus: int) -> ModelConfig:
-    """A copy with the defaults that do not depend on the model."""
+    """Return a copy with the defaults that do not depend on the model."""
     filled = ModelConfig()
     filled.CopyFrom(config)
-    with suppress(ConfigError):  # a configuration alone need not tell its backend: the model's file does
+    with suppress(ConfigError):  # without a backend entry only the model file determines it
         infer_backend(filled, name, ())
     kinds = kinds_of(find_backend(filled.backend)) if filled.backend in BUILT_IN else ANY_KIND
     normalise(filled, name, gpus=range(gpus), kinds=kinds)
     return filled
 
 
-def _printed(config: ModelConfig, notation: str) -> str:
+def _format(config: ModelConfig, notation: str) -> str:
     if notation == "json":
         return json.dumps(to_dict(config), indent=2, ensure_ascii=False)
     if notation == "yaml":
@@ -150,7 +153,7 @@ def _printed(config: ModelConfig, notation: str) -> str:
     return to_text(config).rstrip("\n")
 
 
-# -- what a path means ------------------------------------------------------------------------------------------------
+# -- targets of a path ------------------------------------------------------------------------------------------------
 
 
 def _only_target(path: Path) -> Target:
@@ -158,20 +161,20 @@ def _only_target(path: Path) -> Target:
     if len(targets) != 1:
         names = ", ".join(sorted({target.name for target in targets}))
         raise NotFoundError(
-            f"'{path}' holds several models ({names}): give one of them" if names else f"'{path}' holds no model"
+            f"'{path}' holds several models ({names}): pass one of them" if names else f"'{path}' holds no model"
         )
     return targets[0]
 
 
 def targets_under(path: Path) -> list[Target]:
-    """The models under a path. Raises NotFoundError when there is nothing."""
+    """Return the models under a path. Raises NotFoundError if there are none."""
     if path.is_file() and path.suffix in _SUFFIXES:
         return [_target_of_file(path)]
     return [Target(name, folder) for name, folders in scan((path,)).items() for folder in folders]
 
 
 def _target_of_file(path: Path) -> Target:
-    """A configuration file: of the model whose directory it lies in, if there is one, else on its own."""
+    """Return the target of a configuration file, with the model's folder if it lies in one."""
     directory = path.resolve().parent
     custom = directory.name == "configs"
     home = directory.parent if custom else directory
@@ -183,5 +186,5 @@ def _target_of_file(path: Path) -> Target:
 
 
 def is_bare(folder: ModelFolder) -> bool:
-    """True for a model file without a folder around it."""
+    """Return True for a model file without a model directory."""
     return any(path.is_file() for path in folder.versions.values())

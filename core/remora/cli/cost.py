@@ -1,4 +1,4 @@
-"""`remora cost`: what scale to zero would have saved on a request log, and how long an idle instance should stay."""
+"""Command `remora cost`, which computes the savings of scale to zero from a request log."""
 
 from __future__ import annotations
 
@@ -13,56 +13,58 @@ from remora.cli.scale_to_zero import LogError, Rates, Replay, best, break_even_g
 
 
 def add_cost(commands: Any) -> argparse.ArgumentParser:
-    """The arguments of `remora cost`."""
+    """Add the arguments of `remora cost`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "cost",
-        help="scale to zero against always on, from a request log",
-        description="Replay the arrivals of a request log against one instance, and show what it would have cost for "
-        "different times that an idle instance stays. Prices are yours to give: remora knows none.",
+        help="compare scale to zero with always on, from a request log",
+        description="Replay the arrivals of a request log against one instance and print the cost of several "
+        "retention times of an idle instance. You pass the prices; remora knows no price list.",
     )
     parser.add_argument(
-        "log", metavar="LOG", help="lines that begin with a time, or JSON lines; - reads standard input"
+        "log",
+        metavar="LOG",
+        help="request log of lines that begin with a time, or of JSON lines; - reads standard input",
     )
     parser.add_argument(
-        "--price", type=_amount, required=True, metavar="MONEY", help="an instance for an hour, in any currency"
+        "--price", type=_amount, required=True, metavar="MONEY", help="price of an instance per hour, in any currency"
     )
     parser.add_argument(
         "--cold-start",
         type=_amount,
         required=True,
         metavar="S",
-        help="seconds until a new instance answers: remora bench coldstart, and what the platform takes before it",
+        help="seconds until a new instance answers: the result of remora bench coldstart plus the platform's part",
     )
     parser.add_argument(
-        "--busy", type=_amount, default=0.0, metavar="S", help="seconds that a request takes (default %(default)g)"
+        "--busy", type=_amount, default=0.0, metavar="S", help="duration of a request, in seconds (default %(default)g)"
     )
     parser.add_argument(
         "--delayed",
         type=_amount,
         default=0.0,
         metavar="MONEY",
-        help="what a request that waits for a start costs you besides (default %(default)g)",
+        help="cost of a request that waits for a cold start, in the same currency (default %(default)g)",
     )
     parser.add_argument(
         "--most-delayed",
         type=_amount,
         default=5.0,
         metavar="PERCENT",
-        help="the largest share of requests that may wait for a start (default %(default)g)",
+        help="maximum share of requests that may wait for a cold start, in percent (default %(default)g)",
     )
     parser.add_argument(
         "--per-request",
         type=_amount,
         default=None,
         metavar="MONEY",
-        help="what a platform that bills by the request would take for one, to compare",
+        help="price per request of a platform that bills by request, for comparison",
     )
-    parser.add_argument("--json-out", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json-out", action="store_true", help="print the result as JSON")
     return parser
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Print the figures. Raises UsageError for a log that cannot be read, OSError for a file that cannot."""
+    """Print the result. Raises UsageError for an invalid log, OSError for an unreadable file."""
     try:
         if options.log == "-":
             arrivals = read_arrivals(sys.stdin)
@@ -94,7 +96,7 @@ def _document(
     if per_request is not None:
         document["per_request"] = {"cost": per_request * len(arrivals)}
         if per_request and always.billed_s:
-            # Below this rate paying by the request is cheaper than an instance that is always there.
+            # Below this rate, billing by request is cheaper than an instance that is always on.
             document["per_request"]["break_even_requests_per_hour"] = rates.per_hour / per_request
     return document
 
@@ -153,5 +155,5 @@ def _amount(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a non-negative number, got {text!r}")
     return value

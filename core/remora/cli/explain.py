@@ -1,4 +1,4 @@
-"""`remora explain`: why a running server's batches had the size they had, and what would change it."""
+"""Command `remora explain`, which shows why a server's batches have their size."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ import argparse
 import json
 from typing import Any
 
-from remora.cli.client import ask, model_path, server_of
+from remora.cli.client import call_json, model_path, open_client
 from remora.cli.output import columns
 from remora.errors import MalformedError
 
 _MEANING = {
-    "full": "max_batch_size rows waited, or the next request did not fit",
+    "full": "max_batch_size rows were queued, or the next request did not fit",
     "preferred_size": "a preferred size was reached",
-    "delay_expired": "the oldest request had waited for max_queue_delay_microseconds",
+    "delay_expired": "the oldest request had waited max_queue_delay_microseconds",
     "shape_mismatch": "the next request had another shape",
-    "instance_idle": "an instance was idle and nothing was worth waiting for",
+    "instance_idle": "an instance was idle and no rule delayed the batch",
     "no_batching": "the model has no dynamic_batching: each request runs alone",
-    "waited_for_resources": "it had to wait for resources of the rate limiter",
-    "warmup": "it was a sample of model_warmup",
+    "waited_for_resources": "the batch waited for resources of the rate limiter",
+    "warmup": "the batch was a model_warmup sample",
 }
-"""What the reasons of dispatches mean, for people."""
+"""Descriptions of the dispatch reasons."""
 
 
 def explain(options: argparse.Namespace) -> int:
     """Print the explanation of a model. Raises RemoraError with the server's reason."""
-    door = server_of(options)
+    client = open_client(options)
     try:
-        found = ask(door, "GET", f"{model_path(options.model, options.model_version)}/explain")
+        document = call_json(client, "GET", f"{model_path(options.model, options.model_version)}/explain")
     finally:
-        door.close()
-    if not isinstance(found, dict) or not {"measured", "predicted", "advice", "notes"} <= found.keys():
-        raise MalformedError(f"{door.name} explains nothing: is it remora?")
-    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json_out else text_of(found))
+        client.close()
+    if not isinstance(document, dict) or not {"measured", "predicted", "advice", "notes"} <= document.keys():
+        raise MalformedError(f"{client.name} has no /explain endpoint: is it a remora server?")
+    print(json.dumps(document, indent=2, ensure_ascii=False) if options.json_out else text_of(document))
     return 0
 
 
-def text_of(found: dict[str, Any]) -> str:
-    """An explanation for people; ``found`` is its document."""
-    parts = [f"{found['model']} version {found['version']}"]
-    if found["measured"]:
-        parts.append(_measured(found["measured"]))
-    if found["predicted"]:
-        parts.append(_predicted(found["predicted"]))
-        parts.append("\n".join(["worth trying:", *(f"  {line}" for line in found["advice"])]))
-    if found["notes"]:
-        parts.append("\n".join(f"note: {note}" for note in found["notes"]))
+def text_of(document: dict[str, Any]) -> str:
+    """Return the explanation document ``document`` as text."""
+    parts = [f"{document['model']} version {document['version']}"]
+    if document["measured"]:
+        parts.append(_measured(document["measured"]))
+    if document["predicted"]:
+        parts.append(_predicted(document["predicted"]))
+        parts.append("\n".join(["worth trying:", *(f"  {line}" for line in document["advice"])]))
+    if document["notes"]:
+        parts.append("\n".join(f"note: {note}" for note in document["notes"]))
     return "\n\n".join(parts)
 
 

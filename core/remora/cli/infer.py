@@ -1,4 +1,4 @@
-"""`remora infer`: one V2 request with binary tensors, through either door, and its answer for people or programs."""
+"""Command `remora infer`, which sends one V2 inference request and prints the response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.calls import ModelInfo, TensorInfo
-from remora.cli.client import ApiClient, EngineDoor, accepted, ask, model_path, server_of
+from remora.cli.client import ApiClient, EngineClient, call_json, model_path, open_client, raise_for_status
 from remora.cli.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.errors import InvalidArgumentError, MalformedError
@@ -24,12 +24,12 @@ from remora.protocols.rest.response import serialized
 from remora.system.clock import Clock, SystemClock
 
 _FIRST = 6
-"""How many values of an output the table shows."""
+"""Number of values of an output in the table."""
 _LONGEST_TEXT = 40
 
 
 class InferReply(NamedTuple):
-    """A server's answer to an inference."""
+    """Decoded response to an inference request."""
 
     model: str
     version: str
@@ -39,73 +39,73 @@ class InferReply(NamedTuple):
 
 
 def infer(options: argparse.Namespace, clock: Clock | None = None) -> int:
-    """Run the command. Raises RemoraError, UsageError, OSError for files that cannot be read."""
+    """Run the command. Raises RemoraError, UsageError, OSError for unreadable files."""
     if options.repeat < 1:
         raise UsageError("--repeat must be 1 or more")
     if not (options.random or options.json or options.npy or options.input):
-        raise UsageError("give inputs: --random, --json FILE, --npy NAME=FILE or --input NAME=VALUE,...")
-    with _open_door(options) as door:
+        raise UsageError("no inputs: pass --random, --json FILE, --npy NAME=FILE or --input NAME=VALUE,...")
+    with _open_client(options) as client:
         path = model_path(options.model, options.model_version)
-        info = read_metadata(ask(door, "GET", path))
+        info = read_metadata(call_json(client, "GET", path))
         request = make_request(info, options)
         body, header_length = encode_request(request)
         times_ns: list[int] = []
         now = (clock or SystemClock()).monotonic_ns
         for _ in range(options.repeat):
             begin_ns = now()
-            answer = door.exchange("POST", f"{path}/infer", body, header_length)
+            answer = client.exchange("POST", f"{path}/infer", body, header_length)
             times_ns.append(now() - begin_ns)
-            accepted(door, answer)
+            raise_for_status(client, answer)
     reply = decode_reply(answer.body, answer.header_length)
     print(_as_json(reply, times_ns) if options.json_out else _as_table(reply, times_ns))
     return 0
 
 
 @contextmanager
-def _open_door(options: argparse.Namespace) -> Iterator[ApiClient]:
+def _open_client(options: argparse.Namespace) -> Iterator[ApiClient]:
     if options.repository is None:
-        door = server_of(options)
+        client = open_client(options)
         try:
-            yield door
+            yield client
         finally:
-            door.close()
+            client.close()
         return
     from remora.engine import Engine
 
     with (
         warnings_shown("remora infer"),
-        # Only what is asked for is loaded: the repository may hold much more.
+        # Load only this model, because the repository may hold many more.
         Engine(options.repository, model_control_mode="explicit", load_model=(options.model,)) as engine,
     ):
-        yield EngineDoor(engine, options.timeout)
+        yield EngineClient(engine, options.timeout)
 
 
 # -- the request ------------------------------------------------------------------------------------------------------
 
 
 def make_request(info: ModelInfo, options: argparse.Namespace) -> InferRequest:
-    """The request that the arguments describe; reads the files they name. What is typed wins over what is in files.
+    """Build the request from the arguments and the files that they name.
 
-    Raises InvalidArgumentError, UsageError, OSError.
+    Values in arguments override those in files. Raises InvalidArgumentError, UsageError, OSError.
     """
     shapes = dict(options.shape)
     request = InferRequest(())
     if options.json:
         request = read_document(info, _read_json(options.json), shapes)
-    given = {tensor.name: tensor for tensor in request.inputs}
+    inputs = {tensor.name: tensor for tensor in request.inputs}
     arrays = {name: _read_npy(Path(file)) for name, file in options.npy}
     for tensor in (*array_inputs(info, arrays, shapes), *typed_inputs(info, dict(options.input), shapes)):
-        given[tensor.name] = tensor
+        inputs[tensor.name] = tensor
     if options.random:
-        missing = [tensor for tensor in info.inputs if tensor.name not in given]
-        given |= {tensor.name: tensor for tensor in random_inputs(missing, shapes)}
+        missing = [tensor for tensor in info.inputs if tensor.name not in inputs]
+        inputs |= {tensor.name: tensor for tensor in random_inputs(missing, shapes)}
     for name in shapes:
-        if name not in given:
-            raise UsageError(f"--shape {name}: the request has no such input; it has {', '.join(given)}")
+        if name not in inputs:
+            raise UsageError(f"--shape {name}: the request has no such input; it has {', '.join(inputs)}")
     outputs = tuple(options.output) or request.outputs
     if options.classes and not outputs:
         outputs = tuple(tensor.name for tensor in info.outputs)
-    return replace(request, inputs=tuple(given.values()), outputs=outputs, classes=options.classes)
+    return replace(request, inputs=tuple(inputs.values()), outputs=outputs, classes=options.classes)
 
 
 def _read_json(file: str) -> object:
@@ -119,14 +119,14 @@ def _read_npy(file: Path) -> Array:
     try:
         array = np.load(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise InvalidArgumentError(f"{file} is no .npy file of numbers or text: {error}") from error
+        raise InvalidArgumentError(f"{file} is not an .npy file of numbers or text: {error}") from error
     if not isinstance(array, np.ndarray):
         raise InvalidArgumentError(f"{file} holds several arrays: save each with numpy.save")
     return array
 
 
 def encode_request(request: InferRequest) -> tuple[bytes, int]:
-    """The body of a V2 request with binary tensors, and how many bytes of it are JSON [B01, B06]."""
+    """Return the body of a V2 request with binary tensors and the length of its JSON [B01, B06]."""
     pieces = [bytes(serialized(tensor)) for tensor in request.inputs]
     header: dict[str, Any] = {"id": request.id} if request.id else {}
     header["inputs"] = [
@@ -139,20 +139,20 @@ def encode_request(request: InferRequest) -> tuple[bytes, int]:
         for tensor, piece in zip(request.inputs, pieces, strict=True)
     ]
     if request.outputs:
-        wish: dict[str, Any] = {"binary_data": True}
+        output_parameters: dict[str, Any] = {"binary_data": True}
         if request.classes:
-            wish["classification"] = request.classes
-        header["outputs"] = [{"name": name, "parameters": wish} for name in request.outputs]
+            output_parameters["classification"] = request.classes
+        header["outputs"] = [{"name": name, "parameters": output_parameters} for name in request.outputs]
     header["parameters"] = {**request.parameters, "binary_data_output": True}
     text = json.dumps(header).encode()
     return b"".join([text, *pieces]), len(text)
 
 
-# -- what comes back --------------------------------------------------------------------------------------------------
+# -- the response -----------------------------------------------------------------------------------------------------
 
 
 def read_metadata(document: Any) -> ModelInfo:
-    """A model's metadata [H07]. Raises MalformedError for a document of another form."""
+    """Parse a model's metadata [H07]. Raises MalformedError for an unexpected document."""
     try:
         inputs, outputs = (
             tuple(
@@ -168,9 +168,9 @@ def read_metadata(document: Any) -> ModelInfo:
 
 
 def decode_reply(body: bytes, header_length: int | None) -> InferReply:
-    """The answer in a body whose first ``header_length`` bytes (None: all) are JSON [H15, B07].
+    """Decode a body of which ``header_length`` bytes (None for all) are JSON [H15, B07].
 
-    Raises MalformedError when the JSON and the bytes after it do not fit together.
+    Raises MalformedError if the JSON and the bytes after it do not match.
     """
     try:
         header = json.loads(body[:header_length])
@@ -184,7 +184,7 @@ def decode_reply(body: bytes, header_length: int | None) -> InferReply:
                 outputs.append(_binary_output(row, body[at : at + int(size)], int(size)))
                 at += int(size)
         if at != len(body):
-            raise ValueError(f"{len(body) - at} bytes are left over")
+            raise ValueError(f"{len(body) - at} bytes follow the last output")
         return InferReply(
             str(header.get("model_name", "")),
             str(header.get("model_version", "")),
@@ -206,14 +206,14 @@ def _json_output(row: dict[str, Any]) -> Tensor:
 def _binary_output(row: dict[str, Any], piece: bytes, size: int) -> Tensor:
     name, datatype, shape = str(row["name"]), str(row["datatype"]), tuple(map(int, row["shape"]))
     if size < 0 or len(piece) != size:
-        raise ValueError(f"output '{name}' should have {size} bytes, {len(piece)} came")
+        raise ValueError(f"output '{name}' should have {size} bytes, got {len(piece)}")
     if datatype == "BYTES":
         return Tensor(name, datatype, _bytes_array(_split(name, piece), shape))
     return Tensor(name, datatype, np.frombuffer(piece, DTYPES[datatype]).reshape(shape))
 
 
 def _split(name: str, piece: bytes) -> list[bytes]:
-    """The elements of a BYTES tensor: each with its length before it, four bytes little-endian [B02]."""
+    """Split a BYTES tensor into its length-prefixed elements (4 bytes little-endian) [B02]."""
     items, at = [], 0
     while at < len(piece):
         begin = at + 4
@@ -230,7 +230,7 @@ def _bytes_array(items: list[bytes], shape: tuple[int, ...]) -> Array:
     return array.reshape(shape)
 
 
-# -- showing it -------------------------------------------------------------------------------------------------------
+# -- printing ---------------------------------------------------------------------------------------------------------
 
 
 def _as_table(reply: InferReply, times_ns: Sequence[int]) -> str:
@@ -238,8 +238,8 @@ def _as_table(reply: InferReply, times_ns: Sequence[int]) -> str:
     for tensor in reply.outputs:
         rows.append((tensor.name, tensor.datatype, str(list(tensor.data.shape)), _first_values(tensor)))
     named = f"{reply.model} version {reply.version}" if reply.version else reply.model
-    said = [f"{key} = {value}" for key, value in reply.parameters.items()]
-    return "\n".join([f"{named}: {_time_text(times_ns)}", *said, columns(rows)])
+    parameters = [f"{key} = {value}" for key, value in reply.parameters.items()]
+    return "\n".join([f"{named}: {_time_text(times_ns)}", *parameters, columns(rows)])
 
 
 def _time_text(times_ns: Sequence[int]) -> str:
@@ -284,7 +284,10 @@ def _as_json(reply: InferReply, times_ns: Sequence[int]) -> str:
 
 
 def _readable(tensor: Tensor) -> list[Any]:
-    """All values, flat: numbers, truths and text. BF16 bits become numbers; bytes that are no UTF-8 are escaped."""
+    """Return all values as a flat list of numbers, booleans and text.
+
+    BF16 bits become numbers, and bytes that are not UTF-8 are escaped.
+    """
     flat = tensor.data.reshape(-1)
     if tensor.datatype == "BYTES":
         return [item.decode("utf-8", "backslashreplace") for item in flat.tolist()]
@@ -294,7 +297,7 @@ def _readable(tensor: Tensor) -> list[Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no number for what is not finite: it gets a word."""
+    """Return a word for a number that is not finite, because JSON has none."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -1,7 +1,7 @@
-"""Inputs for a model out of what people type, keep in files or let be made up; the law: pure, and no value is bent.
+"""Input tensors of `remora infer` from text, files or generated values.
 
-A value that the model's datatype cannot hold is refused here; whether a shape fits is for the server to say. BF16 is
-rounded from numbers to its 16 bits.
+The functions are pure and refuse a value that the model's datatype cannot hold; the server checks shapes. Numbers are
+rounded to the 16 bits of BF16.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from remora.messages import DTYPES, Array, Parameter, Tensor
 Shapes = Mapping[str, tuple[int, ...]]
 
 MAX_RANDOM_BYTES = 1 << 30
-"""How large one made-up input may be."""
+"""Size limit of a generated input."""
 
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+_BOOLEAN_WORDS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What is sent: inputs, the outputs wanted (none for all) and what a V2 request may say besides.
+    """Contents of a V2 request.
 
-    ``classes`` > 0 asks for that many classes of each output instead of its values; ``outputs`` are then named.
+    No ``outputs`` means all. ``classes`` > 0 requests that many classes of each output instead of its values and
+    requires named ``outputs``.
     """
 
     inputs: tuple[Tensor, ...]
@@ -44,19 +45,20 @@ class InferRequest:
 
 
 def random_inputs(tensors: Sequence[TensorInfo], shapes: Shapes) -> list[Tensor]:
-    """Made-up values, the same at each call: floats from 0 to 1, and zeros and ones, which even an index may be.
+    """Return generated inputs, the same at each call.
 
-    Dimensions that vary are 1 unless ``shapes`` names the input's shape.
+    Floats are between 0 and 1, all other numbers 0 or 1 because those are also valid indices. A variable dimension is 1
+    unless ``shapes`` has the input.
 
     Raises InvalidArgumentError for more than MAX_RANDOM_BYTES.
     """
     source = np.random.default_rng(0)
-    made = []
+    inputs = []
     for tensor in tensors:
         shape = shapes.get(tensor.name, tuple(1 if dim < 0 else dim for dim in tensor.shape))
         dtype = _dtype(tensor.name, tensor.datatype)
         if math.prod(shape) * dtype.itemsize > MAX_RANDOM_BYTES:
-            raise InvalidArgumentError(f"input '{tensor.name}' of shape {list(shape)} is too large to be made up")
+            raise InvalidArgumentError(f"input '{tensor.name}' of shape {list(shape)} is too large to generate")
         if tensor.datatype == "BF16":
             values = _bfloat16(source.random(shape, np.float32))
         elif tensor.datatype == "BYTES":
@@ -65,19 +67,19 @@ def random_inputs(tensors: Sequence[TensorInfo], shapes: Shapes) -> list[Tensor]
             values = np.asarray(source.random(shape)).astype(dtype)
         else:
             values = np.asarray(source.integers(0, 2, shape)).astype(dtype)
-        made.append(Tensor(tensor.name, tensor.datatype, values))
-    return made
+        inputs.append(Tensor(tensor.name, tensor.datatype, values))
+    return inputs
 
 
 def typed_inputs(info: ModelInfo, values: Mapping[str, str], shapes: Shapes) -> list[Tensor]:
-    """Inputs from text such as ``"1,2,3"``; BYTES inputs take the text as one value, or a JSON array of strings.
+    """Return inputs from text such as ``"1,2,3"``, or a JSON array for BYTES inputs.
 
-    Without a shape of its own an input takes the model's, and a dimension that varies takes what the number of values
-    leaves for it.
+    An input without an entry in ``shapes`` takes the model's shape, with its last variable dimension computed from the
+    number of values.
 
-    Raises InvalidArgumentError for names, values and counts that do not fit.
+    Raises InvalidArgumentError for unknown names and for values and counts that do not fit.
     """
-    made = []
+    inputs = []
     for name, text in values.items():
         tensor = find_input(info, name)
         words: Sequence[object]
@@ -87,27 +89,27 @@ def typed_inputs(info: ModelInfo, values: Mapping[str, str], shapes: Shapes) -> 
             words = [_word(tensor.datatype, word.strip()) for word in text.split(",")] if text else []
         array = as_typed(name, tensor.datatype, words)
         shape = shapes[name] if name in shapes else fitting_shape(tensor, len(words))
-        made.append(Tensor(name, tensor.datatype, _reshaped(name, array, shape)))
-    return made
+        inputs.append(Tensor(name, tensor.datatype, _reshaped(name, array, shape)))
+    return inputs
 
 
 def array_inputs(info: ModelInfo, arrays: Mapping[str, object], shapes: Shapes) -> list[Tensor]:
-    """Inputs from arrays or nested lists, in the shape they have or the one in ``shapes``.
+    """Return inputs from arrays or nested lists, reshaped where ``shapes`` has an entry.
 
-    Raises InvalidArgumentError for names and values that do not fit.
+    Raises InvalidArgumentError for unknown names and values that do not fit.
     """
-    made = []
+    inputs = []
     for name, values in arrays.items():
         tensor = find_input(info, name)
         array = as_typed(name, tensor.datatype, values)
-        made.append(Tensor(name, tensor.datatype, _reshaped(name, array, shapes.get(name, array.shape))))
-    return made
+        inputs.append(Tensor(name, tensor.datatype, _reshaped(name, array, shapes.get(name, array.shape))))
+    return inputs
 
 
 def read_document(info: ModelInfo, document: object, shapes: Shapes) -> InferRequest:
-    """The request in a JSON document: a V2 request, or an object of input names and values.
+    """Parse a JSON document that is a V2 request or maps input names to values.
 
-    Raises InvalidArgumentError for anything else, and for what does not fit the model.
+    Raises InvalidArgumentError for any other document, and for values that do not fit the model.
     """
     if not isinstance(document, dict):
         raise InvalidArgumentError('the JSON must be a V2 request or an object {"NAME": VALUES, ...}')
@@ -133,13 +135,16 @@ def _document_input(info: ModelInfo, row: dict[str, Any], shapes: Shapes) -> Ten
     shape = shapes[tensor.name] if tensor.name in shapes else row.get("shape", array.shape)
     if not isinstance(shape, list | tuple) or not all(isinstance(dim, int) and dim >= 0 for dim in shape):
         raise InvalidArgumentError(
-            f"input '{tensor.name}' of the V2 request has the shape {shape}: expected whole numbers"
+            f"input '{tensor.name}' of the V2 request has the shape {shape}: expected non-negative integers"
         )
     return Tensor(tensor.name, datatype, _reshaped(tensor.name, array, tuple(shape)))
 
 
 def find_input(info: ModelInfo, name: str) -> TensorInfo:
-    """The model's input of that name. Raises InvalidArgumentError with the nearest name when there is none."""
+    """Return the model's input of that name.
+
+    Raises InvalidArgumentError with the nearest name if it is missing.
+    """
     for tensor in info.inputs:
         if tensor.name == name:
             return tensor
@@ -150,9 +155,9 @@ def find_input(info: ModelInfo, name: str) -> TensorInfo:
 
 
 def fitting_shape(tensor: TensorInfo, count: int) -> tuple[int, ...]:
-    """The model's shape with its last varying dimension chosen so that it holds ``count`` values, the others 1.
+    """Return the model's shape for ``count`` values.
 
-    Raises InvalidArgumentError when no choice does.
+    The last variable dimension is computed, the others are 1. Raises InvalidArgumentError if no shape fits.
     """
     shape = [1 if dim < 0 else dim for dim in tensor.shape]
     varying = [place for place, dim in enumerate(tensor.shape) if dim < 0]
@@ -161,7 +166,7 @@ def fitting_shape(tensor: TensorInfo, count: int) -> tuple[int, ...]:
         shape[varying[-1]] = count // known
     if math.prod(shape) != count:
         raise InvalidArgumentError(
-            f"input '{tensor.name}' of shape {list(tensor.shape)} cannot hold {count} values; --shape gives it another"
+            f"input '{tensor.name}' of shape {list(tensor.shape)} cannot hold {count} values; pass another with --shape"
         )
     return tuple(shape)
 
@@ -170,7 +175,7 @@ def fitting_shape(tensor: TensorInfo, count: int) -> tuple[int, ...]:
 
 
 def as_typed(name: str, datatype: str, values: object) -> Array:
-    """The values, an array or nested lists, in the dtype of ``datatype``; their shape stays.
+    """Return an array or nested lists in the dtype of ``datatype`` and in the same shape.
 
     Raises InvalidArgumentError for ragged lists and for values that the datatype cannot hold.
     """
@@ -192,7 +197,7 @@ def as_typed(name: str, datatype: str, values: object) -> Array:
     checked = [_checked(name, datatype, dtype, item) for item in array.reshape(-1).tolist()]
     if datatype == "BF16":
         return _bfloat16(np.array(checked, "<f4")).reshape(array.shape)
-    with np.errstate(over="ignore"):  # a number too big for a float is an infinity
+    with np.errstate(over="ignore"):  # an overflow becomes infinity
         return np.array(checked, dtype).reshape(array.shape)
 
 
@@ -204,7 +209,7 @@ def _dtype(name: str, datatype: str) -> np.dtype[Any]:
 
 def _nested(name: str, values: object) -> Array:
     try:
-        array = np.asarray(values, dtype=object)  # object: whole numbers stay exact, whatever their size
+        array = np.asarray(values, dtype=object)  # object keeps large integers exact
     except ValueError as error:
         raise InvalidArgumentError(f"the values of input '{name}' are ragged: rows must be equally long") from error
     if any(isinstance(item, list | tuple) for item in array.reshape(-1).tolist()):
@@ -222,7 +227,7 @@ def _checked(name: str, datatype: str, dtype: np.dtype[Any], item: object) -> bo
         limits = np.iinfo(dtype)
         if (isinstance(item, int) or item.is_integer()) and limits.min <= item <= limits.max:
             return int(item)
-    raise InvalidArgumentError(f"input '{name}' holds {item!r}, which is no {datatype}")
+    raise InvalidArgumentError(f"input '{name}' holds {item!r}, which is not a valid {datatype}")
 
 
 def _as_bytes(name: str, item: object) -> bytes:
@@ -234,7 +239,7 @@ def _as_bytes(name: str, item: object) -> bytes:
 
 
 def _texts(text: str) -> list[str]:
-    """The strings of a JSON array of strings; else the text itself, commas and all."""
+    """Return the strings of a JSON array of strings, or else the whole text as one string."""
     if text.startswith("["):
         with suppress(ValueError):
             found = json.loads(text)
@@ -244,9 +249,9 @@ def _texts(text: str) -> list[str]:
 
 
 def _word(datatype: str, word: str) -> object:
-    """One value as it was typed; the checks of `as_typed` come after."""
+    """Convert one typed value, which `as_typed` checks later."""
     if datatype == "BOOL":
-        return _TRUTHS.get(word.lower(), word)
+        return _BOOLEAN_WORDS.get(word.lower(), word)
     for kind in (int, float):
         try:
             return kind(word)
@@ -261,7 +266,7 @@ def _floats(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _bfloat16(values: npt.NDArray[np.float32]) -> Array:
-    """The upper 16 bits of each float, rounded to the nearest, ties to even; NaN stays NaN."""
+    """Return the upper 16 bits of each float, rounded to nearest even, with NaN kept."""
     bits = np.ascontiguousarray(values).reshape(-1).view("<u4").astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     nan = np.isnan(values).reshape(-1)

@@ -1,4 +1,4 @@
-"""`remora models`: the repository of a running server, listed and changed over V2 [M08-M12]."""
+"""Command `remora models`, which lists and changes a server's repository over V2 [M08-M12]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from remora.cli.client import HttpDoor, ask, model_path, server_of
+from remora.cli.client import HttpClient, call_json, model_path, open_client
 from remora.cli.output import UsageError, columns, one_line
 from remora.errors import MalformedError, NotFoundError, RemoraError
 
@@ -19,69 +19,72 @@ _HEADINGS = ("model", "version", "state", "reason")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the repository index. Raises RemoraError, NotFoundError for a model that is not in it."""
-    door = server_of(options)
+    """Print the repository index. Raises RemoraError, NotFoundError for a model that it lacks."""
+    client = open_client(options)
     try:
-        entries = _index(door, ready=options.ready)
+        entries = _index(client, ready=options.ready)
     finally:
-        door.close()
+        client.close()
     if options.name is not None:
         entries = [entry for entry in entries if entry["name"] == options.name]
         if not entries:
-            raise NotFoundError(f"{door.name} has no {'ready ' if options.ready else ''}model '{options.name}'")
+            raise NotFoundError(f"{client.name} has no {'ready ' if options.ready else ''}model '{options.name}'")
     if options.json_out:
         print(json.dumps(entries, indent=2, ensure_ascii=False))
     elif entries:
         print(columns([_HEADINGS, *map(_row, entries)]))
     else:
-        print(f"{door.name} has no {'ready ' if options.ready else ''}models")
+        print(f"{client.name} has no {'ready ' if options.ready else ''}models")
     return 0
 
 
 def load(options: argparse.Namespace) -> int:
-    """Load a model and print its versions. Raises RemoraError with the server's reason, ConfigError for --config."""
+    """Load a model and print its versions.
+
+    Raises RemoraError with the server's reason, ConfigError for --config.
+    """
     parameters: dict[str, str] = {}
     if options.config is not None:
         from remora.config import read_config, to_json
 
         parameters["config"] = to_json(read_config(options.config)).decode()
     if options.file and not parameters:
-        raise UsageError("--file needs --config: files that are sent make a model of their own [M11]")
+        raise UsageError("--file requires --config: the files replace all files of the model [M11]")
     for path, file in options.file:
         parameters[f"file:{path}"] = base64.b64encode(Path(file).read_bytes()).decode()
     return _change(options, "load", {"parameters": parameters} if parameters else {})
 
 
 def unload(options: argparse.Namespace) -> int:
-    """Unload a model and print what is left of it. Raises RemoraError with the server's reason."""
+    """Unload a model and print its remaining state. Raises RemoraError with the server's reason."""
     return _change(options, "unload", {"parameters": {"unload_dependents": True}} if options.dependents else {})
 
 
 def _change(options: argparse.Namespace, action: str, document: dict[str, Any]) -> int:
-    door = server_of(options)
+    client = open_client(options)
     try:
         path = model_path(options.name).replace("/v2/", "/v2/repository/", 1)
         try:
-            ask(door, "POST", f"{path}/{action}", document)
+            call_json(client, "POST", f"{path}/{action}", document)
         except RemoraError as error:
-            for note in _remedies(door, options.name, error.message):
+            for note in _remedies(client, options.name, error.message):
                 error.add_note(note)
             raise
-        entries = [entry for entry in _index(door, ready=False) if entry["name"] == options.name]
+        entries = [entry for entry in _index(client, ready=False) if entry["name"] == options.name]
     finally:
-        door.close()
+        client.close()
     print(columns([_HEADINGS, *map(_row, entries)]) if entries else f"{options.name}: {action}ed")
     return 0
 
 
-def _remedies(door: HttpDoor, name: str, refusal: str) -> list[str]:
-    """What a server adds to its refusal in other places: modes, the names that it knows, reasons of earlier loads."""
+def _remedies(client: HttpClient, name: str, refusal: str) -> list[str]:
+    """Return hints for an error, such as the control mode, similar names and earlier reasons."""
     if "if polling is enabled" in refusal:
-        return ["models of this server cannot be changed by clients: start it with --model-control-mode=explicit"]
+        return ["this server does not let clients load models: start it with --model-control-mode=explicit"]
     if f"'{name}'" not in refusal:
         return []
     with suppress(RemoraError):
-        entries = _index(door, ready=False)
+        entries = _index(client, ready=False)
         reasons = [str(entry["reason"]) for entry in entries if entry["name"] == name and entry.get("reason")]
         if not any(entry["name"] == name for entry in entries):
             close = get_close_matches(name, [str(entry["name"]) for entry in entries], n=1)
@@ -91,14 +94,14 @@ def _remedies(door: HttpDoor, name: str, refusal: str) -> list[str]:
     return []
 
 
-def _index(door: HttpDoor, *, ready: bool) -> list[dict[str, Any]]:
-    entries = ask(door, "POST", _INDEX, {"ready": ready} if ready else {})
+def _index(client: HttpClient, *, ready: bool) -> list[dict[str, Any]]:
+    entries = call_json(client, "POST", _INDEX, {"ready": ready} if ready else {})
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "name" in entry for entry in entries):
-        raise MalformedError(f"{door.name} answers {_INDEX} with something else than an index: is it a V2 server?")
+        raise MalformedError(f"{client.name} did not answer {_INDEX} with an index: is it a V2 server?")
     return entries
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     cells = [one_line(entry.get(key, "")) for key in ("name", "version", "state", "reason")]
-    # A model that was never loaded has a name and nothing else.
+    # A model that was never loaded has only a name.
     return tuple(cell or "-" for cell in cells[:3]) + tuple(cells[3:])

@@ -1,4 +1,7 @@
-"""How the commands speak: tables, one-line reasons, warnings; the law: results go to stdout, all else to stderr."""
+"""Tables, one-line errors and warnings of the commands.
+
+Results go to stdout, everything else to stderr.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from contextlib import contextmanager
 
 
 class UsageError(Exception):
-    """Arguments that are right one by one and wrong together; the command ends with exit code 2."""
+    """Invalid combination of valid arguments, for which the command exits with 2."""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as left-aligned columns, two blanks apart; a row may lack cells at its end."""
+    """Format rows, possibly of unequal lengths, as left-aligned columns two spaces apart."""
     widths = [0] * max((len(row) for row in rows), default=0)
     for row in rows:
         for place, cell in enumerate(row):
@@ -24,21 +27,21 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def one_line(text: object) -> str:
-    """The text without line breaks and runs of blanks."""
+    """Return the text with each run of whitespace as one space."""
     return " ".join(str(text).split())
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line: the error's text and what its causes of our own add to it."""
+    """Return a failure's reason in one line, from the error and its causes of this package."""
     texts: list[str] = []
     seen: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in seen:  # an error that is raised from itself is its own cause
+    while cause is not None and cause not in seen:  # an error raised from itself is its own cause
         seen.append(cause)
         text = one_line(cause)
-        # A foreign cause is told already by the error of ours that wraps it.
-        known = cause is error or type(cause).__module__.startswith("remora.")
-        if known and text and not any(text in other for other in texts):
+        # The error that wraps a foreign cause already contains its text.
+        ours = cause is error or type(cause).__module__.startswith("remora.")
+        if ours and text and not any(text in other for other in texts):
             texts.append(text)
         cause = cause.__cause__
     return ": ".join(texts) or type(error).__name__
@@ -46,7 +49,10 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def warnings_shown(command: str) -> Iterator[None]:
-    """Show the engine's warnings as lines of ``command``. Error records stay unseen: the command tells the reason."""
+    """Show the engine's warnings as lines of ``command``.
+
+    Errors are filtered out because the command prints the reason itself.
+    """
     log = logging.getLogger("remora")
     shown = logging.StreamHandler(sys.stderr)
     shown.addFilter(lambda record: record.levelno == logging.WARNING)

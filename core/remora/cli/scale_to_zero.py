@@ -1,7 +1,7 @@
-"""When an instance that nobody asks should go: scale to zero against always on, replayed from a request log. Pure.
+"""Cost of scale to zero against always on, replayed from a request log.
 
-One law: time is seconds since any moment, money is in the caller's currency, and neither is read from anywhere. One
-instance is replayed; an instance that holds a batch serves all that arrive, so requests do not queue behind each other.
+The functions are pure. Times are seconds since any epoch, money is in the caller's currency. The replay has one
+instance; a warm instance batches all arrivals, so requests do not queue behind each other.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _TIME_KEYS = ("timestamp", "time", "ts", "@timestamp")
 
 
 class Rates(NamedTuple):
-    """What things cost, and how long they take.
+    """Prices and durations.
 
     Attributes:
-        per_hour: an instance for an hour, whether it works or not.
+        per_hour: price of an instance for an hour, busy or idle.
         cold_start_s: from the decision to start until the first answer: node, image, process, models.
-        busy_s: how long a request keeps its instance.
-        per_delayed: what one request that waits for a start costs besides; 0 when nobody minds.
+        busy_s: how long a request occupies its instance.
+        per_delayed: cost of one request that waits for a cold start; 0 if such delays are acceptable.
     """
 
     per_hour: float
@@ -35,13 +35,13 @@ class Rates(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What a log would have cost with one retention.
+    """Cost of a log with one retention time.
 
     Attributes:
-        retention_s: how long an idle instance stays; infinite for always on.
-        billed_s: seconds for which an instance was there, starting included.
-        starts: cold starts; the instance is there when the log begins.
-        delayed: requests that waited for a start.
+        retention_s: how long an idle instance is kept; infinite for always on.
+        billed_s: seconds during which an instance existed, cold starts included.
+        starts: cold starts; the instance is warm when the log begins.
+        delayed: requests that waited for a cold start.
         cost: money for the span of the log.
     """
 
@@ -53,39 +53,39 @@ class Replay(NamedTuple):
 
 
 def replay(arrivals: Sequence[float], retention_s: float, rates: Rates) -> Replay:
-    """Replay a log. ``arrivals`` are in ascending order, at least one.
+    """Replay ascending ``arrivals``, at least one.
 
-    The span ends with the last request's work; what an instance stays beyond it is not billed, for always on neither.
+    The span ends when the last request completes; idle time after that is not billed, also not for always on.
 
     >>> replay([0, 10, 5000], 60, Rates(per_hour=3.6, cold_start_s=30))
     Replay(retention_s=60, billed_s=100.0, starts=1, delayed=1, cost=0.1)
     """
     billed_s, starts, delayed = 0.0, 0, 0
-    begun = ready = arrivals[0]
-    free_at = begun + rates.busy_s
+    started_at = ready = arrivals[0]
+    free_at = started_at + rates.busy_s
     for arrival in arrivals[1:]:
         if arrival > free_at + retention_s:
-            billed_s += free_at + retention_s - begun
+            billed_s += free_at + retention_s - started_at
             starts += 1
-            begun, ready = arrival, arrival + rates.cold_start_s
+            started_at, ready = arrival, arrival + rates.cold_start_s
         delayed += arrival < ready
         free_at = max(free_at, max(arrival, ready) + rates.busy_s)
-    billed_s += free_at - begun
+    billed_s += free_at - started_at
     cost = billed_s * rates.per_hour / _HOUR_S + delayed * rates.per_delayed
     return Replay(retention_s, billed_s, starts, delayed, cost)
 
 
 def break_even_gap_s(rates: Rates) -> float:
-    """The pause at which going costs as much as staying, when one request ends it: shorter ones are cheaper waited out.
+    """Return the pause before one request at which stopping the instance breaks even.
 
-    Where many end it, those that come while the instance starts share its start, and going pays a little sooner.
-    Whoever keeps an instance for just so long never pays more than twice what knowing the future would have cost.
+    Shorter pauses are cheaper to wait out. If several requests end the pause, they share the cold start, and stopping
+    pays off a little sooner. A retention of this length costs at most twice the optimum for known arrivals.
     """
     return rates.cold_start_s + (rates.per_delayed / rates.per_hour * _HOUR_S if rates.per_hour else math.inf)
 
 
 def candidates(arrivals: Sequence[float], rates: Rates) -> list[float]:
-    """Retentions worth a replay, ascending: none, steps up to the longest pause, the break-even gap, always on."""
+    """Return retention times to replay, ascending from none to always on."""
     longest = max((later - earlier - rates.busy_s for earlier, later in pairwise(arrivals)), default=0.0)
     chosen = {0.0}
     if longest > 1:
@@ -96,9 +96,10 @@ def candidates(arrivals: Sequence[float], rates: Rates) -> list[float]:
 
 
 def best(arrivals: Sequence[float], rates: Rates, most_delayed: float = 1.0) -> tuple[Replay, list[Replay]]:
-    """The cheapest retention of those that delay at most this share of the requests, and all that were tried.
+    """Return the cheapest allowed retention and all replays.
 
-    Of equals it is the longest. There is always one: an instance that is always on delays nobody.
+    A retention is allowed if it delays at most the share ``most_delayed`` of the requests; always on delays none. Of
+    equal costs the longest retention wins.
     """
     tried = [replay(arrivals, retention_s, rates) for retention_s in candidates(arrivals, rates)]
     allowed = [each for each in tried if each.delayed <= most_delayed * len(arrivals)]
@@ -106,14 +107,14 @@ def best(arrivals: Sequence[float], rates: Rates, most_delayed: float = 1.0) -> 
 
 
 class LogError(ValueError):
-    """A request log that cannot be read; the text says which line and why."""
+    """Error in a request log, with the line and the reason in its text."""
 
 
 def read_arrivals(lines: Iterable[str]) -> list[float]:
-    """The times of a request log's lines, in ascending order.
+    """Return the times of a request log's lines in ascending order.
 
-    A line begins with a time, or is a JSON object with one under timestamp, time, ts or @timestamp. A time is seconds
-    since the epoch (or since anything), or ISO 8601; without an offset it is taken for UTC.
+    A line begins with a time, or is a JSON object with a time under timestamp, time, ts or @timestamp. A time is in
+    seconds since any epoch, or ISO 8601; without an offset it is UTC.
 
     Raises LogError for a line without a time, and for a log without lines.
     """

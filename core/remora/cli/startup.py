@@ -1,4 +1,4 @@
-"""`remora startup` and `remora bench coldstart`: where the time of a start went, and whether that was in its budget."""
+"""Commands `remora startup` and `remora bench coldstart`, which report startup times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from remora.cli.client import HttpDoor, accepted, ask, headers_of, model_path, server_of
+from remora.cli.client import HttpClient, call_json, model_path, open_client, raise_for_status, request_headers
 from remora.cli.output import UsageError, columns
 from remora.errors import RemoraError, UnavailableError
 from remora.startup import over_budget
@@ -22,18 +22,21 @@ _PAUSE_S = 0.005
 
 
 def startup(options: argparse.Namespace) -> int:
-    """Print a running server's start. Raises RemoraError when there is none."""
-    door = server_of(options)
+    """Print the startup report of a running server. Raises RemoraError without a server."""
+    client = open_client(options)
     try:
-        report = ask(door, "GET", "/v2/startup")
+        report = call_json(client, "GET", "/v2/startup")
     finally:
-        door.close()
+        client.close()
     print(json.dumps(report, indent=2) if options.json_out else as_text(report))
     return 0
 
 
 def coldstart(options: argparse.Namespace) -> int:
-    """Measure starts; 1 when the median one is over its budget. Raises RemoraError, OSError, UsageError."""
+    """Measure starts and return 1 if the median exceeds its budget.
+
+    Raises RemoraError, OSError, UsageError.
+    """
     if options.rounds < 1:
         raise UsageError("--rounds must be 1 or more")
     before = json.loads(options.baseline.read_text(encoding="utf-8")) if options.baseline else None
@@ -42,41 +45,41 @@ def coldstart(options: argparse.Namespace) -> int:
     if options.save:
         options.save.write_text(json.dumps(report, indent=2), encoding="utf-8")
     print(json.dumps(report, indent=2) if options.json_out else as_text(report))
-    trouble = over_budget(report, options.budget, before) if options.budget else ""
-    if trouble:
-        print(f"remora bench coldstart: {trouble}", file=sys.stderr)
-    return 1 if trouble else 0
+    excess = over_budget(report, options.budget, before) if options.budget else ""
+    if excess:
+        print(f"remora bench coldstart: {excess}", file=sys.stderr)
+    return 1 if excess else 0
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One start, and one request to each model."""
+    """Start a server, send one request to each model and return the startup report."""
     port, *others = _free_ports(3)
     flags = [f"--http-port={port}", f"--grpc-port={others[0]}", f"--metrics-port={others[1]}"]
     words = [sys.executable, "-m", "remora", "serve", *options.paths, *flags, *options.serve]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(words, stdout=log, stderr=log)
-        door = HttpDoor(f"http://127.0.0.1:{port}", options.timeout, headers_of(options))
+        client = HttpClient(f"http://127.0.0.1:{port}", options.timeout, request_headers(options))
         try:
-            _wait(server, door, options.timeout)
-            for entry in ask(door, "POST", "/v2/repository/index", {"ready": True}):
-                _ask_once(door, entry["name"])
-            report = _finished(door, time.monotonic() + options.timeout)
+            _wait(server, client, options.timeout)
+            for entry in call_json(client, "POST", "/v2/repository/index", {"ready": True}):
+                _ask_once(client, entry["name"])
+            report = _finished(client, time.monotonic() + options.timeout)
         except UnavailableError as error:
             log.seek(0)
             tail = log.read().decode(errors="replace").strip().splitlines()[-5:]
-            raise UnavailableError(f"{error}. Its last words: {' / '.join(tail)}") from error
+            raise UnavailableError(f"{error}. The end of its log: {' / '.join(tail)}") from error
         finally:
-            door.close()
+            client.close()
             server.send_signal(signal.SIGTERM)
             server.wait()
     return report
 
 
-def _wait(server: subprocess.Popen[bytes], door: HttpDoor, timeout_s: float) -> None:
+def _wait(server: subprocess.Popen[bytes], client: HttpClient, timeout_s: float) -> None:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end and server.poll() is None:
         try:
-            if door.exchange("GET", "/v2/health/ready").status == 200:
+            if client.exchange("GET", "/v2/health/ready").status == 200:
                 return
         except RemoraError:
             pass
@@ -84,25 +87,25 @@ def _wait(server: subprocess.Popen[bytes], door: HttpDoor, timeout_s: float) -> 
     raise UnavailableError("the server did not become ready")
 
 
-def _finished(door: HttpDoor, end_s: float) -> dict[str, Any]:
-    """The report once the whole start is over: HTTP answers before gRPC is there."""
+def _finished(client: HttpClient, end_s: float) -> dict[str, Any]:
+    """Return the report after the whole startup, because HTTP answers before gRPC is up."""
     while True:
-        report: dict[str, Any] = ask(door, "GET", "/v2/startup")
+        report: dict[str, Any] = call_json(client, "GET", "/v2/startup")
         if report["ready"] or time.monotonic() > end_s:
             return report
         time.sleep(_PAUSE_S)
 
 
-def _ask_once(door: HttpDoor, model: str) -> None:
-    """A request made up; what the model says to it does not matter."""
+def _ask_once(client: HttpClient, model: str) -> None:
+    """Send a generated request and only print an error response."""
     from remora.cli.infer import encode_request, read_metadata
     from remora.cli.inputs import InferRequest, random_inputs
 
     path = model_path(model)
     try:
-        request = InferRequest(tuple(random_inputs(read_metadata(ask(door, "GET", path)).inputs, {})))
+        request = InferRequest(tuple(random_inputs(read_metadata(call_json(client, "GET", path)).inputs, {})))
         body, header_length = encode_request(request)
-        accepted(door, door.exchange("POST", f"{path}/infer", body, header_length))
+        raise_for_status(client, client.exchange("POST", f"{path}/infer", body, header_length))
     except RemoraError as error:
         print(f"remora bench coldstart: no answer from '{model}': {error}", file=sys.stderr)
 
@@ -117,7 +120,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """A report for people: one table for each of its parts."""
+    """Return a report as text with one table per part."""
     parts = [_table("phase", [(each["phase"], each) for each in report["phases"]])]
     if report["models"]:
         parts.append(

@@ -1,4 +1,4 @@
-"""`remora pull` and `remora cache`: models of clouds on this disk, before a server wants them."""
+"""Commands `remora pull` and `remora cache`, which download and manage cached models."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ _STAGE = ".remora-pull"
 
 
 def add_pull(commands: Any) -> argparse.ArgumentParser:
-    """The arguments of `remora pull`."""
+    """Add the arguments of `remora pull`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "pull",
-        help="bring models of a cloud here",
-        description="Bring the models at a URL (or in an archive) into DIR, one folder for each, as `remora serve DIR` "
-        "takes them; without DIR, into the cache that `remora serve URL` looks into. One that was stopped goes on.",
+        help="download models from cloud storage",
+        description="Download the models at a URL, or extract them from an archive, into DIR with one folder each, "
+        "as `remora serve DIR` expects; without DIR, into the cache of `remora serve URL`. An interrupted download "
+        "resumes.",
     )
-    parser.add_argument("url", metavar="URL", help="a repository, a model or an archive: s3://, gs://, as://, https://")
-    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="where to put the models")
+    parser.add_argument("url", metavar="URL", help="repository, model or archive: s3://, gs://, as://, https://")
+    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="target directory (default: the cache)")
     parser.add_argument(
-        "--model", action="append", default=[], metavar="NAME", help="only this one; may be given again"
+        "--model", action="append", default=[], metavar="NAME", help="download only this model; repeatable"
     )
-    parser.add_argument("--force", action="store_true", help="replace models that DIR has already")
+    parser.add_argument("--force", action="store_true", help="replace models that DIR already has")
     _add_cache_options(parser)
     return parser
 
 
 def add_cache(commands: Any) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The arguments of `remora cache list` and `remora cache clear`."""
-    cache = commands.add_parser("cache", help="the models of clouds that are kept on this disk")
+    """Add the arguments of `remora cache list` and `remora cache clear`."""
+    cache = commands.add_parser("cache", help="list or clear the local cache of downloaded models")
     kinds = cache.add_subparsers(metavar="ACTION", required=True)
     listing: argparse.ArgumentParser = kinds.add_parser(
-        "list", help="print every file that is kept", description="Print every file that is kept, the oldest first."
+        "list", help="print every cached file", description="Print every cached file, the oldest first."
     )
-    listing.add_argument("--json-out", action="store_true", help="print it as JSON")
+    listing.add_argument("--json-out", action="store_true", help="print the list as JSON")
     clear: argparse.ArgumentParser = kinds.add_parser(
         "clear",
-        help="remove what no server uses",
-        description="Remove the models that no running server uses. They are brought again when needed.",
+        help="remove unused models",
+        description="Remove the models that no running server uses. A server downloads them again when needed.",
     )
     for parser in (listing, clear):
         _add_cache_options(parser)
@@ -62,16 +63,16 @@ def _add_cache_options(parser: argparse.ArgumentParser) -> None:
         "--model-cache-directory",
         default="",
         metavar="DIR",
-        help="another cache than the user's, as for `remora serve`",
+        help="cache directory, as for `remora serve` (default: the user's)",
     )
 
 
 def pull(options: argparse.Namespace) -> int:
-    """Bring models here and print what came. Raises RemoraError."""
+    """Download models and print them. Raises RemoraError."""
     stage = options.directory / _STAGE if options.directory else None
     if stage is not None:
         options.directory.mkdir(parents=True, exist_ok=True)
-    # In DIR's own file system, so that what is whole gets its place by a rename.
+    # Stage in DIR's file system, so that a complete model can be renamed to its place.
     settings = CacheSettings(str(stage) if stage else options.model_cache_directory)
     repository = open_repository(options.url, any_layout=True, cache=settings)
     found = repository.models()
@@ -81,7 +82,7 @@ def pull(options: argparse.Namespace) -> int:
     rows = [("model", "versions", "MB", "seconds", "in")]
     for name in options.model or sorted(found):
         if options.directory is not None:
-            _refuse_what_is_there(options.directory / name, force=options.force)
+            _refuse_existing(options.directory / name, force=options.force)
         begin = time.perf_counter()
         folder = repository.fetch(name)
         path = _place(folder, options.directory / name) if options.directory else folder.path
@@ -94,16 +95,16 @@ def pull(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_what_is_there(target: Path, *, force: bool) -> None:
+def _refuse_existing(target: Path, *, force: bool) -> None:
     if target.exists() and not force:
-        raise AlreadyExistsError(f"'{target}' is there already: --force replaces it")
+        raise AlreadyExistsError(f"'{target}' exists already: --force replaces it")
 
 
 def _place(folder: ModelFolder, target: Path) -> Path:
-    """Give a model that was fetched its place, in one step; its files become ordinary ones."""
+    """Move a fetched model to its place in one step, with ordinary file permissions."""
     source = folder.path
     bare = [path for path in folder.versions.values() if path.is_file()]
-    if bare:  # a file alone is a model only by itself: here it becomes version 1 of one
+    if bare:  # make a bare model file version 1 of a model directory
         (source / "1").mkdir()
         bare[0].rename(source / "1" / f"model{bare[0].suffix}")
     for path in source.rglob("*"):
@@ -120,7 +121,7 @@ def _place(folder: ModelFolder, target: Path) -> Path:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print what the cache holds."""
+    """Print the contents of the cache."""
     cache = _cache(options)
     entries = cache.entries()
     if options.json_out:
@@ -138,12 +139,12 @@ def show(options: argparse.Namespace) -> int:
 
 
 def clear(options: argparse.Namespace) -> int:
-    """Remove what no server uses."""
+    """Remove the models that no server uses."""
     cache = _cache(options)
-    given_back = cache.clear()
-    left = cache.held_bytes()
-    kept = f"; {left / 1e6:.1f} MB are in use and stay" if left else ""
-    print(f"removed {given_back / 1e6:.1f} MB from {cache.folder}{kept}")
+    removed_bytes = cache.clear()
+    kept_bytes = cache.held_bytes()
+    kept = f"; {kept_bytes / 1e6:.1f} MB are in use and kept" if kept_bytes else ""
+    print(f"removed {removed_bytes / 1e6:.1f} MB from {cache.folder}{kept}")
     return 0
 
 

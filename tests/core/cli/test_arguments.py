@@ -55,12 +55,12 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["infer", "m"], "give inputs"),
+        (["infer", "m"], "no inputs: pass"),
         (["infer", "m", "--random", "--repeat", "0"], "--repeat must be 1 or more"),
         (["infer", "m", "--random", "--url", "ftp://h"], "expected http://HOST:PORT"),
         (["models", "list", "--url", "http://h:port"], "--url http://h:port"),
         (["models", "list", "--url", "http://"], "expected http://HOST:PORT"),
-        (["models", "load", "m", "--file", "1/model.onnx=x"], "--file needs --config"),
+        (["models", "load", "m", "--file", "1/model.onnx=x"], "--file requires --config"),
     ],
 )
 def test_arguments_that_do_not_go_together_end_with_2(

@@ -238,4 +238,4 @@ def test_an_ensemble_without_a_version_is_a_problem_opened_or_not(tmp_path: Path
     model(tmp_path, "first", COMPLETE)
     model(tmp_path, "second", COMPLETE)
     (problem,) = checked(capsys, tmp_path)
-    assert problem.endswith("make an empty folder 1/")
+    assert problem.endswith("create an empty folder 1/")

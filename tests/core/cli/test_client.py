@@ -15,7 +15,7 @@ import pytest
 
 from fakes import UNTRACED
 from remora.cli import main
-from remora.cli.client import ApiAnswer, EngineDoor, HttpDoor, headers_of, model_path
+from remora.cli.client import ApiAnswer, EngineClient, HttpClient, model_path, request_headers
 from remora.engine import Engine
 from remora.errors import NotFoundError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
@@ -105,7 +105,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (root / name / "1" / "model.onnx").write_bytes(content)
     with (
         Engine(root, model_control_mode="explicit", load_model=("neg",)) as engine,
-        served(EngineDoor(engine, 30.0).exchange) as url,
+        served(EngineClient(engine, 30.0).exchange) as url,
     ):
         yield url
 
@@ -148,9 +148,9 @@ def test_a_model_is_loaded_with_another_configuration_and_unloaded(url: str, tmp
     code, out, _ = run(capsys, "models", "load", "late", "--url", url, "--config", str(config))
     assert code == 0
     assert out.splitlines()[1].split() == ["late", "1", "READY"]
-    door = HttpDoor(url, 30.0)
-    assert json.loads(door.exchange("GET", "/v2/models/late/config").body)["max_batch_size"] == 3
-    door.close()
+    client = HttpClient(url, 30.0)
+    assert json.loads(client.exchange("GET", "/v2/models/late/config").body)["max_batch_size"] == 3
+    client.close()
     code, out, _ = run(capsys, "models", "unload", "late", "--url", url, "--dependents")
     assert code == 0
     assert out.splitlines()[1].split() == ["late", "1", "UNAVAILABLE", "unloaded"]
@@ -163,7 +163,7 @@ def test_a_model_is_loaded_with_another_configuration_and_unloaded(url: str, tmp
         (("models", "load", "stray"), "load failed for model 'stray'"),
         (("models", "list", "none"), "has no model 'none'"),
         (("models", "list", "none", "--ready"), "has no ready model 'none'"),
-        (("models", "load", "a b"), "no model can be called 'a b'"),
+        (("models", "load", "a b"), "invalid model name 'a b'"),
         (("models", "load", "neg", "--config", "missing.pbtxt"), "missing.pbtxt: cannot be read"),
         (("infer", "none", "--random"), "Request for unknown model: 'none' is not found"),
         (("infer", "neg", "--random", "--output", "z"), "unexpected inference output 'z'"),
@@ -246,7 +246,7 @@ def test_a_header_that_cannot_be_sent_is_wrong_usage_and_its_value_is_not_repeat
 
 def test_a_header_goes_to_the_server_whose_start_is_measured() -> None:
     options = argparse.Namespace(header=["x-key=1"], header_variable="X-Key=0\nx-other=2")
-    assert headers_of(options) == {"x-key": "1", "x-other": "2"}
+    assert request_headers(options) == {"x-key": "1", "x-other": "2"}
 
 
 # -- servers that are not ---------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_a_server_that_is_not_there_is_told_with_what_to_do(command: tuple[str, 
         gone = url  # its port is free again when the block ends
     code, out, err = run(capsys, *command, "--url", gone)
     assert (code, out) == (1, "")
-    assert f"cannot talk to {gone}: Connection refused" in err
+    assert f"cannot connect to {gone}: Connection refused" in err
     assert "remora serve PATH" in err
     assert err.count("\n") == 1
 
@@ -274,20 +274,20 @@ def test_a_server_that_is_too_slow_is_given_up(capsys: Captured) -> None:
         code, _, err = run(capsys, "models", "list", "--url", url, "--timeout", "0.05")
         silence.set()
     assert code == 1
-    assert f"no answer from {url} within 0.05 s; --timeout gives it more" in err
+    assert f"no answer from {url} within 0.05 s; raise --timeout" in err
 
 
 @pytest.mark.parametrize(
     ("respond", "said"),
     [
-        (always(200, b"<html>"), "something else than JSON: is it a V2 server?"),
-        (always(200, b"{}"), "something else than an index"),
-        (always(200, b'["a"]'), "something else than an index"),
-        (always(200, b""), "something else than an index"),
-        (always(404, b"not\nhere"), "refused (404): not here"),
-        (always(500, b""), "refused (500): it gives no reason"),
-        (always(400, b'{"error":"no\\nway"}'), "refused (400): no way"),
-        (always(400, b"[1]"), "refused (400): [1]"),
+        (always(200, b"<html>"), "with JSON: is it a V2 server?"),
+        (always(200, b"{}"), "with an index: is it a V2 server?"),
+        (always(200, b'["a"]'), "with an index: is it a V2 server?"),
+        (always(200, b""), "with an index: is it a V2 server?"),
+        (always(404, b"not\nhere"), "answered 404: not here"),
+        (always(500, b""), "answered 500: no reason given"),
+        (always(400, b'{"error":"no\\nway"}'), "answered 400: no way"),
+        (always(400, b"[1]"), "answered 400: [1]"),
     ],
 )
 def test_an_index_of_another_kind_is_told(respond: Respond, said: str, capsys: Captured) -> None:
@@ -352,7 +352,7 @@ def test_a_prefix_of_the_url_goes_before_every_path(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a?b", "a#b", "ä", "a\n"])
 def test_a_name_that_no_path_can_hold_never_leaves(name: str) -> None:
-    with pytest.raises(NotFoundError, match="no model can be called"):
+    with pytest.raises(NotFoundError, match="invalid model name"):
         model_path(name)
 
 
@@ -384,5 +384,5 @@ class SilentEngine:
 def test_a_request_that_the_engine_is_too_slow_for_is_cancelled() -> None:
     engine: Any = SilentEngine()
     with pytest.raises(UnavailableError, match=r"no answer within 0\.01 s"):
-        EngineDoor(engine, 0.01).exchange("POST", "/v2/models/m/infer", b'{"inputs":[]}')
+        EngineClient(engine, 0.01).exchange("POST", "/v2/models/m/infer", b'{"inputs":[]}')
     assert [ticket.request.cancelled for ticket in engine.tickets] == [True]

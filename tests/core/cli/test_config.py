@@ -96,7 +96,7 @@ def test_gpus_of_another_machine_can_be_assumed(tmp_path: Path, capsys: Captured
 def test_a_repository_of_several_models_is_not_guessed_at(tmp_path: Path, capsys: Captured) -> None:
     for name in ("a", "b"):
         model(tmp_path, name, COMPLETE)
-    assert "holds several models (a, b): give one of them" in failed(capsys, "show", tmp_path)
+    assert "holds several models (a, b): pass one of them" in failed(capsys, "show", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_repository_of_several_models_is_not_guessed_at(tmp_path: Path, capsys
             "config.pbtxt:1: max_bach_size: ModelConfig has no such key; did you mean 'max_batch_size'?",
         ),
         ('name: "other"', "unexpected directory name 'm' for model 'other'"),
-        ("version_policy { specific { versions: [ 7 ] } }", "picks none of its versions"),
+        ("version_policy { specific { versions: [ 7 ] } }", "selects none of its versions"),
         ('input [ { name: "x" data_type: TYPE_INT32 dims: [ 3 ] } ]', "x"),
     ],
 )

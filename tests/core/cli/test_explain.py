@@ -41,7 +41,7 @@ def test_each_reason_has_a_meaning() -> None:
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "m", "--url", "127.0.0.1:9"]) == 1
-    assert "cannot talk to http://127.0.0.1:9" in capsys.readouterr().err
+    assert "cannot connect to http://127.0.0.1:9" in capsys.readouterr().err
 
 
 def test_the_document_fits_its_schema() -> None:

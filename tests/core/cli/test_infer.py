@@ -173,9 +173,9 @@ def test_files_that_are_something_else_are_named(run: Any, tmp_path: Path) -> No
     bad = tmp_path / "bad"
     bad.write_bytes(b"\xff{")
     assert f"{bad} is not JSON" in run("add", "--json", str(bad))[2]
-    assert f"{bad} is no .npy file" in run("add", "--npy", f"a={bad}")[2]
+    assert f"{bad} is not an .npy file" in run("add", "--npy", f"a={bad}")[2]
     np.save(tmp_path / "o.npy", np.array([{}], object), allow_pickle=True)
-    assert "o.npy is no .npy file" in run("add", "--npy", f"a={tmp_path / 'o.npy'}")[2]
+    assert "o.npy is not an .npy file" in run("add", "--npy", f"a={tmp_path / 'o.npy'}")[2]
     np.savez(tmp_path / "two.npz", a=np.ones(1), b=np.ones(1))
     assert "holds several arrays" in run("add", "--npy", f"a={tmp_path / 'two.npz'}")[2]
 

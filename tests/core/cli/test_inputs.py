@@ -111,7 +111,7 @@ def test_text_becomes_values(datatype: str, text: str, values: list[Any]) -> Non
     ],
 )
 def test_text_that_is_no_value_of_the_datatype_is_refused_with_both(datatype: str, text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"input 'x' holds .* no {datatype}"):
+    with pytest.raises(InvalidArgumentError, match=f"input 'x' holds .* not a valid {datatype}"):
         typed_inputs(model(x=(datatype, (-1,))), {"x": text}, {})
 
 
@@ -164,7 +164,7 @@ def test_arrays_are_cast_where_that_changes_no_value() -> None:
     for wrong in (np.array([40000]), np.array([2**63], np.uint64)):
         with pytest.raises(InvalidArgumentError, match="beyond INT16"):
             array_inputs(info, {"x": wrong}, {})
-    with pytest.raises(InvalidArgumentError, match="no INT16"):
+    with pytest.raises(InvalidArgumentError, match="not a valid INT16"):
         array_inputs(info, {"x": np.array([0.5])}, {})
 
 
@@ -180,7 +180,7 @@ def test_ragged_rows_are_refused(ragged: list[Any]) -> None:
 
 
 def test_text_where_numbers_belong_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="'1', which is no FP32"):
+    with pytest.raises(InvalidArgumentError, match="'1', which is not a valid FP32"):
         as_typed("x", "FP32", ["1"])
     with pytest.raises(InvalidArgumentError, match="expected text"):
         as_typed("x", "BYTES", [1])
@@ -240,8 +240,8 @@ def test_an_input_that_is_called_inputs_is_no_v2_request() -> None:
     [
         ([1], "must be a V2 request or an object"),
         ({"inputs": [{"name": "x"}]}, "has no 'data'"),
-        ({"inputs": [{"name": "x", "data": [1], "shape": [-1]}]}, "expected whole numbers"),
-        ({"inputs": [{"name": "x", "data": [1], "shape": 5}]}, "expected whole numbers"),
+        ({"inputs": [{"name": "x", "data": [1], "shape": [-1]}]}, "expected non-negative integers"),
+        ({"inputs": [{"name": "x", "data": [1], "shape": 5}]}, "expected non-negative integers"),
         ({"inputs": [{"name": "x", "data": [1], "shape": [2]}]}, "cannot hold"),
         ({"inputs": [{"name": "x", "data": [1], "datatype": "FP8"}]}, "datatype 'FP8'"),
         ({"inputs": [], "outputs": ["y"]}, "'outputs' of the V2 request"),
