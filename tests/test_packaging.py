@@ -104,6 +104,7 @@ def test_the_extras_are_the_promised_ones() -> None:
         "openvino",
         "tensorflow",
         "grpc",
+        "grpcio",
         "otel",
         "s3",
         "gcs",

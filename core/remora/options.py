@@ -334,7 +334,8 @@ class ServerOptions:
         default=False,
     )
     grpc_transport: str = option(
-        "gRPC implementation. own: built-in HTTP/2 (faster; also serves REST over h2c). grpcio: the reference library.",
+        "gRPC implementation. own: built-in HTTP/2 (faster; also serves REST over h2c). grpcio: the reference library "
+        "(excludes --grpc-on-http-port).",
         default="own",
         choices=("own", "grpcio"),
     )

@@ -38,7 +38,7 @@ from remora_adapters.aws_lambda import Function, Settings
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
 grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: pip install '.[dev]'")
-grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpc]'")
+grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 service_pb2 = grpc.service_pb2
 
 Rows = list[list[float]]
@@ -276,11 +276,10 @@ def test_a_model_is_found_whatever_its_folder_is_called(door: Door, tmp_path: Pa
         assert door.read(got.body).tolist() == [[2, 4, 6, 8]]
 
 
-@pytest.mark.parametrize("transport", ["grpcio", "own"])
 def test_a_request_that_found_its_version_replaced_is_answered_by_the_next_and_counts_once_for_traces(
-    repository: Path, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = host_of("kserve", repository, grpc_transport=transport)
+    host = host_of("kserve", repository)
     traced = ("rate=2", "level=TIMESTAMPS", f"triton,file={tmp_path}/t")
     engine = Engine(options=replace(host.engine, trace_config=traced))
     rows, submit, late = [[1.0, 2.0, 3.0, 4.0]], ServedModel.submit, list[RetiredError]()

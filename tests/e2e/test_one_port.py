@@ -18,6 +18,7 @@ import pytest
 from conftest import RunningServer, Serving, free_ports, wait_until_ready
 from hosting import ask
 
+grpcio = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[dev]'")
 grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install '.[dev]'")
 http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]: pip install '.[dev]'")
 
@@ -85,20 +86,12 @@ def write_waiting(repository: Path, place: Path) -> dict[str, Path]:
     return paths
 
 
-@pytest.fixture(scope="module", params=["grpcio", "own"])
-def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """A server's, once with each transport."""
-    return (*FLAGS, f"--grpc-transport={request.param}")
-
-
 @pytest.fixture(scope="module")
-def server(
-    serving: Serving, tmp_path_factory: pytest.TempPathFactory, flags: tuple[str, ...]
-) -> Iterator[RunningServer]:
+def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("one-port")
     write(repository, "echo", ECHO)
     write(repository, "count", COUNT, "model_transaction_policy { decoupled: true }")
-    with serving(repository, *flags) as running:
+    with serving(repository, *FLAGS) as running:
         yield running
 
 
@@ -154,10 +147,10 @@ def test_many_clients_of_both_kinds_at_once(server: RunningServer) -> None:
     assert wrong == []
 
 
-def test_a_cancelled_call_is_cancelled_in_the_model(serving: Serving, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_a_cancelled_call_is_cancelled_in_the_model(serving: Serving, tmp_path: Path) -> None:
     paths = write_waiting(tmp_path / "models", tmp_path)
     with (
-        serving(tmp_path / "models", *flags) as running,
+        serving(tmp_path / "models", *FLAGS) as running,
         grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
     ):
         done: queue.Queue[Any] = queue.Queue()
@@ -170,13 +163,11 @@ def test_a_cancelled_call_is_cancelled_in_the_model(serving: Serving, tmp_path: 
         assert "CANCELLED" in str(done.get(timeout=PATIENCE_S)[1].status())
 
 
-def test_what_is_under_way_at_sigterm_is_answered(
-    tmp_path: Path, child_environment: dict[str, str], flags: tuple[str, ...]
-) -> None:
+def test_what_is_under_way_at_sigterm_is_answered(tmp_path: Path, child_environment: dict[str, str]) -> None:
     paths = write_waiting(tmp_path / "models", tmp_path)
     (port,) = free_ports(1)
     log = tmp_path / "log.txt"
-    words = [sys.executable, "-m", "remora", "serve", str(tmp_path / "models"), f"--http-port={port}", *flags]
+    words = [sys.executable, "-m", "remora", "serve", str(tmp_path / "models"), f"--http-port={port}", *FLAGS]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*words, "--allow-metrics=false"], stdout=output, stderr=output, env=child_environment
@@ -203,13 +194,11 @@ def test_what_is_under_way_at_sigterm_is_answered(
         process.wait()
 
 
-def test_messages_beyond_the_limit_are_refused_and_others_go_on(
-    serving: Serving, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_messages_beyond_the_limit_are_refused_and_others_go_on(serving: Serving, tmp_path: Path) -> None:
     write(tmp_path / "models", "echo", ECHO)
     small, large = np.ones(1000, np.int32), np.ones(300_000, np.int32)
     with (
-        serving(tmp_path / "models", *flags, "--http-max-input-size=1000000") as running,
+        serving(tmp_path / "models", *FLAGS, "--http-max-input-size=1000000") as running,
         grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
     ):
         for _ in range(2):
@@ -227,38 +216,44 @@ def without(tmp_path: Path, *packages: str) -> str:
     return f"{tmp_path / 'hidden'}:{root / 'core'}:{root / 'adapters'}"
 
 
-def test_without_their_packages_clients_are_told_and_the_log_says_so_once(
-    serving: Serving, tmp_path: Path, flags: tuple[str, ...]
+def test_without_its_package_clients_of_http2_are_refused_and_the_log_says_so_once(
+    serving: Serving, tmp_path: Path
 ) -> None:
     write(tmp_path / "models", "echo", ECHO)
-    with serving(tmp_path / "models", *flags, PYTHONPATH=without(tmp_path, "grpc", "hpack")) as running:
+    flags = (*FLAGS, "--allow-grpc=true")
+    with serving(tmp_path / "models", *flags, PYTHONPATH=without(tmp_path, "hpack")) as running:
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", running.http)) as client:
                 client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
                 said = b"".join(iter(lambda: client.recv(4096), b""))
-            assert b"gRPC is off" in said
+            assert b"\0\0\0\x0dgRPC is off" in said  # HTTP_1_1_REQUIRED
             assert ask(running.http, "GET", "/v2/health/ready").status == 200
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", running.grpc))
         assert running.log.read_text().count("gRPC is off") == 1
 
 
-def test_without_the_package_of_our_own_transport_grpcio_carries(serving: Serving, tmp_path: Path) -> None:
+def test_without_grpcio_grpc_and_its_reflection_are_served(serving: Serving, tmp_path: Path) -> None:
     write(tmp_path / "models", "echo", ECHO)
     values = np.arange(5, dtype=np.int32)
-    own = (*FLAGS, "--grpc-transport=own", "--allow-grpc=true")
-    with serving(tmp_path / "models", *own, PYTHONPATH=without(tmp_path, "hpack")) as running:
+    flags = (*FLAGS, "--allow-grpc=true")
+    with serving(tmp_path / "models", *flags, PYTHONPATH=without(tmp_path, "grpc", "grpc_reflection")) as running:
         for port in (running.http, running.grpc):
             with grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
                 assert client.infer("echo", inputs(grpc, values)).as_numpy("OUT").tolist() == values.tolist()
-        assert running.log.read_text().count("grpcio is tried instead") == 1
+            with grpcio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+                (listed,) = channel.stream_stream(path)(iter([b":\0"]), timeout=PATIENCE_S)  # list_services
+                assert b"inference.GRPCInferenceService" in listed
+                health = channel.unary_unary("/grpc.health.v1.Health/Check")
+                assert health(b"", timeout=PATIENCE_S) == b"\x08\x01"
 
 
-def test_a_restriction_of_http_holds_for_grpc_on_its_port(
-    serving: Serving, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_a_restriction_of_http_holds_for_grpc_on_its_port(serving: Serving, tmp_path: Path) -> None:
     write(tmp_path / "models", "echo", ECHO)
     values = np.ones(1, np.int32)
     with (
-        serving(tmp_path / "models", *flags, "--http-restricted-api=inference:key=secret") as running,
+        serving(tmp_path / "models", *FLAGS, "--http-restricted-api=inference:key=secret") as running,
         grpc.InferenceServerClient(f"127.0.0.1:{running.http}") as client,
     ):
         with pytest.raises(Exception, match="restricted"):
@@ -272,6 +267,7 @@ def test_a_restriction_of_http_holds_for_grpc_on_its_port(
     [
         (("--grpc-use-ssl=true",), "has no TLS"),
         (("--allow-http=false",), "there is no such port"),
+        (("--grpc-transport=grpcio",), "grpcio needs a port of its own"),
         (("--grpc-restricted-protocol=nonsense",), "grpc-restricted-protocol"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from conftest import RunningServer, Serving
 from hosting import ask
 
-grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[grpc]'")
+grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[grpcio]'")
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install '.[dev]'")
 pytest.importorskip("h2", reason="needs h2: pip install '.[dev]'")
 pb = pytest.importorskip("remora.proto.inference_pb2")
@@ -235,7 +235,9 @@ def test_a_stream_that_its_client_leaves_is_cancelled_in_the_model(channel: Any,
 
 
 def test_reflection_lists_the_services(channel: Any) -> None:
-    reflection = pytest.importorskip("grpc_reflection.v1alpha.reflection_pb2")
+    reflection = pytest.importorskip(
+        "grpc_reflection.v1alpha.reflection_pb2", reason="needs grpcio-reflection: pip install '.[dev]'"
+    )
     ask_all = reflection.ServerReflectionRequest(list_services="").SerializeToString()
     stream = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     (answer,) = stream(iter([ask_all]), timeout=PATIENCE_S)

@@ -155,7 +155,7 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     save_python(repository / "words_direct", "direct { }")
     save_python(repository / "words_oldest", "oldest { max_candidate_sequences: 8 }")
     save_python(repository / "words_thread", "", 'parameters { key: "ISOLATION" value { string_value: "thread" } }')
-    rpc = pytest.importorskip("grpc", reason="pip install '.[grpc]'")
+    rpc = pytest.importorskip("grpc", reason="pip install '.[grpcio]'")
     with serving(repository) as running, rpc.insecure_channel(f"127.0.0.1:{running.grpc}") as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
         assert ready(b"", timeout=30, wait_for_ready=True)  # HTTP is ready a moment earlier

@@ -138,7 +138,7 @@ def test_one_trace_goes_through_an_ensemble_into_the_calls_of_a_worker(models: P
 
 
 def test_grpc_and_its_streams_carry_contexts_and_tell_of_each_answer(models: Path, serving: Serving) -> None:
-    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpc]'")
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
     from remora.proto import inference_pb2 as pb
 
     def message(model: str) -> bytes:

@@ -278,12 +278,15 @@ def test_a_load_that_a_client_asked_for_does_not_hold_up_the_end(
             assert server.wait(PATIENCE_S) == 1
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["client-stays", "client-goes"])
-@pytest.mark.parametrize("transport", ["grpcio", "own"])
+@pytest.mark.parametrize(
+    ("transport", "stays"),
+    [("own", True), ("own", False), ("grpcio", True)],
+    ids=["own-client-stays", "own-client-goes", "grpcio-client-stays"],
+)
 def test_a_load_that_a_client_of_grpc_asked_for_does_not_hold_up_the_end_either(
     gated: tuple[Path, Path], child_environment: dict[str, str], transport: str, stays: bool
 ) -> None:
-    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpc]'")
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
     from remora.proto import inference_pb2 as pb
 
     repository, gate = gated

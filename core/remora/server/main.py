@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 import signal
 import socket
 import sys
@@ -21,11 +20,11 @@ from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
+from remora.protocols.http2 import frames
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
 from remora.protocols.restriction import Restrictions
 from remora.server.early_port import EarlyPort
-from remora.server.grpc.splice import NoServerError, Splices
 from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, v2_alone
 from remora.server.http.asgi import AsgiApp, AsgiPages, answer_in_thread
 from remora.server.http.http1 import Connection, Handover, Listener, Service
@@ -96,12 +95,9 @@ class Server:
         self._listeners: list[Listener | Http2Listener] = []
         self._ports: list[Port] = []
         self._grpc: GrpcServer | None = None
-        self._grpc_opening: asyncio.Task[None] | None = None
+        self._grpc_opening: asyncio.Future[int] | None = None
         self._grpc_is_there: Callable[[], None] = lambda: None
-        self._stopping = False
-        self._splices: Splices | None = None
         self._own: OwnGrpc | None = None
-        self._inner = f"remora-{secrets.token_hex(16)}" if options.grpc_on_http_port else ""
         self._regions: Regions = DISABLED
         self._allowed_hosts: frozenset[str] = frozenset()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -115,7 +111,7 @@ class Server:
         options = self.options
         self._check_ports()
         self._allowed_hosts = host_names(options.allowed_host)
-        Restrictions(_grpc_restrictions(options), "--grpc-restricted-protocol")  # gRPC may be opened much later
+        restricted = Restrictions(_grpc_restrictions(options), "--grpc-restricted-protocol")
         mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
         if options.allow_client_shm:
             self._regions = SharedMemory(most=options.max_client_shm_regions)
@@ -139,13 +135,13 @@ class Server:
         if options.allow_grpc:  # said before a probe can ask
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
-            self._own = self._own_grpc(inside)
+            self._own = self._own_grpc(inside, restricted)
         self.engine.measure_connections(self._count_connections)
         await self._open_ports(inside, mailbox)
         self.engine.ledger.mark("ports")
         self._sweep()
-        if options.allow_grpc and self._own is None:
-            await asyncio.gather(self._load(loading), self._open_grpc())
+        if options.allow_grpc and options.grpc_transport == "grpcio":
+            await asyncio.gather(self._load(loading), self._open_grpcio())
             self.engine.ledger.mark("gRPC")
         else:
             await self._load(loading)
@@ -155,29 +151,12 @@ class Server:
         await (asyncio.wrap_future(loading) if loading else loop.run_in_executor(None, self.engine.start))
         self.engine.ledger.mark("models")
 
-    async def _open_grpc(self) -> None:
-        """Whoever asks first opens it: the start, or a connection on the HTTP port."""
-        if self._grpc_opening is None:
-            self._grpc_opening = asyncio.get_running_loop().create_task(self._opened_grpc())
-        await asyncio.shield(self._grpc_opening)
-
-    async def _opened_grpc(self) -> None:
-        port = await asyncio.get_running_loop().run_in_executor(None, self._start_grpc)
+    async def _open_grpcio(self) -> None:
+        """Open gRPC on the reference transport, whose import takes longer than the event loop may stand still."""
+        self._grpc_opening = asyncio.get_running_loop().run_in_executor(None, self._start_grpcio)
+        port = await asyncio.shield(self._grpc_opening)
         self.ports = self.ports._replace(grpc=port)
         self._grpc_is_there()
-
-    async def _inner_grpc(self) -> str:
-        """Where the HTTP port's connections of gRPC go; gRPC is opened for the first. Raises NoServerError."""
-        if self._stopping and self._grpc_opening is None:
-            raise NoServerError("the server is ending")
-        try:
-            await self._open_grpc()
-        except RemoraError as error:
-            _log.error("gRPC is off: %s", error.message)
-            raise NoServerError(f"gRPC is off: {error.message}") from error
-        if self._grpc is None:
-            raise NoServerError("gRPC is off, its package is not installed: use HTTP/1.1")
-        return self._inner
 
     async def _open_ports(self, inside: ServerContext, mailbox: LoopMailbox) -> None:
         """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
@@ -191,6 +170,7 @@ class Server:
         if self._own is not None and options.allow_grpc:
             grpc = await self._own.listen()
             self._ports += self._own.ports
+        if options.grpc_transport == "own":
             self._grpc_is_there()
         self._listeners += self._own.listeners if self._own is not None else ()
         if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
@@ -206,19 +186,16 @@ class Server:
         return await self._listen(service, door.address, door.port, door.what)
 
     def _takes_http2(self, service: Service) -> Handover:
-        """What takes the HTTP port's connections of HTTP/2."""
-        if self._own is not None:
-            return self._own.beside(service)
-        self._splices = Splices(self._inner_grpc)
-        return self._splices.take
+        """Return what takes the HTTP port's connections of HTTP/2."""
+        return self._own.beside(service) if self._own is not None else _refuse_http2
 
-    def _own_grpc(self, inside: ServerContext) -> OwnGrpc | None:
+    def _own_grpc(self, inside: ServerContext, restricted: Restrictions) -> OwnGrpc | None:
         try:
             from remora.server.grpc.listener import OwnGrpc
-        except ImportError as error:  # grpcio may be there all the same, or is missed with words of its own
-            _log.warning("--grpc-transport=own: %s; grpcio is tried instead", error)
+        except ImportError as error:
+            _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
             return None
-        return OwnGrpc(inside, Restrictions(_grpc_restrictions(self.options)), self._regions, self.make_room)
+        return OwnGrpc(inside, restricted, self._regions, self.make_room)
 
     def _open_pages(self) -> AsgiApp:
         from remora.server.http.pages import create_app
@@ -233,8 +210,8 @@ class Server:
             raise StartError("--grpc-on-http-port: that port has no TLS, which --grpc-use-ssl asks for; leave one out")
         if options.grpc_on_http_port and not options.allow_http:
             raise StartError("--grpc-on-http-port: with --allow-http=false there is no such port; leave one out")
-        if options.grpc_on_http_port and sys.platform != "linux" and options.grpc_transport == "grpcio":
-            raise StartError("--grpc-on-http-port needs Linux: give gRPC a port of its own, or --grpc-transport=own")
+        if options.grpc_on_http_port and options.grpc_transport == "grpcio":
+            raise StartError("--grpc-on-http-port: grpcio needs a port of its own, --grpc-transport=own does not")
         used: dict[int, str] = {}
         for on, port, what in (
             (options.allow_http, options.http_port, "HTTP"),
@@ -281,40 +258,13 @@ class Server:
             accepting.adopt(each)
         return accepting.number
 
-    def _start_grpc(self) -> int:
+    def _start_grpcio(self) -> int:
         try:
-            from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES
-            from remora.server.grpc.grpcio_transport import GrpcOptions, GrpcServer
+            from remora.server.grpc.grpcio_transport import GrpcServer
         except ImportError as error:
-            _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
+            _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpcio"))
             return 0
-        options = self.options
-        grpc_options = GrpcOptions(
-            address=options.grpc_address or options.http_address,
-            port=options.grpc_port if options.allow_grpc else -1,
-            inner=self._inner,
-            reuse_port=options.reuse_grpc_port,
-            workers=options.grpc_infer_thread_count,
-            restricted=_grpc_restrictions(options),
-            max_request_bytes=options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES,
-            forward_pattern=options.grpc_header_forward_pattern,
-            use_ssl=options.grpc_use_ssl,
-            use_ssl_mutual=options.grpc_use_ssl_mutual,
-            server_cert=options.grpc_server_cert,
-            server_key=options.grpc_server_key,
-            root_cert=options.grpc_root_cert,
-            keepalive_time_ms=options.grpc_keepalive_time,
-            keepalive_timeout_ms=options.grpc_keepalive_timeout,
-            keepalive_permit_without_calls=options.grpc_keepalive_permit_without_calls,
-            http2_max_pings_without_data=options.grpc_http2_max_pings_without_data,
-            http2_min_recv_ping_interval_ms=options.grpc_http2_min_recv_ping_interval_without_data,
-            http2_max_ping_strikes=options.grpc_http2_max_ping_strikes,
-            max_connection_idle_ms=options.idle_connection_secs * 1000,
-            max_connection_age_ms=options.grpc_max_connection_age,
-            max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
-            compression=options.grpc_infer_response_compression_level,
-        )
-        server = GrpcServer(self.engine, grpc_options, self._regions)
+        server = GrpcServer(self.engine, self.options, self._regions)
         port = server.start()
         self._grpc = server
         return port
@@ -356,7 +306,6 @@ class Server:
         countdown = loop.create_task(self._count_down(end)) if announce else None
         while drain and self.engine.open_sequences and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
-        self._stopping = True
         for port in self._ports:
             port.close()
         if self._own is not None:
@@ -366,9 +315,7 @@ class Server:
         done = True
         if self._grpc is not None:
             done = await in_own_thread(self._grpc.stop, max(end - loop.time(), 0.0))
-        while (self._close_idle() or self._splices) and loop.time() < end:
-            if self._splices is not None:
-                self._splices.end()  # gRPC has ended, and there is nothing to come
+        while self._close_idle() and loop.time() < end:
             await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
         stopping = in_own_thread(self.engine.stop, left)
@@ -381,8 +328,6 @@ class Server:
             for connection in connections:
                 done = done and not connection.owes_an_answer
                 connection.abort()
-        if self._splices is not None:
-            self._splices.abort()
         if self._own is not None:
             self._own.close()
         if self._sweeper is not None:
@@ -409,6 +354,13 @@ class Server:
             for model, count in busy:
                 _log.info("Model '%s' (version %d) has %d in-flight inferences", model.name, model.version, count)
             await asyncio.sleep(1)
+
+
+def _refuse_http2(transport: asyncio.Transport, _received: bytes) -> None:
+    """End a connection of HTTP/2, with the reason that sends clients to HTTP/1.1 (RFC 9113 7)."""
+    text = b"gRPC is off, its package is not installed: use HTTP/1.1"
+    transport.write(frames.settings() + frames.goaway(0, frames.HTTP_1_1_REQUIRED, text))
+    transport.close()
 
 
 def _check_tls(options: ServerOptions) -> None:

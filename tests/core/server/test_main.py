@@ -27,7 +27,7 @@ class SlowGrpc(Server):
 
     gate: threading.Event
 
-    def _start_grpc(self) -> int:
+    def _start_grpcio(self) -> int:
         assert self.gate.wait(PATIENCE_S)
         return 50051
 

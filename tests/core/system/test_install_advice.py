@@ -18,8 +18,8 @@ REQUIREMENTS = (
     "uvloop<0.24,>=0.21; sys_platform != 'win32'",
     "onnxruntime<2,>=1.18; extra == 'onnx'",
     "tritonclient[grpc,http] (<3,>=2.41) ; python_version > '3' and extra == \"clients\"",
-    "hpack; extra == 'grpc'",
-    "grpcio<2,>=1.62; extra == 'grpc'",
+    "hpack; extra == 'pair'",
+    "orjson<4,>=3.10; extra == 'pair'",
 )
 
 
@@ -27,7 +27,7 @@ REQUIREMENTS = (
     ("origin", "extra", "command"),
     [
         ({}, "onnx", "pip install 'onnxruntime>=1.18,<2'"),
-        ({}, "grpc", "pip install hpack 'grpcio>=1.62,<2'"),
+        ({}, "pair", "pip install hpack 'orjson>=3.10,<4'"),
         ({}, "clients", "pip install 'tritonclient[grpc,http]>=2.41,<3'"),
         ({}, "unheard-of", "install the packages of remora's extra 'unheard-of'"),
         ({"url": "file:///no/such/wheel-1.whl", "archive_info": {}}, "onnx", "pip install 'onnxruntime>=1.18,<2'"),

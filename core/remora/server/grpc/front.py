@@ -37,7 +37,7 @@ class GrpcFront:
         workers: how many calls that may last are under way at once; further ones wait.
         streams: how many calls of many messages are under way at once, at most half of them on one connection.
         reflection: gives what answers a path of gRPC's reflection, None for other paths.
-        compression: how much the answers to inference are compressed: none, low, medium or high.
+        compression: how much the answers to inference are compressed [R18]: none, low, medium or high.
     """
 
     def __init__(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from remora.errors import UnavailableError
 from remora.options import ServerOptions
@@ -15,7 +15,7 @@ from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.restriction import Restrictions
 from remora.server.grpc.call import StreamBehaviour
 from remora.server.grpc.front import GrpcFront
-from remora.server.grpc.rpcs import HEALTH_SERVICE, CallContext, Rpcs
+from remora.server.grpc.rpcs import HEALTH_SERVICE, MAX_STREAMS, Rpcs
 from remora.server.grpc.tls import TlsFiles, context_of
 from remora.server.host import ServerContext
 from remora.server.http.http1 import Handover, Service
@@ -24,7 +24,8 @@ from remora.server.http.http2_requests import Requests
 from remora.server.listening import BACKLOG, Port, bind
 from remora.tensors.shared_memory import Regions
 
-_STREAMS = 256
+if TYPE_CHECKING:
+    from remora.server.grpc.reflection import Reflection
 
 
 class OwnGrpc:
@@ -43,7 +44,7 @@ class OwnGrpc:
         self._inside = inside
         self._make_room = make_room
         options = inside.options
-        self._calls = Rpcs(inside.engine, restricted, _STREAMS, options.grpc_header_forward_pattern, regions)
+        self._calls = Rpcs(inside.engine, restricted, MAX_STREAMS, options.grpc_header_forward_pattern, regions)
         self._fronts: list[GrpcFront] = []
         self.ports: list[Port] = []
         self.listeners: list[Http2Listener] = []
@@ -86,8 +87,8 @@ class OwnGrpc:
             inside.mailbox,
             most_bytes,
             workers=inside.options.grpc_infer_thread_count,
-            streams=_STREAMS,
-            reflection=reflection((SERVICE, HEALTH_SERVICE)),
+            streams=MAX_STREAMS,
+            reflection=_reflection_of((SERVICE, HEALTH_SERVICE)),
             compression=inside.options.grpc_infer_response_compression_level,
         )
         self._fronts.append(front)
@@ -128,7 +129,7 @@ def _everywhere(port: int, reuse: bool) -> socket.socket | None:
 
 
 def terms_of(options: ServerOptions) -> KeepalivePolicy:
-    """What connections keep to, from milliseconds."""
+    """Return the keepalive policy and the ages of connections [R19], from milliseconds."""
     return KeepalivePolicy(
         silence_s=options.grpc_keepalive_time / 1e3,
         answer_s=options.grpc_keepalive_timeout / 1e3,
@@ -141,33 +142,17 @@ def terms_of(options: ServerOptions) -> KeepalivePolicy:
     )
 
 
-def reflection(services: Sequence[str]) -> Callable[[str], StreamBehaviour | None]:
-    """gRPC's reflection, which a package of grpcio's answers; nothing without it."""
-    known: list[Any] = []
+def _reflection_of(services: Sequence[str]) -> Callable[[str], StreamBehaviour | None]:
+    """Return what finds reflection's RPCs by path; imported for the first of them, because a start needs none."""
+    opened: list[Reflection] = []
 
     def find(path: str) -> StreamBehaviour | None:
         if not path.startswith("/grpc.reflection."):
             return None
-        if not known:
-            try:
-                from remora.server.grpc.reflection import Reflection
-            except ImportError:
-                return None
-            known.append(Reflection(services))
-        handler = known[0].service(_Asked(path))
-        if handler is None:
-            return None
+        if not opened:
+            from remora.server.grpc.reflection import Reflection
 
-        def answer(messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
-            asked = map(handler.request_deserializer, messages)
-            return map(handler.response_serializer, handler.stream_stream(asked, context))
-
-        return answer
+            opened.append(Reflection(services))
+        return opened[0].find(path)
 
     return find
-
-
-class _Asked(NamedTuple):
-    """What grpcio's handlers are asked with."""
-
-    method: str

@@ -1,72 +1,124 @@
-"""gRPC server reflection for clients such as grpcurl; the law: built when the first of them asks, and names no package
-of ours.
+"""gRPC server reflection for clients such as grpcurl, on the bytes of messages.
 
-Our messages live in protobuf packages of our own, so that clients' copies of the protocol can share the process. What
-reflection shows is the same files under the names of the protocol, in a descriptor pool of their own.
+Our messages are in protobuf packages of our own, so that clients' copies of the protocol can share the process. What
+reflection shows is the same files under the names of the protocol, in a descriptor pool of their own, which is built
+for the first client that asks. It needs protobuf alone.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import grpc
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
+from remora.errors import MalformedError
 from remora.proto import inference_pb2, model_config_pb2
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from remora.server.grpc.call import StreamBehaviour
 
-# Version 1 has the same messages; clients ask for it first.
-_METHODS = frozenset(
-    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
-)
+_VERSIONS = ("v1", "v1alpha")
+"""Of one content: clients ask for the first, and older ones know only the second."""
+REFLECTION_SERVICES = tuple(f"grpc.reflection.{version}.ServerReflection" for version in _VERSIONS)
+REFLECTION_METHOD = "ServerReflectionInfo"
+_PATHS = frozenset(f"/{service}/{REFLECTION_METHOD}" for service in REFLECTION_SERVICES)
+_INVALID_ARGUMENT, _NOT_FOUND = 3, 5
 
 
 class Reflection:
-    """A generic handler for grpcio; without the package grpcio-reflection it answers nothing (UNIMPLEMENTED).
+    """Answers questions about the protocol. Thread-safe.
 
     Args:
         services: full names of the services to list, besides reflection itself.
     """
 
     def __init__(self, services: Sequence[str]) -> None:
-        self._services = services
-        self._handler: Any = None
+        self._services = sorted((*services, *REFLECTION_SERVICES))
 
-    def service(self, details: Any) -> Any:
-        """The handler of a method, None for those of others. grpcio asks from one thread."""
-        if details.method not in _METHODS:
-            return None
-        if self._handler is None:
+    def find(self, path: str) -> StreamBehaviour | None:
+        """Return what answers the RPC at ``path``; None if it is not reflection's."""
+        return self.answer if path in _PATHS else None
+
+    def answer(self, messages: Iterator[bytes], _context: object = None) -> Iterator[bytes]:
+        """Answer each ServerReflectionRequest with a ServerReflectionResponse. Raises MalformedError."""
+        for message in messages:
             try:
-                self._handler = self._build()
-            except ImportError:
-                _log.warning("gRPC reflection is off: it needs the package grpcio-reflection")
-        return self._handler
+                request = self._protocol.request.FromString(message)
+            except DecodeError as error:
+                raise MalformedError("the bytes are damaged or no ServerReflectionRequest") from error
+            response = self._protocol.response(valid_host=request.host, original_request=request)
+            try:
+                self._answer(request, response)
+            except KeyError:
+                response.error_response.error_code = _NOT_FOUND
+                response.error_response.error_message = "not found"
+            yield response.SerializeToString()
 
-    def _build(self) -> Any:
-        from google.protobuf.descriptor_pool import DescriptorPool
-        from grpc_reflection.v1alpha import reflection, reflection_pb2
+    def _answer(self, request: Any, response: Any) -> None:
+        """Raises KeyError for a name that the pool does not have."""
+        pool = self._protocol.pool
+        match request.WhichOneof("message_request"):
+            case "list_services":
+                for name in self._services:
+                    response.list_services_response.service.add(name=name)
+            case "file_by_filename":
+                _add_files(response, pool.FindFileByName(request.file_by_filename))
+            case "file_containing_symbol":
+                _add_files(response, pool.FindFileContainingSymbol(request.file_containing_symbol))
+            case "file_containing_extension":
+                raise KeyError(request.file_containing_extension.containing_type)  # no file has extensions
+            case "all_extension_numbers_of_type":
+                found = pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+                response.all_extension_numbers_response.base_type_name = found.full_name
+            case _:
+                response.error_response.error_code = _INVALID_ARGUMENT
+                response.error_response.error_message = "invalid argument: the request asks for nothing"
 
+    @cached_property
+    def _protocol(self) -> _Protocol:
         pool = DescriptorPool()
         for file in public_files():
             pool.AddSerializedFile(file.SerializeToString())
-        servicer = reflection.ReflectionServicer((*self._services, reflection.SERVICE_NAME), pool=pool)
-        return grpc.stream_stream_rpc_method_handler(
-            servicer.ServerReflectionInfo,
-            request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        package = REFLECTION_SERVICES[0].rpartition(".")[0]
+        request, response = (
+            GetMessageClass(pool.FindMessageTypeByName(f"{package}.ServerReflection{kind}"))
+            for kind in ("Request", "Response")
         )
+        return _Protocol(pool, request, response)
+
+
+class _Protocol(NamedTuple):
+    """The files that are shown, and the classes of reflection's own messages."""
+
+    pool: Any
+    request: Any
+    response: Any
+
+
+def _add_files(response: Any, file: Any) -> None:
+    """Add a file and all files that it imports, each once."""
+    pending, names = [file], set()
+    while pending:
+        found = pending.pop()
+        if found.name in names:
+            continue
+        names.add(found.name)
+        pending += found.dependencies
+        response.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
 
 
 def public_files() -> list[FileDescriptorProto]:
-    """The protocol's files as its clients know them, each after those it imports."""
+    """Return the protocol's files as its clients know them, each after those it imports."""
     return [
         _renamed(model_config_pb2.DESCRIPTOR, "model_config.proto"),
         _renamed(inference_pb2.DESCRIPTOR, "grpc_service.proto"),
         _health_file(),
+        *(_reflection_file(version) for version in _VERSIONS),
     ]
 
 
@@ -74,7 +126,7 @@ _PUBLIC_PACKAGE = "inference"
 
 
 def _renamed(descriptor: Any, name: str) -> FileDescriptorProto:
-    """A file of ours with the protocol's own package and file names."""
+    """Return a file of ours with the protocol's own package and file names."""
     file = FileDescriptorProto()
     descriptor.CopyToProto(file)
     old, new = f".{file.package}.", f".{_PUBLIC_PACKAGE}."
@@ -94,26 +146,99 @@ def _renamed(descriptor: Any, name: str) -> FileDescriptorProto:
 
 
 def _health_file() -> FileDescriptorProto:
-    """grpc.health.v1 as far as it is served: Check [R02]."""
+    """Return grpc.health.v1 as far as it is served: Check [R02]."""
     file = FileDescriptorProto(name="grpc/health/v1/health.proto", package="grpc.health.v1", syntax="proto3")
-    optional = FieldDescriptorProto.LABEL_OPTIONAL
-    request = file.message_type.add(name="HealthCheckRequest")
-    request.field.add(name="service", number=1, label=optional, type=FieldDescriptorProto.TYPE_STRING)
-    response = file.message_type.add(name="HealthCheckResponse")
-    states = response.enum_type.add(name="ServingStatus")
+    _add_message(file, "HealthCheckRequest", _Field("service", 1, _STRING))
+    _add_message(file, "HealthCheckResponse", _Field("status", 1, "HealthCheckResponse.ServingStatus"))
+    states = file.message_type[1].enum_type.add(name="ServingStatus")
     for number, state in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
         states.value.add(name=state, number=number)
-    response.field.add(
-        name="status",
-        number=1,
-        label=optional,
-        type=FieldDescriptorProto.TYPE_ENUM,
-        type_name=".grpc.health.v1.HealthCheckResponse.ServingStatus",
-    )
-    health = file.service.add(name="Health")
-    health.method.add(
-        name="Check",
-        input_type=".grpc.health.v1.HealthCheckRequest",
-        output_type=".grpc.health.v1.HealthCheckResponse",
-    )
+    file.message_type[1].field[0].type = FieldDescriptorProto.TYPE_ENUM
+    _add_method(file, "Health", "Check", "HealthCheckRequest", "HealthCheckResponse")
     return file
+
+
+def _reflection_file(version: str) -> FileDescriptorProto:
+    """Return grpc.reflection, as https://github.com/grpc/grpc/tree/master/src/proto/grpc/reflection defines it."""
+    name, package = f"grpc/reflection/{version}/reflection.proto", f"grpc.reflection.{version}"
+    file = FileDescriptorProto(name=name, package=package, syntax="proto3")
+    _add_message(
+        file,
+        "ServerReflectionRequest",
+        _Field("host", 1, _STRING),
+        _Field("file_by_filename", 3, _STRING, "message_request"),
+        _Field("file_containing_symbol", 4, _STRING, "message_request"),
+        _Field("file_containing_extension", 5, "ExtensionRequest", "message_request"),
+        _Field("all_extension_numbers_of_type", 6, _STRING, "message_request"),
+        _Field("list_services", 7, _STRING, "message_request"),
+    )
+    _add_message(
+        file,
+        "ExtensionRequest",
+        _Field("containing_type", 1, _STRING),
+        _Field("extension_number", 2, _INT32),
+    )
+    _add_message(
+        file,
+        "ServerReflectionResponse",
+        _Field("valid_host", 1, _STRING),
+        _Field("original_request", 2, "ServerReflectionRequest"),
+        _Field("file_descriptor_response", 4, "FileDescriptorResponse", "message_response"),
+        _Field("all_extension_numbers_response", 5, "ExtensionNumberResponse", "message_response"),
+        _Field("list_services_response", 6, "ListServiceResponse", "message_response"),
+        _Field("error_response", 7, "ErrorResponse", "message_response"),
+    )
+    _add_message(file, "FileDescriptorResponse", _Field("file_descriptor_proto", 1, _BYTES, repeated=True))
+    _add_message(
+        file,
+        "ExtensionNumberResponse",
+        _Field("base_type_name", 1, _STRING),
+        _Field("extension_number", 2, _INT32, repeated=True),
+    )
+    _add_message(file, "ListServiceResponse", _Field("service", 1, "ServiceResponse", repeated=True))
+    _add_message(file, "ServiceResponse", _Field("name", 1, _STRING))
+    _add_message(file, "ErrorResponse", _Field("error_code", 1, _INT32), _Field("error_message", 2, _STRING))
+    service = _add_method(
+        file, "ServerReflection", REFLECTION_METHOD, "ServerReflectionRequest", "ServerReflectionResponse"
+    )
+    service.client_streaming = service.server_streaming = True
+    return file
+
+
+_STRING, _BYTES, _INT32 = (
+    FieldDescriptorProto.TYPE_STRING,
+    FieldDescriptorProto.TYPE_BYTES,
+    FieldDescriptorProto.TYPE_INT32,
+)
+
+
+class _Field(NamedTuple):
+    """A field of a message; ``kind`` is a scalar type, or the name of a message or an enum of the same file."""
+
+    name: str
+    number: int
+    kind: Any
+    oneof: str = ""
+    repeated: bool = False
+
+
+def _add_message(file: FileDescriptorProto, name: str, *fields: _Field) -> None:
+    message = file.message_type.add(name=name)
+    for each in fields:
+        label = FieldDescriptorProto.LABEL_REPEATED if each.repeated else FieldDescriptorProto.LABEL_OPTIONAL
+        field = message.field.add(name=each.name, number=each.number, label=label)
+        if isinstance(each.kind, str):
+            field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{file.package}.{each.kind}"
+        else:
+            field.type = each.kind
+        if each.oneof:
+            if not message.oneof_decl:
+                message.oneof_decl.add(name=each.oneof)
+            field.oneof_index = 0
+
+
+def _add_method(file: FileDescriptorProto, service: str, name: str, takes: str, gives: str) -> Any:
+    package = f".{file.package}"
+    return file.service.add(name=service).method.add(
+        name=name, input_type=f"{package}.{takes}", output_type=f"{package}.{gives}"
+    )

@@ -39,6 +39,8 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 DEADLINE_EXCEEDED = 4
+MAX_STREAMS = 256
+"""ModelStreamInfer calls of one server that may be open at once, on either transport."""
 Metadata = Iterable[tuple[str, str | bytes]]
 """Keys in lower case; values of keys that end in ``-bin`` are bytes."""
 

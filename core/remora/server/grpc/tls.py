@@ -26,7 +26,10 @@ def read(flag: str, path: str) -> bytes:
 
 
 def context_of(files: TlsFiles, alpn: str) -> ssl.SSLContext:
-    """What a server speaks TLS with: with ``root`` only to clients that it vouches for. Raises ConfigError."""
+    """Return the context of a server [R17]; with ``root`` clients need a certificate that it vouches for.
+
+    Raises ConfigError.
+    """
     read("server-key", files.key)
     read("server-cert", files.cert)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -18,8 +18,10 @@ from fakes import UNTRACED
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RetiredError
 from remora.messages import Data, InferForm, Outcome, Request, Response, Streamed, Tensor, Ticket
+from remora.options import ServerOptions
 from remora.proto import inference_pb2 as pb
-from remora.server.grpc.grpcio_transport import GrpcOptions, GrpcServer
+from remora.server.grpc.grpcio_transport import GrpcServer
+from remora.server.grpc.rpcs import MAX_STREAMS
 from remora.server.grpc.stream import InferStream, StreamLimits
 from remora.tracing.tracer import Traces
 
@@ -131,8 +133,9 @@ class Client:
 
 
 @contextmanager
-def serving(engine: Any, **options: Any) -> Iterator[tuple[GrpcServer, Any]]:
-    server = GrpcServer(engine, GrpcOptions(port=0, **options))
+def serving(engine: Any, streams: int = MAX_STREAMS, **chosen: Any) -> Iterator[tuple[GrpcServer, Any]]:
+    options = ServerOptions(http_address="127.0.0.1", grpc_port=0, grpc_transport="grpcio", **chosen)
+    server = GrpcServer(engine, options, streams=streams)
     port = server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -307,7 +310,7 @@ def test_more_streams_than_are_allowed_are_refused() -> None:
 
 def test_idle_streams_hold_up_no_other_calls() -> None:
     engine = ByHand()
-    with serving(engine, workers=1, streams=8) as (_, channel):
+    with serving(engine, grpc_infer_thread_count=1, streams=8) as (_, channel):
         clients = [Client(channel) for _ in range(8)]
         for number, client in enumerate(clients):
             client.send("nope", str(number))
@@ -338,7 +341,7 @@ def test_a_server_that_drains_answers_what_it_has_taken_and_ends_its_streams() -
 
 def test_metadata_that_match_become_parameters_of_every_request() -> None:
     engine = ByHand()
-    with serving(engine, forward_pattern="my-.*") as (_, channel):
+    with serving(engine, grpc_header_forward_pattern="my-.*") as (_, channel):
         client = Client(channel, (("my-key", "v"), ("other", "x")))
         client.send("plain")
         assert engine.next().form.parameters == {"my-key": "v"}

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from fakes import FakeService, FakeTransport
 from remora.messages import Buffer, Ticket
 from remora.protocols.http1 import HEAD_LIMIT, Head
+from remora.protocols.http2.frames import PREFACE
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
-from remora.server.http.http1 import _AHEAD_LIMIT, Connection, Listener
+from remora.server.http.http1 import _AHEAD_LIMIT, Connection, Handover, Listener
 
 PATIENCE_S = 30.0
 LIMIT = 1 << 20
@@ -89,10 +90,10 @@ def answers_of(wire: bytes) -> list[tuple[bytes, bytes]]:
 
 
 @contextmanager
-def benches(*, wait: bool = False, limit: int = LIMIT) -> Iterator[Bench]:
+def benches(*, wait: bool = False, limit: int = LIMIT, http2: Handover | None = None) -> Iterator[Bench]:
     loop = asyncio.new_event_loop()
     service = FakeService(wait=wait)
-    listener = Listener(service, max_body_bytes=limit)
+    listener = Listener(service, max_body_bytes=limit, http2=http2)
     connection, transport = listener.connection(), FakeTransport()
 
     async def connect() -> None:
@@ -630,3 +631,28 @@ def test_over_a_real_socket() -> None:
         assert not listener.connections
 
     asyncio.run(asyncio.wait_for(talk(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("cut", [1, 4, 17, 18, 20])
+def test_a_connection_of_http2_is_handed_over_however_its_preface_is_cut(cut: int) -> None:
+    taken: list[bytes] = []
+    with benches(http2=lambda _transport, received: taken.append(received)) as bench:
+        bench.receive(PREFACE[:cut])
+        if not taken:
+            bench.receive(PREFACE[cut:])
+        (received,) = taken
+        assert PREFACE.startswith(received)
+        assert len(received) >= 18
+        assert not bench.written
+        assert not bench.listener.connections
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_http2_after_a_request_of_http1_is_a_version_that_is_not_spoken(pipelined: bool) -> None:
+    taken: list[bytes] = []
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    with benches(http2=lambda _transport, received: taken.append(received)) as bench:
+        for piece in [request + PREFACE] if pipelined else [request, PREFACE]:
+            bench.receive(piece)
+        assert [head.split(b" ")[1] for head, _ in answers_of(bench.written)] == [b"200", b"505"]
+        assert not taken
