@@ -1,9 +1,10 @@
-"""The metrics that models keep for themselves [P11], as plain data for the exporter; the law: a series lives
-exactly as long as somebody claims it, and nothing here knows a wire format or a framework.
+"""Registry of the metrics that models define [P11], as plain data for the exporter.
 
-A ``Claim`` is one user's hold on a family: two instances of a model that ask for the same family share its series, and
-a series goes when the last claim that asked for it goes. Claims end by ``retire`` (their owner was closed) or because
-whatever held them was collected; collection only leaves a note, because it may strike while the lock is held.
+A ``Claim`` is one user's reference to a family: two instances of a model that claim the same family share its series.
+Claims end by ``retire`` (their owner was closed) or because their holder was garbage-collected; a collection is only
+queued, because it may happen while the lock is held. Nothing here depends on a wire format or a framework.
+
+Invariant: a series exists for exactly as long as a claim refers to it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricError(ValueError):
-    """A metric that cannot be made, or an operation that its kind does not have."""
+    """An invalid metric, or an operation that its kind does not support."""
 
 
 class MetricKind(StrEnum):
-    """What a family measures; the values are Prometheus' type words."""
+    """What a family measures; the values are Prometheus' type names."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -38,8 +39,11 @@ class MetricKind(StrEnum):
 
 
 class MetricSample(NamedTuple):
-    """One number of a series. A histogram has several, told apart by ``suffix``: ``_bucket`` (how many observations up
-    to the label ``le``), ``_sum`` and ``_count``; it is empty for the other kinds."""
+    """One number of a series.
+
+    A histogram has several, distinguished by ``suffix``: ``_bucket`` (observations up to the label ``le``), ``_sum``
+    and ``_count``. It is empty for the other kinds.
+    """
 
     suffix: str
     labels: dict[str, str]
@@ -47,7 +51,10 @@ class MetricSample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family and what its series say, in the order of their making. ``kind`` is one of ``MetricKind``."""
+    """A family and the samples of its series, in the order of creation.
+
+    ``kind`` is one of ``MetricKind``.
+    """
 
     name: str
     description: str
@@ -56,7 +63,10 @@ class Family(NamedTuple):
 
 
 class Series:
-    """One series that a claim may change. All methods are thread-safe and raise MetricError for the wrong kind."""
+    """One series that a claim may update.
+
+    All methods are thread-safe and raise MetricError for the wrong kind.
+    """
 
     __slots__ = ("_bounds", "_counts", "_kind", "_lock", "_value", "claims")
 
@@ -66,10 +76,10 @@ class Series:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._value = 0.0
-        self._lock = threading.RLock()  # a destructor that counts may strike while samples are taken
+        self._lock = threading.RLock()  # reentrant, because a destructor may count while samples are taken
 
     def increment(self, value: float) -> None:
-        """Add to a counter or a gauge; a counter only grows."""
+        """Add to a counter or a gauge. A counter never decreases."""
         self._need("Increment", MetricKind.COUNTER, MetricKind.GAUGE)
         if self._kind is MetricKind.COUNTER and not value >= 0:
             raise MetricError(
@@ -79,25 +89,25 @@ class Series:
             self._value += value
 
     def set(self, value: float) -> None:
-        """Give a gauge a value."""
+        """Set the value of a gauge."""
         self._need("Set", MetricKind.GAUGE)
         with self._lock:
             self._value = value
 
     def observe(self, value: float) -> None:
-        """Put one value into a histogram."""
+        """Add an observation to a histogram."""
         self._need("Observe", MetricKind.HISTOGRAM)
         with self._lock:
             self._value += value
             self._counts[bisect_left(self._bounds, value)] += 1
 
     def value(self) -> float:
-        """What a counter or a gauge stands at."""
+        """Return the value of a counter or a gauge."""
         self._need("Value", MetricKind.COUNTER, MetricKind.GAUGE)
         return self._value
 
     def samples(self, labels: Labels) -> Iterator[MetricSample]:
-        """What it says, consistent in itself."""
+        """Yield a consistent snapshot of the series."""
         with self._lock:
             value, counts = self._value, tuple(accumulate(self._counts))
         if self._kind is not MetricKind.HISTOGRAM:
@@ -111,7 +121,7 @@ class Series:
         yield MetricSample("_count", dict(labels), counts[-1])
 
     def same_buckets(self, bounds: tuple[float, ...]) -> bool:
-        """Was this histogram made with these upper bounds?"""
+        """Return True if this histogram has these upper bounds."""
         return self._bounds == bounds
 
     def _need(self, operation: str, *kinds: MetricKind) -> None:
@@ -131,7 +141,7 @@ class _Family:
 
 
 class Claim:
-    """One user's hold on a family; see ``Registry.claim``."""
+    """One user's reference to a family. See ``Registry.claim``."""
 
     __slots__ = ("__weakref__", "family", "labels", "owner")
 
@@ -151,15 +161,16 @@ class Registry:
         self._collected: deque[Claim] = deque()
 
     def claim(self, name: str, description: str, kind: MetricKind, *, holder: object, owner: object = None) -> Claim:
-        """Ask for a family: a new one, or the one that has this name and kind already, whose description stays.
+        """Claim a new family, or the existing one of this name and kind.
 
-        The claim ends when ``holder`` is collected (it must allow weak references) or ``owner`` is retired.
+        An existing family keeps its description. The claim ends when ``holder`` is collected (it must allow weak
+        references) or ``owner`` is retired.
 
         Raises:
-            MetricError: a name Prometheus would not read, or one that stands for something else already.
+            MetricError: an invalid Prometheus name, or one that is in use for another kind.
         """
         if not _FAMILY_NAME.fullmatch(name):
-            raise MetricError(f"'{name}' is no metric name: use letters, digits, '_' and ':', no digit first")
+            raise MetricError(f"'{name}' is not a metric name: use letters, digits, '_' and ':', no leading digit")
         with self._lock:
             self._sweep()
             family = self._families.get(name)
@@ -170,15 +181,17 @@ class Registry:
             family.claims += 1
             claim = Claim(family, owner)
             self._claims.add(claim)
-        # deque.append takes no lock of ours: a collection may run in the middle of any of these methods.
+        # deque.append takes none of our locks, because a collection may interrupt any of these methods.
         weakref.finalize(holder, self._collected.append, claim).atexit = False
         return claim
 
     def series(self, claim: Claim, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> Series:
-        """The family's series with these labels; ``buckets`` are a histogram's upper bounds, ascending.
+        """Return the family's series with these labels, creating it if needed.
+
+        ``buckets`` are a histogram's upper bounds, ascending.
 
         Raises:
-            MetricError: bad labels or buckets, buckets where there can be none, or a series with others.
+            MetricError: bad labels or buckets, buckets for another kind, or a series with different buckets.
         """
         key = _checked_labels(labels)
         bounds = _checked_buckets(claim.family.kind, buckets)
@@ -197,14 +210,14 @@ class Registry:
         return series
 
     def retire(self, owner: object) -> None:
-        """End all claims of an owner; handles that are still around count into the void."""
+        """End all claims of an owner; updates through existing handles are then discarded."""
         with self._lock:
             self._sweep()
             for claim in [claim for claim in self._claims if claim.owner is owner]:
                 self._end(claim)
 
     def snapshot(self) -> list[Family]:
-        """All families as they stand, in the order of their making."""
+        """Return all families with their current values, in the order of creation."""
         with self._lock:
             self._sweep()
             return [
@@ -239,7 +252,7 @@ def _samples(family: _Family) -> Iterator[MetricSample]:
 def _checked_labels(labels: Mapping[str, str]) -> Labels:
     for name, value in labels.items():
         if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name):
-            raise MetricError(f"Invalid label name '{name}': use letters, digits and '_', no digit and no '__' first")
+            raise MetricError(f"Invalid label name '{name}': use letters, digits and '_', no leading digit or '__'")
         if not isinstance(value, str):
             raise MetricError(f"label '{name}' must be text, not {type(value).__name__}")
     return tuple(sorted(labels.items()))
@@ -259,9 +272,9 @@ def _checked_buckets(kind: MetricKind, buckets: Sequence[float] | None) -> tuple
 
 
 REGISTRY = Registry()
-"""The one that models write to and the exporter reads: a model has no way to say which server it means."""
+"""The process-wide registry, because a model cannot name the server that it belongs to."""
 
 
 def snapshot() -> list[Family]:
-    """What all models of this process have to tell."""
+    """Return all families of this process."""
     return REGISTRY.snapshot()

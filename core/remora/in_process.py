@@ -1,4 +1,4 @@
-"""What programs hand in, as a request declares it; the law: values are cast only where that loses nothing."""
+"""Requests and answer streams of programs that embed the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from remora.scheduling.backpressure import Backpressure
 
 
 def as_request(model: ServedModel, inputs: Mapping[str, npt.ArrayLike]) -> tuple[tuple[InputSpec, ...], list[Data]]:
-    """Inputs of a program as a request declares them; datatypes follow the model where the cast is safe."""
+    """Return the input specs and data of a program's arrays.
+
+    A datatype follows the model's if the cast loses nothing, otherwise the array's.
+    """
     wanted = {row.name: row.datatype for row in model.signature.inputs}
     specs: list[InputSpec] = []
     data: list[Data] = []
@@ -53,18 +56,18 @@ _RESERVED: Mapping[str, tuple[str, type, type]] = {
     "priority": ("priority", int, int),
     "timeout": ("timeout_us", int, int),
 }
-"""Parameters that mean something to V2: the form's field, and the types that the value may have."""
+"""Parameters reserved by V2: the form's field, and the accepted types."""
 
 
 def as_form(
     specs: tuple[InputSpec, ...], outputs: Sequence[str], id: str, parameters: Mapping[str, Parameter]
 ) -> InferForm:
-    """The form of a program's request. Parameters that V2 reserves mean here what they mean there.
+    """Return the form of a program's request; reserved parameters have their V2 meaning.
 
-    Raises InvalidArgumentError for a reserved parameter whose value is of another type, or negative.
+    Raises InvalidArgumentError for a reserved parameter whose value has another type or is negative.
     """
     rest = dict(parameters)
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, (field, first, second) in _RESERVED.items():
         if name not in rest:
             continue
@@ -72,8 +75,8 @@ def as_form(
         if type(value) not in (first, second) or (type(value) is int and value < 0):
             kinds = " or ".join(dict.fromkeys((first.__name__, second.__name__)))
             raise InvalidArgumentError(f"parameter '{name}' is {value!r}: expected {kinds}, not below 0")
-        said[field] = value
-    return InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, rest, **said)
+        fields[field] = value
+    return InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, rest, **fields)
 
 
 def _as_array(array: Array, datatype: str, name: str) -> Array:
@@ -100,7 +103,7 @@ def _as_bytes(value: object, name: str) -> bytes:
 
 
 AHEAD = 256
-"""How many answers a model may be ahead of the program that reads them; then it is held up in its ``send``."""
+"""Number of unread answers above which a model's ``send`` blocks."""
 
 _ANY = 1 << 62
 
@@ -108,13 +111,13 @@ T = TypeVar("T")
 
 
 class AnswerStream(Iterator[T], Generic[T]):
-    """Any number of answers, as the model gives them. For one thread; `close` may be called by any.
+    """Iterator over the answers of a model.
 
-    An error that the model answers with is raised by ``next``; after one that was not the last, iterating can go on.
-    Closing the iterator, or dropping it, cancels the request.
+    For one thread, but any thread may call `close`. An error response is raised by ``next``; if it was not the final
+    one, iteration can continue. Closing or dropping the iterator cancels the request.
 
     Args:
-        convert: what an answer looks like to the program.
+        convert: converts a response for the program.
         ahead: see AHEAD.
     """
 
@@ -126,12 +129,12 @@ class AnswerStream(Iterator[T], Generic[T]):
         self._ended = False
 
     def follow(self, ticket: Ticket) -> AnswerStream[T]:
-        """Cancel this ticket when the iterator is closed; returns itself."""
+        """Cancel this ticket when the iterator is closed. Returns the iterator."""
         self._ticket = ticket
         return self
 
     def receiver(self) -> Callable[[Ticket, Outcome], None]:
-        """The ticket's reply. It does not keep the iterator alive."""
+        """Return the ticket's reply, which does not keep the iterator alive."""
         answers, room = self._answers, self._room
 
         def reply(_ticket: Ticket, outcome: Outcome) -> None:
@@ -139,7 +142,7 @@ class AnswerStream(Iterator[T], Generic[T]):
             if streamed.final:
                 room.add()
             else:
-                room.take()  # at once when it was closed: nobody reads the answer then
+                room.take()  # returns at once after `close`, because the answer is then not read
             answers.put(streamed)
 
         return reply
@@ -161,7 +164,7 @@ class AnswerStream(Iterator[T], Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel the request unless it is answered; ``next`` gives nothing more."""
+        """Cancel the request unless it is answered, and end the iteration."""
         if self._ended:
             return
         self._ended = True

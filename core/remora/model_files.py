@@ -1,6 +1,7 @@
-"""What a model's files and folders are called, and what the names tell; the law: names alone, and next to no imports.
+"""Names of model files and directories, and what they imply.
 
-Hosts look for models before the process is set up for numpy and the runtimes, which nothing here may load.
+This module imports next to nothing, because hosts look for models before the process is configured for numpy and the
+runtimes.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Final, Literal, NamedTuple
 
 Syntax = Literal["pbtxt", "json", "yaml"]
 CONFIG_SYNTAX: Final[dict[str, Syntax]] = {".pbtxt": "pbtxt", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
-"""The notation that a configuration's suffix stands for."""
+"""Notation of a configuration file by suffix."""
 CONFIG_FILENAMES = tuple(f"config{suffix}" for suffix in CONFIG_SYNTAX)
-"""The names a model's configuration may have."""
+"""Possible names of a model's configuration file."""
 
 _MAX_VERSION = (1 << 63) - 1
 _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
@@ -20,20 +21,20 @@ _VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
 
 
 class FileKind(NamedTuple):
-    """What a model file says about the model: its backend, and the platform that goes with it, if any."""
+    """A model file name with the backend and platform that it implies."""
 
     filename: str
     backend: str
     platform: str = ""
     aliases: tuple[str, ...] = ()
     only_if_there: bool = False
-    """The backend has files of several names: none is meant before it is there."""
+    """The backend has files of several names, so none is the default before it exists."""
     by_itself: bool = True
-    """The name is telling enough without a backend in the configuration."""
+    """The name is specific enough without a backend in the configuration."""
 
 
 KINDS = (
-    # In Triton's order: the first file that is there wins.
+    # In Triton's order: the first existing file wins.
     FileKind("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     FileKind("model.graphdef", "tensorflow", "tensorflow_graphdef"),
     FileKind("model.plan", "tensorrt", "tensorrt_plan"),
@@ -42,7 +43,7 @@ KINDS = (
     FileKind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
     FileKind("model.pt2", "pytorch", "torch_aoti"),
     FileKind("model.py", "python"),
-    # Ours: Triton asks for the backend's name in the configuration.
+    # Extensions: Triton requires the backend's name in the configuration.
     FileKind("model.so", "native"),
     FileKind("xgboost.ubj", "fil", only_if_there=True),
     FileKind("xgboost.json", "fil", only_if_there=True),
@@ -51,14 +52,14 @@ KINDS = (
 )
 
 MODEL_FILENAMES = tuple(kind.filename for kind in KINDS if kind.by_itself)
-"""The names that tell a model's backend by themselves."""
+"""Names that imply a model's backend by themselves."""
 
 
 def parse_version(dirname: str) -> int | None:
-    """The version that a directory's name stands for, or None when it is none [M02].
+    """Return the version number of a directory name, or None if it is not a version [M02].
 
-    As Triton reads it: the number in front counts (``1abc`` is 1), but a longer name must not begin with a zero.
-    Negative numbers and numbers beyond 64 bits are no versions.
+    As in Triton, leading digits count (``1abc`` is 1), but a longer name must not begin with a zero. Negative numbers
+    and numbers beyond 64 bits are not versions.
     """
     if dirname in _NO_VERSIONS or (len(dirname) > 1 and dirname.startswith("0")):
         return None

@@ -1,11 +1,11 @@
-"""Does this request fit this model, and as which arrays? Pure checks, in Triton's order and with Triton's texts.
+"""Validation of requests against a model, in Triton's order and with Triton's texts.
 
-A signature is made once from a complete configuration. `check` turns a form into a `Layout` (what each input must be,
-how many rows, which outputs); `bind` turns a layout and the request's bytes into a Request whose arrays are views over
-those bytes. A form that comes again, the same object, gets its layout from a bounded memo.
+A signature is created once from a complete configuration. `check` turns a form into a `Layout` (shape and dtype of each
+input, rows, outputs), and binding turns a layout and the request's bytes into a Request whose arrays are views over
+those bytes. The layout of a form that is received again, as the same object, comes from a bounded memo. Pure.
 
-Of two faulty inputs Triton names the one that came last, of two unknown outputs the first by name: its containers'
-orders. Clients compare texts, so the checks here go the same ways.
+Of two faulty inputs Triton names the last one, of two unknown outputs the first by name, because of the order of its
+containers. Clients compare texts, so the checks here use the same order.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _BATCH_NOTE = (
 
 
 class UnreadableError(InvalidArgumentError):
-    """A string that is longer than the bytes that are left. Triton leaves it to the model to find, when all else is
-    well."""
+    """A string longer than the remaining bytes.
+
+    Triton leaves the check to the model, so it is reported only if the rest of the request is valid.
+    """
 
     def __init__(self, name: str, length: int, left: int) -> None:
         super().__init__(
@@ -48,7 +50,7 @@ class UnreadableError(InvalidArgumentError):
         self._lengths = length, left
 
     def of(self, name: str) -> UnreadableError:
-        """The same as a model tells it that knows the input by this name."""
+        """Return the error for another name of the input, as a composing model reports it."""
         return UnreadableError(name, *self._lengths)
 
 
@@ -62,7 +64,7 @@ class _Input(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One input of a layout: the bytes it must have (-1: BYTES, counted by element) and the array they become."""
+    """One input of a layout: its size in bytes (-1 for BYTES) and the array to create."""
 
     name: str
     dtype: np.dtype[Any]
@@ -71,7 +73,7 @@ class _Part(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A form that fits: its parts in the order of the request's data, and what batching needs to know."""
+    """A valid form: its inputs in the order of the data, and what batching needs to know."""
 
     parts: tuple[_Part, ...]
     requested: tuple[str, ...]
@@ -80,7 +82,7 @@ class Layout(NamedTuple):
 
 
 class Signature:
-    """The inputs and outputs of one model as requests must send them and may ask for them.
+    """The inputs and outputs of one model as requests must send and may request them.
 
     Args:
         config: complete and valid.
@@ -92,13 +94,13 @@ class Signature:
         self.max_batch_size = config.max_batch_size
         self._inputs = {row.name: _input(row) for row in config.input}
         self._required = frozenset(row.name for row in config.input if not row.optional)
-        # Triton counts the inputs and leaves it to the model which of them are there. A Python model may look, and the
-        # steps of an ensemble may do without; other frameworks would fail with texts of their own.
+        # Triton only counts the inputs. A Python model may check which are present and the steps of an ensemble may
+        # not need all; other frameworks would fail with different texts.
         self._counts_only = config.backend == "python" or config.HasField("ensemble_scheduling")
         self._outputs = tuple(row.name for row in config.output)
         self._reshaped = {row.name: row for row in config.output if row.HasField("reshape")}
         self.reshapes = bool(self._reshaped)
-        """Whether `to_wire` changes anything."""
+        """True if `to_wire` changes anything."""
         self._memo: dict[InferForm, Layout] = {}
         batch = (-1,) if config.max_batch_size > 0 else ()
         self.inputs = tuple(
@@ -109,14 +111,17 @@ class Signature:
         )
 
     def request(self, form: InferForm, data: Sequence[Data]) -> Request:
-        """The checked request. Raises InvalidArgumentError with Triton's text when it does not fit [H18-H22]."""
+        """Return the checked request.
+
+        Raises InvalidArgumentError with Triton's text if it does not fit [H18-H22].
+        """
         if form.raw:
             return self._raw_request(form, data)
         try:
             layout = self._memo.get(form)
             if layout is None:
                 layout = self.check(form)
-                if not form.id and not form.parameters:  # a form with either is not seen twice
+                if not form.id and not form.parameters:  # because a form with either is not reused
                     if len(self._memo) >= _MEMO_LIMIT:
                         self._memo.clear()
                     self._memo[form] = layout
@@ -124,27 +129,30 @@ class Signature:
         except InvalidArgumentError:
             self._find_fault(form, data)
             raise
-        except (ValueError, OverflowError) as error:  # dims of nothing that numpy cannot count, such as [2**62,0]
+        except (ValueError, OverflowError) as error:  # empty shapes that exceed numpy's limits, such as [2**62,0]
             raise self._refusal(form, f"the inputs for '{self.name}' cannot become arrays: {error}") from error
 
     def _find_fault(self, form: InferForm, data: Sequence[Data]) -> None:
-        """Raise what Triton would, which looks at one input after the other, each with its bytes."""
+        """Raise the error that Triton reports.
+
+        Triton checks one input after the other, each with its bytes.
+        """
         self._check_names(form)
         rows, _ = self._check_batch(form)
         unreadable: UnreadableError | None = None
-        with suppress(ValueError, OverflowError):  # one that cannot become an array is not what was found
+        with suppress(ValueError, OverflowError):  # because such an input is not the fault that was found
             for spec, source in zip(reversed(form.inputs), reversed(data), strict=True):
                 try:
                     self._array(form, self._check_input(form, *spec, rows), source)
                 except UnreadableError as error:
-                    unreadable = error  # the model finds it, which reads them from the first to the last
+                    unreadable = error  # the model reports the first one, so the last of this reversed loop counts
         if unreadable is not None:
             raise unreadable
 
     # -- the form ---------------------------------------------------------------------------------------------------
 
     def check(self, form: InferForm) -> Layout:
-        """The layout of a form, tensor bytes aside. Raises InvalidArgumentError."""
+        """Return the layout of a form without its tensor bytes. Raises InvalidArgumentError."""
         self._check_names(form)
         rows, empty = self._check_batch(form)
         parts = tuple([self._check_input(form, *spec, rows) for spec in form.inputs])
@@ -179,7 +187,7 @@ class Signature:
             if required == total
             else f"expected number of inputs between {required} and {total}"
         )
-        # The bracket that never opens when nothing is missing is Triton's [H19].
+        # Triton's text has an unbalanced bracket if nothing is missing [H19].
         tail = f"[{missing}]" if missing else "]"
         return (
             f"{expected} but got {len(seen)} inputs for model '{self.name}'. Got input(s) [{got}], "
@@ -187,8 +195,11 @@ class Signature:
         )
 
     def _check_batch(self, form: InferForm) -> tuple[int, bool]:
-        """Rows of the request, one at least, and whether an input has none, which is refused once its bytes were
-        looked at. Inputs that the model does not have are met on the way, and those that it lacks after it."""
+        """Return the rows of the request, at least one, and True if an input has no rows.
+
+        An empty batch is refused after its bytes were checked. Unknown inputs are reported in this loop, missing ones
+        after it.
+        """
         batches, rows = self.max_batch_size > 0, 0
         for spec in reversed(form.inputs):
             if spec.name not in self._inputs:
@@ -199,7 +210,7 @@ class Signature:
                 raise self._refusal(
                     form, f"input '{spec.name}' has no shape but model requires batch dimension for '{self.name}'"
                 )
-            if not rows:  # none yet; a batch of none is taken for that too
+            if not rows:  # none so far, or an empty batch
                 rows = spec.shape[0]
             elif rows != spec.shape[0]:
                 raise self._refusal(
@@ -245,7 +256,10 @@ class Signature:
     def _fits(
         self, form: InferForm, name: str, dims: tuple[int, ...], own: tuple[int, ...], shape: tuple[int, ...]
     ) -> bool:
-        """Whether a shape, its batch aside, is of these dims. Raises for a size left open before one that differs."""
+        """Return True if a shape without its batch matches these dims.
+
+        Raises InvalidArgumentError for a size of -1 before the first mismatch.
+        """
         if len(own) != len(dims):
             return False
         for dim, size in zip(dims, own, strict=True):
@@ -266,8 +280,8 @@ class Signature:
         arrays: dict[str, Array] = {}
         for part, source in zip(parts, data, strict=True):
             name, dtype, shape, nbytes = part
-            if type(source) is memoryview and source.nbytes == nbytes and nbytes:  # the usual case, kept short
-                arrays[name] = np.ndarray(shape, dtype, source)  # a view; half the price of frombuffer and reshape
+            if type(source) is memoryview and source.nbytes == nbytes and nbytes:  # fast path
+                arrays[name] = np.ndarray(shape, dtype, source)  # a view; costs half of frombuffer and reshape
             else:
                 arrays[name] = self._array(form, part, source)
         if not rows:
@@ -285,7 +299,7 @@ class Signature:
             return np.empty(shape, dtype)
         if isinstance(source, np.ndarray):
             return source.reshape(shape)
-        if isinstance(source, DeviceArray):  # which a step of an ensemble has left where it was
+        if isinstance(source, DeviceArray):  # left on the device by a step of an ensemble
             return source.reshape(shape).as_array()
         return np.ndarray(shape, dtype, source)  # type: ignore[arg-type]
 
@@ -299,8 +313,8 @@ class Signature:
             elements = source
         else:
             elements = self._split_bytes(form, name, source or b"", count)
-        rows_of_none = self.max_batch_size > 0 and not shape[0]
-        least = math.prod(shape[1:]) if rows_of_none else count  # as the sizes of numbers, for one row at least
+        empty_batch = self.max_batch_size > 0 and not shape[0]
+        least = math.prod(shape[1:]) if empty_batch else count  # at least one row, as for numeric inputs
         if len(elements) < least:
             raise self._too_few(form, name, least, len(elements))
         if len(elements) > count:
@@ -344,7 +358,7 @@ class Signature:
         )
 
     def _raw_request(self, form: InferForm, data: Sequence[Data]) -> Request:
-        """A request that is nothing but the bytes of the one input [B03]."""
+        """Return the request for a body that is the only input's bytes [B03]."""
         if len(self._inputs) != 1:
             raise self._refusal(
                 form,
@@ -373,7 +387,10 @@ class Signature:
         return self._bind(form, layout, [body])
 
     def _raw_bytes_request(self, form: InferForm, row: _Input, batch: tuple[int, ...], body: memoryview) -> Request:
-        """The whole body is one element, so the input must be able to hold exactly one."""
+        """Return the request for a body that is one BYTES element.
+
+        The input must be able to hold exactly one element.
+        """
         if row.dims != (1,):
             raise self._refusal(form, f"For BYTE datatype raw input '{row.name}', the model must have input shape [1]")
         part = self._check_input(form, row.name, row.datatype, batch + row.dims, 1)
@@ -383,7 +400,7 @@ class Signature:
     # -- the way back -----------------------------------------------------------------------------------------------
 
     def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Outputs in the wire's shape: the model's own, but for outputs with a reshape [C06]."""
+        """Return the outputs in their wire shapes; a reshape is reversed [C06]."""
         if not self._reshaped:
             return outputs
         return [self._wire_tensor(tensor) for tensor in outputs]
@@ -413,7 +430,10 @@ def _input(row: ModelInput) -> _Input:
 
 
 def _reshape(shape: tuple[int, ...], dims: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """`target` with its variable dims taken, in order, from the dims of `shape` that are variable in `dims`."""
+    """Return `target` with its variable dims filled from the variable `dims` of `shape`.
+
+    The sizes are used in order.
+    """
     variable = iter([size for size, dim in zip(shape, dims, strict=False) if dim == -1])
     return tuple(next(variable, -1) if dim == -1 else dim for dim in target)
 

@@ -1,8 +1,8 @@
-"""Where the time of a start went: the ledger, and what it says. Pure: times are given to it, by whoever spent them.
+"""Startup ledger: phases, steps and imports of a startup with their durations.
 
-The phases follow each other without a gap from the process's first moment until it is ready, so that they sum to the
-whole. What went on beside them (models load while the server is still being imported) is told by steps: when each
-began, and how long it took.
+The phases follow each other without a gap from the start of the process until it is ready, so that they sum to the
+total. Concurrent work (models load while the server is still being imported) is recorded as steps. Pure: all times are
+arguments.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 SLOW_IMPORT_NS = 20_000_000
-"""Imports that took less are not told."""
+"""Minimum duration of a recorded import."""
 
 
 class Phase(NamedTuple):
-    """A stretch of the start, in ns since it began."""
+    """A phase of the startup, in nanoseconds since it began."""
 
     name: str
     begin_ns: int
@@ -23,10 +23,10 @@ class Phase(NamedTuple):
 
 
 class StartStep(NamedTuple):
-    """Something that was done for a model (or, with ``model`` empty, for all of a repository).
+    """A step for one model, or with an empty ``model`` for a whole repository.
 
-    ``what``: list, download (or cache, when nothing had to come), config, session or warmup. ``bytes`` are those that
-    came; they are checked while they come.
+    ``what``: list, download (or cache, if nothing was downloaded), config, session or warmup. ``bytes`` is the
+    downloaded size. Verification happens during the download.
     """
 
     model: str
@@ -37,7 +37,7 @@ class StartStep(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """A module, and what it imported in its turn."""
+    """A module import, and the module that it was nested in."""
 
     module: str
     begin_ns: int
@@ -46,7 +46,10 @@ class Imported(NamedTuple):
 
 
 class StartupReport(NamedTuple):
-    """A start so far. ``first_answer_ns`` is 0 until a request was answered; all times are since the start began."""
+    """The startup so far.
+
+    ``first_answer_ns`` is 0 before the first answer. All times are relative to the begin of the startup.
+    """
 
     ready: bool
     total_ns: int
@@ -57,11 +60,13 @@ class StartupReport(NamedTuple):
 
 
 class Ledger:
-    """Keeps the times of one start. Any thread may tell it of steps; phases are told by the one that starts.
+    """Records the times of one startup.
+
+    Any thread may add steps; only the starting thread may mark phases.
 
     Args:
-        now_ns: the clock that all times are read from.
-        began_ns: when the start began by that clock; now, when not given.
+        now_ns: the clock of all times.
+        began_ns: begin of the startup on that clock; default now.
     """
 
     def __init__(self, now_ns: Callable[[], int], began_ns: int | None = None) -> None:
@@ -74,29 +79,32 @@ class Ledger:
         self._first_answer_ns = 0
 
     def mark(self, name: str, at_ns: int | None = None) -> None:
-        """What went on since the last mark was this, until ``at_ns`` or now."""
+        """End the current phase at ``at_ns`` or now, and name it."""
         if not self._ready:
             begin_ns = self._phases[-1].end_ns if self._phases else 0
             end_ns = (self.now_ns() if at_ns is None else at_ns) - self._began_ns
             self._phases.append(Phase(name, begin_ns, max(begin_ns, end_ns)))
 
     def ready(self) -> None:
-        """The start is over: nothing that is told later belongs to it."""
+        """End the startup; later records are ignored."""
         self.mark("ready")
         self._ready = True
 
     def add(self, model: str, what: str, begin_ns: int, size: int = 0) -> None:
-        """Tell of a step that began at ``begin_ns`` by the clock, and is done now; see `StartStep`."""
+        """Record a step that began at ``begin_ns`` and ends now. See `StartStep`."""
         if not self._ready:
             self._steps.append(StartStep(model, what, begin_ns - self._began_ns, self.now_ns() - self._began_ns, size))
 
     def imported(self, module: str, begin_ns: int, end_ns: int, within: str) -> None:
-        """Tell of an import that took long."""
+        """Record a slow import."""
         self._imports.append(Imported(module, begin_ns - self._began_ns, end_ns - self._began_ns, within))
 
     def report(self, first_answer_ns: int = 0) -> StartupReport:
-        """The start so far; ``first_answer_ns`` is when the first request was answered, 0 for not yet."""
-        if first_answer_ns and not self._first_answer_ns:  # a model that is loaded again forgets its own
+        """Return the startup so far.
+
+        ``first_answer_ns`` is the time of the first answer, 0 before that.
+        """
+        if first_answer_ns and not self._first_answer_ns:  # kept, because reloading a model resets its statistics
             self._first_answer_ns = first_answer_ns - self._began_ns
         total_ns = self._phases[-1].end_ns if self._ready else self.now_ns() - self._began_ns
         return StartupReport(
@@ -110,7 +118,7 @@ class Ledger:
 
 
 def as_document(report: StartupReport) -> dict[str, Any]:
-    """What ``/v2/startup`` shows: times in milliseconds, since the process began."""
+    """Return the document of ``/v2/startup``, with milliseconds since the process began."""
     return {
         "ready": report.ready,
         "total_ms": _ms(report.total_ns),
@@ -150,12 +158,12 @@ def _speed(step: StartStep) -> dict[str, float]:
 
 
 def over_budget(report: dict[str, Any], budget_ms: float, before: dict[str, Any] | None = None) -> str:
-    """What is wrong with a start that took longer than its budget, in one line; "" when it did not.
+    """Return a one-line diagnosis if a startup took longer than its budget, else "".
 
     Args:
-        report: a start, as `as_document` shows it.
-        budget_ms: from the process's first moment until the first answer, or until it was ready if none came.
-        before: an earlier start; then the phase that grew most is named, else the longest.
+        report: a startup, as returned by `as_document`.
+        budget_ms: from the start of the process until the first answer, or until ready if there was no answer.
+        before: an earlier startup to compare with; the phase that grew most is then named, else the longest.
     """
     spent = report["first_answer_ms"] or report["total_ms"]
     if spent <= budget_ms:
@@ -164,9 +172,10 @@ def over_budget(report: dict[str, Any], budget_ms: float, before: dict[str, Any]
     earlier = {each["phase"]: each["ms"] for each in before["phases"]} if before else {}
     growth = {name: ms - earlier.get(name, 0.0) for name, ms in phases.items()}
     name = max(growth, key=lambda phase: growth[phase])
-    told = f"'{name}' took {phases[name]:.0f} ms"
+    diagnosis = f"'{name}' took {phases[name]:.0f} ms"
     if before:
-        told += f", {growth[name]:.0f} ms more than before"
+        diagnosis += f", {growth[name]:.0f} ms more than before"
     steps = sorted(report["models"], key=lambda step: step["ms"], reverse=True)[:1] if name == "models" else []
-    told += "".join(f" (most of it: {step['step']} of '{step['model']}', {step['ms']:.0f} ms)" for step in steps)
-    return f"the start took {spent:.0f} ms, {spent - budget_ms:.0f} ms over its budget of {budget_ms:.0f} ms: {told}"
+    diagnosis += "".join(f" (most of it: {step['step']} of '{step['model']}', {step['ms']:.0f} ms)" for step in steps)
+    over_ms = spent - budget_ms
+    return f"the start took {spent:.0f} ms, {over_ms:.0f} ms over its budget of {budget_ms:.0f} ms: {diagnosis}"

@@ -1,6 +1,7 @@
-"""What each model version has done, as numbers [T01-T03]; the law: adding is cheap, reading is a snapshot.
+"""Statistics of each model version, and the recorder that fills them [T01-T03].
 
-The V2 statistics API, Prometheus and `explain` all read from here. Nothing is formatted here.
+The V2 statistics API, Prometheus and `explain` read from here; nothing is formatted here. Recording is cheap, and
+reading takes a consistent snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What ``--metrics-config`` says [P03, P06]."""
+    """Settings of ``--metrics-config`` [P03, P06]."""
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -36,18 +37,18 @@ class MetricsSettings:
 
     @classmethod
     def of(cls, entries: tuple[str, ...]) -> MetricsSettings:
-        """Settings from KEY=VALUE entries; keys nobody knows are left alone, as Triton does.
+        """Return the settings of KEY=VALUE entries; unknown keys are ignored, as in Triton.
 
-        Raises ValueError for an entry without "=", a switch that is neither on nor off, and quantiles that are no
-        numbers between 0 and 1.
+        Raises ValueError for an entry without "=", a switch that is not a boolean, and quantiles that are not numbers
+        between 0 and 1.
         """
         for entry in entries:
             if "=" not in entry:
                 raise ValueError(f"--metrics-config={entry}: give KEY=VALUE")
-        given = dict(entry.partition("=")[::2] for entry in entries)
+        values = dict(entry.partition("=")[::2] for entry in entries)
         quantiles = _QUANTILES
-        if "summary_quantiles" in given:
-            text = given["summary_quantiles"].strip("\"'")
+        if "summary_quantiles" in values:
+            text = values["summary_quantiles"].strip("\"'")
             try:
                 quantiles = tuple(float(pair.partition(":")[0]) for pair in text.split(","))
             except ValueError:
@@ -55,8 +56,8 @@ class MetricsSettings:
             if not all(0 <= value <= 1 for value in quantiles):
                 raise ValueError(f"--metrics-config=summary_quantiles={text}: quantiles are numbers between 0 and 1")
 
-        def is_on(name: str, unsaid: str) -> bool:
-            word = given.get(name, unsaid)
+        def is_on(name: str, default: str) -> bool:
+            word = values.get(name, default)
             if word.lower() not in BOOLEANS:
                 raise ValueError(f"--metrics-config={name}={word}: expected true or false")
             return BOOLEANS[word.lower()]
@@ -72,7 +73,7 @@ class MetricsSettings:
 _log = logging.getLogger("remora.models")
 
 _FAILURE_LOG_NS = 10_000_000_000
-"""How long one failure in a model keeps others of the same model out of the log."""
+"""Minimum interval between two logged failures of a model."""
 
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
     int(seconds * 1e9)
@@ -95,27 +96,27 @@ LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
         10.0,
     )
 )
-"""Upper bounds of the latency histograms' buckets; the last bucket has none."""
+"""Upper bounds of the latency histograms' buckets; the last bucket is unbounded."""
 
 FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"
-"""Triton's name for the waits for first responses, by which models give them other buckets [C19, P05]."""
+"""Triton's metric name for the time to first response, by which models configure its buckets [C19, P05]."""
 
 FIRST_RESPONSE_BOUNDS_MS: tuple[float, ...] = (100, 500, 2000, 5000)
-"""Upper bounds of the buckets for first responses, unless a model names its own [P05]."""
+"""Default upper bounds of the buckets of the time to first response [P05]."""
 
 SUMMARY_SAMPLES = 4096
-"""How many requests the quantiles of the summaries look at, at the most [P06]."""
+"""Maximum number of requests from which the summaries' quantiles are computed [P06]."""
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 FAILURE_REASONS = (REJECTED, CANCELED, BACKEND, OTHER)
 
 
 RECENT_BATCHES = 1024
-"""How many of its last executions each model keeps, for `remora explain`."""
+"""Number of latest executions kept for each model, for `remora explain`."""
 
 
 class Phases(NamedTuple):
-    """When one execution began, had its inputs, had its results, and was done (monotonic nanoseconds)."""
+    """Times of one execution: begin, inputs ready, results ready, end (monotonic nanoseconds)."""
 
     start_ns: int
     input_end_ns: int
@@ -131,8 +132,10 @@ class Histogram(NamedTuple):
 
 
 class FirstResponses(NamedTuple):
-    """How long requests waited for the first of their responses: counts by upper bounds (one more than those), and the
-    sum, in whole milliseconds."""
+    """Histogram of the time to first response, in whole milliseconds.
+
+    There is one more count than bounds.
+    """
 
     bounds_ms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -140,7 +143,7 @@ class FirstResponses(NamedTuple):
 
 
 class StatisticsSample(NamedTuple):
-    """What one execution cost each of its requests: when it ended, and nanoseconds by phase [P06]."""
+    """One request of an execution: its end, and its durations by phase in nanoseconds [P06]."""
 
     end_ns: int
     request_ns: int
@@ -151,7 +154,16 @@ class StatisticsSample(NamedTuple):
 
 
 class RanBatch(NamedTuple):
-    """One execution: its end, the requests it answered, its rows, their waits in all, how long it ran, and why."""
+    """One execution.
+
+    Attributes:
+        end_ns: its end.
+        requests: answered requests.
+        rows: batch size.
+        wait_ns: total queue time of the requests.
+        run_ns: duration.
+        reason: the dispatch reason.
+    """
 
     end_ns: int
     requests: int
@@ -162,7 +174,7 @@ class RanBatch(NamedTuple):
 
 
 class CacheSample(NamedTuple):
-    """One request that the cache was asked for: when, with what result, and nanoseconds [P07]."""
+    """One cache look-up: its time, its result, and durations in nanoseconds [P07]."""
 
     end_ns: int
     hit: bool
@@ -172,10 +184,10 @@ class CacheSample(NamedTuple):
 
 
 class ModelStatistics:
-    """The numbers of one model version, from its load to its unload [T02]. Thread-safe.
+    """The statistics of one model version, from its load to its unload [T02]. Thread-safe.
 
-    ``samples`` keeps that many single requests besides the sums, for quantiles; 0 keeps none. With ``first_bounds_ms``
-    the waits for first responses are counted between them.
+    ``samples`` is the number of single requests kept for quantiles, 0 to keep only sums. ``first_bounds_ms`` are the
+    buckets of the time to first response, which is not counted without them.
     """
 
     def __init__(self, samples: int = 0, first_bounds_ms: tuple[float, ...] = ()) -> None:
@@ -187,7 +199,7 @@ class ModelStatistics:
         self._cache_samples: deque[CacheSample] | None = deque(maxlen=samples) if samples else None
         self.last_inference_ms = 0
         self.first_answer_ns = 0
-        """When the first request was answered, by the clock; 0 for not yet."""
+        """Time of the first answer by the clock; 0 before that."""
         self.inference_count = 0
         self.execution_count = 0
         self._success, self._fail, self._queue = [0, 0], [0, 0], [0, 0]
@@ -202,7 +214,7 @@ class ModelStatistics:
         self._queue_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
 
     def forget(self) -> None:
-        """Begin anew: what ran before the model served is nothing that clients asked for."""
+        """Reset all numbers, because requests before the model served were not from clients."""
         kept = self._samples.maxlen or 0 if self._samples is not None else 0
         fresh = ModelStatistics(kept, self._first_bounds_ms)
         with self._lock:
@@ -211,7 +223,7 @@ class ModelStatistics:
     def record_execution(
         self, done: Sequence[Ticket], failed: Sequence[Ticket], rows: int, phases: Phases, reason: str, now_ms: int
     ) -> None:
-        """Count one execution: the tickets it answered, those it failed, its rows, its phases and why it ran."""
+        """Count one execution: answered and failed tickets, rows, phases and dispatch reason."""
         start, input_end, output_start, end = phases
         spent = (input_end - start, output_start - input_end, end - output_start)
         with self._lock:
@@ -233,7 +245,7 @@ class ModelStatistics:
                 self.failures[BACKEND] += 1
 
     def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> int:
-        """Count requests that were answered; what they waited in all."""
+        """Count answered requests and return their total queue time."""
         count = len(done)
         if not self.first_answer_ns:
             self.first_answer_ns = end
@@ -270,7 +282,7 @@ class ModelStatistics:
             self._first_sum_ms += wait_ms
 
     def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
-        """Count one answer of a decoupled model, and its request when it is the final one [T03]."""
+        """Count one response of a decoupled model, and its request if it is the final one [T03]."""
         rows = _rows_of(streamed.outcome)
         with self._lock:
             if self._first_bounds_ms and not index and streamed.outcome is not None:
@@ -291,8 +303,11 @@ class ModelStatistics:
     def record_ensemble(
         self, ticket: Ticket, spent_ns: tuple[int, int, int], first_ns: int, now_ns: int, now_ms: int
     ) -> None:
-        """Count a request that an ensemble answered; ``spent_ns`` are the sums of its steps' phases [E08], and
-        ``first_ns`` is when it had the first of its answers, 0 for none."""
+        """Count a request that an ensemble answered.
+
+        ``spent_ns`` are the sums of its steps' phases [E08]. ``first_ns`` is the time of its first answer, 0 if there
+        was no answer.
+        """
         with self._lock:
             if self._first_bounds_ms and first_ns:
                 self._count_first([ticket], first_ns)
@@ -304,7 +319,7 @@ class ModelStatistics:
             self._record_done([ticket], ticket.start_ns, now_ns, spent_ns)
 
     def record_cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
-        """Count a request that the cache answered: a success, but neither inference nor execution [K05]."""
+        """Count a cache hit: a success, but neither an inference nor an execution [K05]."""
         request_ns, queue_ns = now_ns - ticket.arrival_ns, begin_ns - ticket.arrival_ns
         with self._lock:
             for row, ns in ((self._success, request_ns), (self._queue, queue_ns), (self._cache_hit, lookup_ns)):
@@ -318,7 +333,10 @@ class ModelStatistics:
                 self._cache_samples.append(CacheSample(now_ns, True, lookup_ns, request_ns, queue_ns))
 
     def record_cache_miss(self, spent_ns: int, now_ns: int) -> None:
-        """Count what the cache cost a request that had to run; the request itself counts as any other [K05]."""
+        """Count the cache's cost for a request that had to run [K05].
+
+        The request itself is counted like any other.
+        """
         with self._lock:
             self._cache_miss[0] += 1
             self._cache_miss[1] += spent_ns
@@ -326,25 +344,31 @@ class ModelStatistics:
                 self._cache_samples.append(CacheSample(now_ns, False, spent_ns, 0, 0))
 
     def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
-        """Count a request that failed without running: timed out, cancelled, or lost by ourselves."""
+        """Count a request that failed without running: timed out, cancelled, or lost by the server."""
         with self._lock:
             self._fail[0] += 1
             self._fail[1] += now_ns - ticket.arrival_ns
             self.failures[reason] += 1
 
     def record_rejection(self) -> None:
-        """Count a request refused on arrival. It shows in the metrics alone, not in `fail` [D12, T02]."""
+        """Count a request refused on arrival.
+
+        It is visible in the metrics alone, not in `fail` [D12, T02].
+        """
         with self._lock:
             self.failures[REJECTED] += 1
 
     def record_unreadable(self) -> None:
-        """Count a request whose bytes Triton leaves to its backends to refuse: a failure, in no time [T02]."""
+        """Count a request whose bytes Triton's backends refuse: a failure of zero duration [T02]."""
         with self._lock:
             self._fail[0] += 1
             self.failures[BACKEND] += 1
 
     def snapshot(self, name: str, version: str, *, responses: bool = True) -> ModelStats:
-        """All numbers of one moment; ``responses`` False leaves those of single responses out."""
+        """Return all numbers at one point in time.
+
+        ``responses`` False omits the statistics by response index.
+        """
         with self._lock:
             batches = tuple(
                 BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:]))
@@ -372,29 +396,29 @@ class ModelStatistics:
             )
 
     def recent(self) -> list[RanBatch]:
-        """The last executions, the oldest first."""
+        """Return the latest executions, oldest first."""
         with self._lock:
             return list(self._recent)
 
     def samples(self, since_ns: int) -> list[StatisticsSample]:
-        """The requests kept that ended at ``since_ns`` or later."""
+        """Return the kept requests that ended at ``since_ns`` or later."""
         with self._lock:
             return [sample for sample in self._samples or () if sample.end_ns >= since_ns]
 
     def cache_samples(self, since_ns: int) -> list[CacheSample]:
-        """The requests kept that asked the cache at ``since_ns`` or later."""
+        """Return the kept cache look-ups at ``since_ns`` or later."""
         with self._lock:
             return [sample for sample in self._cache_samples or () if sample.end_ns >= since_ns]
 
     def first_responses(self) -> FirstResponses | None:
-        """The waits for first responses; None when they are not counted."""
+        """Return the histogram of the time to first response, or None if it is not counted."""
         if not self._first_bounds_ms:
             return None
         with self._lock:
             return FirstResponses(self._first_bounds_ms, tuple(self._first_buckets), self._first_sum_ms)
 
     def histograms(self) -> tuple[Histogram, Histogram]:
-        """Latency of successful requests from arrival to answer, and of their time in the queue."""
+        """Return the histograms of latency and queue time of successful requests."""
         with self._lock:
             return (
                 Histogram(tuple(self._request_buckets), self._success[1]),
@@ -403,7 +427,7 @@ class ModelStatistics:
 
 
 def _rows_of(outcome: Response | RemoraError | None) -> tuple[str, ...]:
-    """The rows of a response's statistics that one answer counts in."""
+    """Return the fields of ResponseStats in which a response counts."""
     if outcome is None:
         return ("compute_infer", "empty_response")
     if isinstance(outcome, Response):
@@ -411,8 +435,8 @@ def _rows_of(outcome: Response | RemoraError | None) -> tuple[str, ...]:
     return ("cancel",) if outcome.code == "CANCELLED" else ("compute_infer", "fail")
 
 
-def _parted(tickets: Sequence[Ticket], outcomes: Sequence[Outcome | None]) -> tuple[list[Ticket], list[Ticket]]:
-    """The tickets that were answered, and those that failed; open streams are neither yet."""
+def _split(tickets: Sequence[Ticket], outcomes: Sequence[Outcome | None]) -> tuple[list[Ticket], list[Ticket]]:
+    """Return the answered and the failed tickets, without those of open streams."""
     done: list[Ticket] = []
     failed: list[Ticket] = []
     for ticket, outcome in zip(tickets, outcomes, strict=True):
@@ -424,11 +448,11 @@ def _parted(tickets: Sequence[Ticket], outcomes: Sequence[Outcome | None]) -> tu
 
 
 class FailureLog:
-    """The log lines of requests that fail in a model, which are few however many fail. Thread-safe.
+    """Rate-limited log of requests that fail in a model. Thread-safe.
 
     Args:
         model: the model's name.
-        clock: for the time between two lines.
+        clock: for the interval between two lines.
     """
 
     def __init__(self, model: str, clock: Clock) -> None:
@@ -439,7 +463,7 @@ class FailureLog:
         self._unlogged = 0
 
     def add(self, error: RemoraError) -> None:
-        """Log the first and the last line of an error, unless another was logged a moment ago."""
+        """Log the first and last line of an error, unless another was logged a moment ago."""
         now_ns = self._clock.monotonic_ns()
         with self._lock:
             if now_ns < self._next_ns:
@@ -454,7 +478,7 @@ class FailureLog:
 
 
 class StatisticsRecorder:
-    """Tells a model's statistics, and the log of its failures if there is one, what its scheduler did."""
+    """Recorder that updates a model's statistics and, if present, its failure log."""
 
     __slots__ = ("_clock", "_failures", "_statistics")
 
@@ -473,8 +497,8 @@ class StatisticsRecorder:
             ticket.spent_ns = spent
         done: list[Ticket] = plan.tickets
         failed: list[Ticket] = []
-        if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest way to see it
-            done, failed = _parted(plan.tickets, outcomes)
+        if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest check
+            done, failed = _split(plan.tickets, outcomes)
             for outcome in outcomes if self._failures is not None else ():
                 self._log(outcome)
         self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())

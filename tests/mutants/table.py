@@ -243,7 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *_of(
         "signature.py",
         "test_signature",
-        ("least = math.prod(shape[1:]) if rows_of_none else count", "least = count"),
+        ("least = math.prod(shape[1:]) if empty_batch else count", "least = count"),
         ("if len(elements) > count:", "if len(elements) >= count + 2:"),
         ("if length > end - at:", "if length >= end - at:"),
         ("if len(elements) + 1 < count:", "if len(elements) < count:"),

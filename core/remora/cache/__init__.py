@@ -1,7 +1,10 @@
-"""Answers kept for requests that come again: the key they are found by, and the cache in this process's memory.
+"""Response cache: request keys, the cache protocol and the in-memory cache [K01, K02].
 
-Laws: two requests share a key only if the model must answer them alike; what is kept never changes, whoever reads it;
-the cache never holds more bytes than it was given ([K01, K02]; docs/decisions/0008-cache-key.md).
+Invariants (docs/decisions/0008-cache-key.md):
+
+1. Two requests share a key only if the model must answer them alike.
+2. A stored response never changes.
+3. The cache never holds more bytes than its size.
 """
 
 from __future__ import annotations
@@ -19,19 +22,20 @@ import numpy as np
 from remora.messages import Array, Parameter, Request, Response, Tensor
 
 KEY_BYTES = 32
-"""Long enough that nobody can make two requests that share a key."""
+"""Long enough that finding two requests with the same key is infeasible."""
 
 ENTRY_BYTES = 384
-"""What an entry takes besides its values: key, links, tuples. Rounded up from what was measured."""
+"""Overhead of an entry besides its values: key, links, tuples. Rounded up from a measurement."""
 
 TENSOR_BYTES = 256
-"""What a tensor takes besides its values: the array, its shape, the names."""
+"""Overhead of a tensor besides its values: the array, its shape, the names."""
 
 
 class CacheStats(NamedTuple):
-    """A snapshot of a cache [P07]. ``util`` is the part of its bytes in use, 0 to 1; durations are sums.
+    """A snapshot of a cache [P07].
 
-    NaN is what a cache does not know of itself.
+    ``util`` is the fraction of its bytes in use, 0 to 1. Durations are sums. NaN marks values that the cache does not
+    know.
     """
 
     util: float
@@ -44,60 +48,65 @@ class CacheStats(NamedTuple):
 
     @property
     def lookups(self) -> int:
-        """How often it was asked."""
+        """Number of look-ups."""
         return self.hits + self.misses
 
 
 class ResponseCache(Protocol):
-    """Where answers are kept; one for all models of an engine. Thread-safe; nothing here raises.
+    """The response cache of all models of an engine. Thread-safe; no method raises.
 
-    ``remote``: it may have to be waited for, and other servers share it.
+    ``remote``: look-ups may block, and other servers share the cache.
     """
 
     remote: bool
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do work that may wait for the cache where nobody minds."""
+        """Run work that may block on the cache, in a thread where blocking is allowed."""
 
     def close(self) -> None:
-        """Give everything back, when no model uses it any more."""
+        """Release all resources; no model uses the cache any more."""
 
     def lookup(self, key: bytes) -> Response | None:
-        """The answer kept under a key, as a Response of the caller's own over arrays that nobody can write to."""
+        """Return the stored response, or None.
+
+        The Response is the caller's, its arrays are read-only.
+        """
 
     def insert(self, key: bytes, response: Response) -> None:
-        """Keep a copy of an answer, unless it is kept already, does not fit, or is nothing that can be copied."""
+        """Store a copy of a response unless it is stored already, too large or cannot be copied."""
 
     def scope(self, model: str, version: int, fingerprint: bytes = b"") -> bytes:
-        """What sets the keys of one load of a model apart from all others', those of its former loads included.
+        """Return a key prefix that is unique to one load of a model.
 
-        ``fingerprint`` tells apart models of one name and version where the cache outlives them.
+        ``fingerprint`` distinguishes models of one name and version if the cache outlives them.
         """
 
     def models_changed(self) -> None:
-        """A model was taken out or replaced: from here on `epoch` is another one."""
+        """Change `epoch`, because a model was unloaded or replaced."""
 
     @property
     def epoch(self) -> int:
-        """Part of the keys of models whose answers other models make [E09]."""
+        """Part of the keys of models whose responses other models compute [E09]."""
 
     def stats(self) -> CacheStats:
-        """What the cache has done and holds."""
+        """Return the statistics of the cache."""
 
 
 def request_key(scope: bytes, request: Request) -> bytes | None:
-    """The key of a request: its model, its inputs by name with dtype, shape and bytes, and the outputs it asks for.
+    """Return the cache key of a request, KEY_BYTES long.
+
+    It covers the model, the inputs by name with dtype, shape and bytes, and the requested outputs.
 
     Args:
         scope: from `ResponseCache.scope`.
-        request: checked. Its id, parameters, priority and timeout are no part of the key [K02].
+        request: checked. Its id, parameters, priority and timeout are not part of the key [K02].
 
-    Returns KEY_BYTES bytes, or None when the request has values that cannot be read as bytes.
+    Returns None if the request has values that cannot be read as bytes.
     """
     arrays = sorted(request.inputs.items())
     if not all(isinstance(array, np.ndarray) for _, array in arrays):
         return None  # on a device
-    # Every piece says how long it is or follows from what came before, so that no two requests hash the same bytes.
+    # Each part has its length as a prefix or a length that follows from earlier parts, so the encoding is unambiguous.
     head = repr((scope, request.requested, [(name, array.dtype.str, array.shape) for name, array in arrays])).encode()
     digest = blake2b(len(head).to_bytes(8, "little"), digest_size=KEY_BYTES)
     digest.update(head)
@@ -121,10 +130,10 @@ class _Entry(NamedTuple):
 
 
 class LocalCache:
-    """Answers in this process's memory; those not used for the longest time go first.
+    """Response cache in this process's memory with LRU eviction.
 
     Args:
-        size: the most bytes it holds; what entries take besides their values is counted.
+        size: maximum number of bytes, including the overhead of entries.
         now: nanoseconds of the engine's monotonic clock.
     """
 
@@ -155,7 +164,7 @@ class LocalCache:
             self._lookup_ns += self._now() - begin_ns
         if entry is None:
             return None
-        # Views, so that nobody gets hold of the one array whose write flag could be set again.
+        # Views, because the write flag of the owning array could be set again.
         outputs = [tensor._replace(data=tensor.data.view()) for tensor in entry.outputs]
         return Response(outputs, dict(entry.parameters))
 
@@ -169,26 +178,29 @@ class LocalCache:
         try:
             outputs = tuple(tensor._replace(data=_frozen(tensor.data)) for tensor in response.outputs)
             entry = _Entry(outputs, dict(response.parameters), cost)
-        except MemoryError:  # the answer itself is there; it is only not kept
+        except MemoryError:  # the response is delivered but not stored
             return
         finally:
             with self._lock:
-                if entry is None or key in self._entries:  # another miss of the same request was faster
+                if entry is None or key in self._entries:  # a concurrent miss of the same request was faster
                     self._used -= cost
                 else:
                     self._entries[key] = entry
                 self._insertion_ns += self._now() - begin_ns
 
     def _reserve(self, key: bytes, cost: int) -> bool:
-        """Make room before memory is taken; False when there is none or the key is kept already."""
+        """Evict entries to make room before memory is allocated.
+
+        Returns False if there is no room or the key is stored already.
+        """
         with self._lock:
             if key in self._entries:
                 return False
             while self._used + cost > self._size and self._entries:
-                _, gone = self._entries.popitem(last=False)
-                self._used -= gone.cost
+                _, evicted = self._entries.popitem(last=False)
+                self._used -= evicted.cost
                 self._evictions += 1
-            if self._used + cost > self._size:  # all of it reserved by answers that are being copied now
+            if self._used + cost > self._size:  # the rest is reserved by responses that are being copied
                 return False
             self._used += cost
             return True
@@ -198,7 +210,7 @@ class LocalCache:
         return repr((model, version, next(self._loads))).encode()
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `ResponseCache`: there is nothing to wait for."""
+        """Run the work at once, because nothing blocks. See `ResponseCache`."""
         work()
 
     def close(self) -> None:
@@ -228,7 +240,10 @@ class LocalCache:
 
 
 def cost_of(response: Response) -> int | None:
-    """The bytes that keeping an answer takes; None for one that cannot be kept: on a device, or objects in it."""
+    """Return the bytes that storing a response takes, or None if it cannot be stored.
+
+    Device arrays and objects other than strings cannot be stored.
+    """
     cost = ENTRY_BYTES
     for tensor in response.outputs:
         if not isinstance(tensor.data, np.ndarray):

@@ -1,8 +1,10 @@
-"""Answers as bytes, for caches outside this process; the law: what is read is measured before it is believed.
+"""Binary encoding of responses for caches outside this process.
 
 Version 1, numbers little-endian: magic, u32 number of outputs, u32 number of parameters; for each output its name,
 datatype, u8 number of dims, i64 dims, u64 bytes of values, values; for each parameter its name, a tag, its text. Texts
 are a u32 length and UTF-8. Elements of BYTES are a tag, a u32 length and bytes.
+
+Invariant: every length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from remora.messages import DTYPES, Array, Parameter, Response, Tensor
 
 MAGIC = b"rmra\x01"
 MAX_BYTES = 64 << 20
-"""Longer answers are not kept elsewhere: fetching them would take longer than most models do."""
+"""Longer responses are not stored, because fetching them would take longer than most models do."""
 
 _MAX_DIMS = 32
 _TAGS: dict[type[Parameter], bytes] = {bool: b"b", int: b"i", float: b"f", str: b"s"}
@@ -25,7 +27,10 @@ _U64 = struct.Struct("<Q")
 
 
 def encode(response: Response) -> bytes | None:
-    """An answer's bytes; None for one that cannot be kept: on a device, of an unknown kind, or too long."""
+    """Return the encoding of a response, or None if it cannot be stored.
+
+    Device arrays, unknown types and responses above MAX_BYTES cannot be stored.
+    """
     size = sum(getattr(tensor.data, "nbytes", MAX_BYTES + 1) for tensor in response.outputs)
     if size > MAX_BYTES:
         return None
@@ -47,8 +52,8 @@ def encode(response: Response) -> bytes | None:
         if tag is None:
             return None
         parts += [_text(name), tag, _text(repr(value) if tag == b"f" else str(value))]
-    found = b"".join(parts)
-    return found if len(found) <= MAX_BYTES else None
+    encoded = b"".join(parts)
+    return encoded if len(encoded) <= MAX_BYTES else None
 
 
 def _text(text: str) -> bytes:
@@ -74,14 +79,14 @@ def _values(tensor: Tensor) -> bytes | None:
 
 
 def decode(data: bytes) -> Response:
-    """The answer that `encode` made these bytes of; its arrays are views over them, which nobody can write to.
+    """Return the response of an encoding; its arrays are read-only views over the bytes.
 
     Raises ValueError for anything else.
     """
     try:
         return _Reader(data).response()
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise ValueError(f"no kept answer: {error}") from error
+        raise ValueError(f"not a cached response: {error}") from error
 
 
 class _Reader:
@@ -91,20 +96,20 @@ class _Reader:
 
     def response(self) -> Response:
         if self._take(len(MAGIC)) != MAGIC:
-            raise ValueError("no kept answer, or of another version")
+            raise ValueError("not a cached response, or one of another version")
         outputs, parameters = self._u32(), self._u32()
-        if outputs + parameters > len(self._data):  # each takes at least a byte
-            raise ValueError("a kept answer says that it has more parts than bytes")
+        if outputs + parameters > len(self._data):  # because each takes at least a byte
+            raise ValueError("a cached response declares more parts than it has bytes")
         tensors = [self._tensor() for _ in range(outputs)]
         values = dict(self._parameter() for _ in range(parameters))
         if self._at != len(self._data):
-            raise ValueError("a kept answer goes on after its end")
+            raise ValueError("a cached response has trailing bytes")
         return Response(tensors, values)
 
     def _take(self, count: int) -> bytes:
         part = self._data[self._at : self._at + count]
         if len(part) != count:
-            raise ValueError("a kept answer ends too soon")
+            raise ValueError("a cached response is truncated")
         self._at += count
         return part
 
@@ -119,16 +124,16 @@ class _Reader:
         dtype = DTYPES.get(datatype)
         dims = self._take(1)[0]
         if dtype is None or dims > _MAX_DIMS:
-            raise ValueError(f"a kept answer has a tensor of datatype '{datatype}' with {dims} dims")
+            raise ValueError(f"a cached response has a tensor of datatype '{datatype}' with {dims} dims")
         shape = struct.unpack(f"<{dims}q", self._take(8 * dims))
         size = int(_U64.unpack(self._take(8))[0])
         count = math.prod(shape)
         if min(shape, default=0) < 0 or size > len(self._data) - self._at:
-            raise ValueError("a kept answer has a tensor longer than itself")
+            raise ValueError("a cached response has a tensor that exceeds its bytes")
         if dtype.hasobject:
             return Tensor(name, datatype, self._elements(count, self._at + size).reshape(shape))
         if size != count * dtype.itemsize:
-            raise ValueError("a kept answer has a tensor whose bytes do not fit its shape")
+            raise ValueError("a cached response has a tensor whose bytes do not match its shape")
         array = np.frombuffer(self._data, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += size
         array = array.reshape(shape)
@@ -137,13 +142,13 @@ class _Reader:
 
     def _elements(self, count: int, end: int) -> Array:
         if count * 5 > end - self._at:
-            raise ValueError("a kept answer says that it has more elements than bytes")
+            raise ValueError("a cached response declares more elements than it has bytes")
         array = np.empty(count, object)
         for place in range(count):
             tag, element = self._take(1), self._take(self._u32())
             array[place] = element.decode("utf-8", "surrogatepass") if tag == b"s" else element
         if self._at != end:
-            raise ValueError("a kept answer has elements that do not fit their tensor")
+            raise ValueError("a cached response has elements that do not match their tensor")
         array.flags.writeable = False
         return array
 
@@ -158,4 +163,4 @@ class _Reader:
                 return name, float(text)
             case b"s":
                 return name, text
-        raise ValueError(f"a kept answer has a parameter of kind {tag!r}")
+        raise ValueError(f"a cached response has a parameter of unknown type {tag!r}")

@@ -1,7 +1,9 @@
-"""The response cache in Redis, shared by many servers [K04].
+"""Response cache in Redis, shared by several servers [K04].
 
-Laws: whatever Redis does, a request is answered: what cannot be asked in time is a miss, what cannot be kept is not.
-Nothing waits longer than its timeout, and a Redis that does not answer is left alone for a while.
+Invariants:
+
+1. Whatever Redis does, a request is answered: a look-up that fails is a miss, an insertion that fails is skipped.
+2. No call blocks longer than its timeout, and a Redis that does not respond is not used for a while.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ _log = logging.getLogger("remora.cache")
 
 _PREFIX = b"remora:1:"
 _REST_NS = 1_000_000_000
-"""For so long Redis is not asked again after it failed."""
+"""Time without requests to Redis after a failure."""
 
 _PENDING_BYTES = MAX_BYTES
-"""Answers on their way to Redis may take that much memory; further ones are not kept."""
+"""Maximum memory of responses being sent to Redis; further ones are not stored."""
 
 
 class RedisSettings(NamedTuple):
-    """Where Redis is and how long it is waited for, in milliseconds. Names and meanings are Triton's [K04]."""
+    """Address and timeouts of Redis, in milliseconds. Names and meanings are Triton's [K04]."""
 
     host: str
     port: int
@@ -48,9 +50,9 @@ class RedisSettings(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> RedisSettings:
-        """Settings from texts; a timeout of 0, which is none in Triton, is the default here.
+        """Return the settings of text pairs; a timeout of 0, unlimited in Triton, means the default.
 
-        Raises ValueError, which names no value: one of them is a secret.
+        Raises ValueError without the values in its text, because one of them is a secret.
         """
         missing = [name for name in ("host", "port") if not given.get(name)]
         if missing:
@@ -58,30 +60,30 @@ class RedisSettings(NamedTuple):
                 f"--cache-config=redis needs {' and '.join(missing)}: give --cache-config=redis,host=NAME and "
                 "--cache-config=redis,port=NUMBER"
             )
-        found: dict[str, str | int] = {}
+        settings: dict[str, str | int] = {}
         for name, text in given.items():
             if name not in cls._fields:
                 raise ValueError(
-                    f"--cache-config=redis,{name}: there is no such setting; there is {', '.join(cls._fields)}"
+                    f"--cache-config=redis,{name}: there is no such setting; use one of {', '.join(cls._fields)}"
                 )
             if isinstance(cls._field_defaults.get(name, "" if name == "host" else 0), str):
-                found[name] = text
+                settings[name] = text
             elif text.isascii() and text.isdigit():
-                found[name] = int(text) or int(cls._field_defaults.get(name, 0))
+                settings[name] = int(text) or int(cls._field_defaults.get(name, 0))
             else:
                 raise ValueError(f"--cache-config=redis,{name}: expected a whole number")
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**settings)  # type: ignore[arg-type]
 
 
 class RedisCache:
-    """Answers in a Redis. See `remora.cache.ResponseCache`.
+    """Response cache in Redis. See `remora.cache.ResponseCache`.
 
     Args:
-        settings: where it is.
+        settings: address, credentials and timeouts.
         now: nanoseconds of the engine's monotonic clock.
 
-    Raises ConfigError when Redis refuses the credentials or is not installed here, or when a file for TLS cannot be
-    used; one that cannot be reached is only warned of, so that a server starts while its cache is down.
+    Raises ConfigError if Redis refuses the credentials, if the redis package is not installed, or if a TLS file cannot
+    be used. If Redis is unreachable, only a warning is logged, so that a server starts while its cache is down.
     """
 
     remote = True
@@ -115,15 +117,15 @@ class RedisCache:
         self._where = f"redis at {settings.host}:{settings.port}"
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(settings.pool_size, thread_name_prefix="remora cache")
-        self._ask_again_ns = 0
+        self._retry_at_ns = 0
         self._pending = 0
         self._hits = self._misses = self._lookup_ns = self._insertion_ns = 0
-        # No two processes share an epoch: what the models of an ensemble are elsewhere, nobody here knows.
+        # No two processes share an epoch, because the models of an ensemble may differ in another process.
         self._process = uuid4().int
         self._changes = 0
-        self._greet(redis)
+        self._ping(redis)
 
-    def _greet(self, redis: object) -> None:
+    def _ping(self, redis: object) -> None:
         from redis.exceptions import AuthenticationError, ResponseError
 
         try:
@@ -135,20 +137,20 @@ class RedisCache:
             self._failed(error)
 
     def lookup(self, key: bytes) -> Response | None:
-        """See `ResponseCache`. May wait for its timeouts."""
+        """Look up a response. Blocks up to the timeouts. See `ResponseCache`."""
         begin_ns = self._now()
-        found = self._fetch(key, begin_ns)
+        response = self._fetch(key, begin_ns)
         with self._lock:
-            self._hits += found is not None
-            self._misses += found is None
+            self._hits += response is not None
+            self._misses += response is None
             self._lookup_ns += self._now() - begin_ns
-        return found
+        return response
 
     def _fetch(self, key: bytes, now_ns: int) -> Response | None:
-        if now_ns < self._ask_again_ns:
+        if now_ns < self._retry_at_ns:
             return None
         try:
-            # A stranger may have written there: its length is asked before its bytes.
+            # Check the length before fetching, because other programs may have written this key.
             if self._client.strlen(_PREFIX + key) > MAX_BYTES:
                 return None
             data = self._client.get(_PREFIX + key)
@@ -164,9 +166,9 @@ class RedisCache:
             return None
 
     def insert(self, key: bytes, response: Response) -> None:
-        """See `ResponseCache`. The answer is copied here and now; a thread sends it."""
+        """Store a response. It is copied now and sent by a thread. See `ResponseCache`."""
         begin_ns = self._now()
-        if begin_ns < self._ask_again_ns:
+        if begin_ns < self._retry_at_ns:
             return
         data = encode(response)
         if data is None:
@@ -177,12 +179,12 @@ class RedisCache:
             self._pending += len(data)
         try:
             self._threads.submit(self._send, key, data, begin_ns)
-        except RuntimeError:  # it is being closed
+        except RuntimeError:  # the cache is being closed
             return
 
     def _send(self, key: bytes, data: bytes, begin_ns: int) -> None:
         try:
-            if self._now() >= self._ask_again_ns:
+            if self._now() >= self._retry_at_ns:
                 self._client.set(_PREFIX + key, data)
         except self._failures as error:
             self._failed(error)
@@ -192,22 +194,22 @@ class RedisCache:
                 self._insertion_ns += self._now() - begin_ns
 
     def _failed(self, error: Exception) -> None:
-        """Leave Redis alone for a while; its threads are then free for requests, which are misses at once."""
+        """Stop using Redis for a while, so that its threads are free and requests miss at once."""
         with self._lock:
-            known = self._now() < self._ask_again_ns
-            self._ask_again_ns = self._now() + _REST_NS
-        if not known:
-            _log.warning("%s does not answer (%s): requests run as if nothing were kept", self._where, error)
+            already_failed = self._now() < self._retry_at_ns
+            self._retry_at_ns = self._now() + _REST_NS
+        if not already_failed:
+            _log.warning("%s does not answer (%s): requests run without the cache", self._where, error)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do work that may wait, in a thread of the cache's own."""
+        """Run work that may block, in a thread of the cache."""
         try:
             self._threads.submit(work)
-        except RuntimeError:  # it is being closed
+        except RuntimeError:  # the cache is being closed
             work()
 
     def scope(self, model: str, version: int, fingerprint: bytes = b"") -> bytes:
-        """See `ResponseCache`: the same model with the same files shares its answers with other servers."""
+        """Return the key prefix of a model with these files, which other servers share."""
         return repr((model, version, fingerprint)).encode()
 
     def models_changed(self) -> None:
@@ -221,20 +223,20 @@ class RedisCache:
         return self._process + self._changes
 
     def stats(self) -> CacheStats:
-        """See `ResponseCache`; what Redis holds and drops is its own to tell."""
+        """Return the statistics; Redis' size and evictions are unknown. See `ResponseCache`."""
         with self._lock:
             return CacheStats(math.nan, math.nan, self._hits, self._misses, 0, self._lookup_ns, self._insertion_ns)
 
     def close(self) -> None:
-        """End the threads and the connections; what is on its way is sent."""
+        """Send pending responses, then end the threads and the connections."""
         self._threads.shutdown()
         self._client.close()
         self._client.connection_pool.disconnect()
 
 
 def _tls_of(settings: RedisSettings) -> dict[str, str | None]:
-    """What a connection over TLS is made with. Raises ConfigError, or each connection would fail for it."""
-    import ssl  # few caches need it
+    """Return the TLS arguments of a connection. Raises ConfigError for unusable files."""
+    import ssl  # imported here, because few caches need it
 
     if settings.key and not settings.cert:
         raise ConfigError("--cache-config=redis,key needs the certificate to it: give --cache-config=redis,cert=FILE")
@@ -243,7 +245,7 @@ def _tls_of(settings: RedisSettings) -> dict[str, str | None]:
         if settings.cacert:
             trial.load_verify_locations(settings.cacert)
         if settings.cert:
-            trial.load_cert_chain(settings.cert, settings.key or None, password="")  # nobody is there to be asked
+            trial.load_cert_chain(settings.cert, settings.key or None, password="")  # because None would prompt
     except OSError as error:
         names = ", ".join(name for name in ("cert", "key", "cacert") if getattr(settings, name))
         raise ConfigError(f"--cache-config=redis: the PEM files of {names} cannot be used: {error}") from error

@@ -1,1 +1,1 @@
-"""What authors of extensions test them with; nothing here is imported by a server."""
+"""Test support for authors of extensions; not imported by a server."""

@@ -1,10 +1,10 @@
-"""A conformance kit for backends: what the engine relies on, as checks; the law: any test runner can call them.
+"""Conformance kit for backends, usable from any test runner.
 
     from remora.testing.backend import Example, check_backend
 
     check_backend(MyBackend(), Example(model_dir, inputs={"x": rows}, outputs={"y": expected}))
 
-Each check is a function of a backend and an example, and raises AssertionError with a sentence that says what is wrong.
+Each check is a function of a backend and an example, and raises AssertionError with a sentence that names the fault.
 ``CHECKS`` lists them, for runners that want one test for each. docs/backends.md explains the contract.
 """
 
@@ -33,18 +33,20 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A model, a request and the right answer.
+    """A model, a request and the expected response.
 
     Args:
-        model_dir: the model's directory: ``1/`` with its files, and ``config.pbtxt`` unless the model tells everything.
-        inputs: the arrays of one request, batch dimension first when the model batches. At least two rows, then, so
-            that the checks have something to cut.
-        outputs: what the model answers. BYTES are object arrays of ``bytes``.
-        bad_inputs: a request of as many rows that fits the configuration and that the model refuses, if there is one.
-        rtol: relative tolerance for floating point outputs; 0 and ``atol`` 0 ask for equality.
+        model_dir: the model's directory: ``1/`` with its files, and ``config.pbtxt`` unless the model implies
+            everything.
+        inputs: the arrays of one request, batch dimension first if the model batches. It then needs at least two rows,
+            because a check splits the batch.
+        outputs: the expected outputs. BYTES are object arrays of ``bytes``.
+        bad_inputs: an optional request with the same number of rows that fits the configuration and that the model
+            refuses.
+        rtol: relative tolerance for floating point outputs; with 0 and ``atol`` 0 they must be equal.
         atol: absolute tolerance.
         settings: the backend's ``--backend-config`` pairs.
-        cpus: how many processors the model may use.
+        cpus: number of processors that the model may use.
     """
 
     model_dir: Path
@@ -58,20 +60,20 @@ class Example:
 
 
 class Opened(NamedTuple):
-    """A model as the engine would have it: its complete configuration, and what makes instances."""
+    """A model as opened by the engine: the model with its complete configuration."""
 
     model: BackendModel
     config: ModelConfig
 
     def instance(self, index: int = 0) -> Instance:
-        """A new instance where the configuration's first one would live."""
+        """Return a new instance with the placement of the configuration's first one."""
         placement = (placements(self.config) or (Placement(self.config.name),))[0]
         return self.model.instance(self.config, placement._replace(name=f"{self.config.name}_{index}"))
 
 
 @contextmanager
 def opened(backend: Backend, example: Example) -> Any:
-    """The example's model, opened, completed and checked as the engine does it; closed at the end."""
+    """Open, complete and validate the example's model as the engine does; close it at the end."""
     made = open_model(backend, example)
     try:
         yield made
@@ -80,7 +82,10 @@ def opened(backend: Backend, example: Example) -> Any:
 
 
 def open_model(backend: Backend, example: Example) -> Opened:
-    """The example's model as the engine opens it; the caller closes ``model``. Raises what the backend raises."""
+    """Return the example's model as opened by the engine. The caller closes ``model``.
+
+    Raises what the backend raises.
+    """
     source, config = source_of(example)
     model = backend.open(source, config)
     try:
@@ -94,7 +99,10 @@ def open_model(backend: Backend, example: Example) -> Opened:
 
 
 def source_of(example: Example) -> tuple[Source, ModelConfig]:
-    """What a backend is asked to open: the newest version of the example's model, and its configuration as written."""
+    """Return the arguments of `Backend.open`.
+
+    They are the newest version of the example's model, and its configuration as written.
+    """
     directory = example.model_dir
     versions = sorted((path for path in directory.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     assert versions, f"{directory} has no version directory such as 1/"
@@ -110,11 +118,11 @@ def source_of(example: Example) -> tuple[Source, ModelConfig]:
 
 
 LATE_S = 30.0
-"""How long an answer may come after its execution."""
+"""Maximum time between the end of an execution and a late answer, in seconds."""
 
 
 def request_of(inputs: Mapping[str, Array], requested: Sequence[str], *, batches: bool = True) -> Request:
-    """A request as the engine hands it to an instance: its arrays may not be written to."""
+    """Return a request as passed to an instance, with read-only arrays."""
     frozen = {}
     for name, array in inputs.items():
         view = array.view()
@@ -126,7 +134,10 @@ def request_of(inputs: Mapping[str, Array], requested: Sequence[str], *, batches
 
 
 def run(instance: Instance, *requests: Request) -> list[Outcome | None]:
-    """The outcomes of one execution, with those that come after it. Raises what the instance raises."""
+    """Return the outcomes of one execution, late answers included.
+
+    Raises what the instance raises.
+    """
     late: SimpleQueue[tuple[int, Streamed]] = SimpleQueue()
 
     def send(index: int, streamed: Streamed) -> None:
@@ -145,14 +156,14 @@ def run(instance: Instance, *requests: Request) -> list[Outcome | None]:
 
 
 def check_it_speaks_this_api(backend: Backend, example: Example) -> None:
-    """A backend has a name, and ``api_version`` if it gives one is of our major version."""
+    """Check the backend's name and the major version of its ``api_version``, if present."""
     assert isinstance(getattr(backend, "name", None), str), "a backend has a name: the one that configurations give"
     major = str(getattr(backend, "api_version", API_VERSION)).partition(".")[0]
     assert major == API_VERSION.partition(".")[0], f"the backend is written for API {major}, this is {API_VERSION}"
 
 
 def check_completing_twice_changes_nothing(backend: Backend, example: Example) -> None:
-    """A configuration that is complete stays as it is."""
+    """Check that completing a complete configuration does not change it."""
     with opened(backend, example) as made:
         again = ModelConfig()
         again.CopyFrom(made.config)
@@ -161,7 +172,7 @@ def check_completing_twice_changes_nothing(backend: Backend, example: Example) -
 
 
 def check_a_request_is_answered(backend: Backend, example: Example) -> None:
-    """One request gives the right values, in the types that the configuration declares."""
+    """Check the values and the types of the response to one request."""
     with opened(backend, example) as made:
         instance = made.instance()
         _expect(_answer(made, instance, example.inputs, example), example.outputs, example)
@@ -169,7 +180,7 @@ def check_a_request_is_answered(backend: Backend, example: Example) -> None:
 
 
 def check_only_what_is_requested_comes_back(backend: Backend, example: Example) -> None:
-    """A request for one output gets that one."""
+    """Check that a request for one output gets only that output."""
     with opened(backend, example) as made:
         instance = made.instance()
         for name in example.outputs:
@@ -180,7 +191,7 @@ def check_only_what_is_requested_comes_back(backend: Backend, example: Example) 
 
 
 def check_a_batch_is_cut_at_its_requests(backend: Backend, example: Example) -> None:
-    """Requests of unequal sizes that run together each get their own rows."""
+    """Check that requests of unequal sizes in a batch each get their own rows."""
     with opened(backend, example) as made:
         if not made.config.max_batch_size:
             return
@@ -196,7 +207,10 @@ def check_a_batch_is_cut_at_its_requests(backend: Backend, example: Example) -> 
 
 
 def check_inputs_stay_as_they_are(backend: Backend, example: Example) -> None:
-    """A model may not write to a request's arrays: they are views of what was received."""
+    """Check that the model does not write to a request's arrays.
+
+    They are views of the received bytes.
+    """
     before = {name: array.copy() for name, array in example.inputs.items()}
     with opened(backend, example) as made:
         instance = made.instance()
@@ -207,7 +221,7 @@ def check_inputs_stay_as_they_are(backend: Backend, example: Example) -> None:
 
 
 def check_an_answer_outlives_the_next_run(backend: Backend, example: Example) -> None:
-    """Outputs are the answer's own memory: later runs and the end of the model do not change them."""
+    """Check that later runs and closing the model do not change the outputs of a response."""
     with opened(backend, example) as made:
         instance = made.instance()
         first = _answer(made, instance, example.inputs, example)
@@ -219,7 +233,7 @@ def check_an_answer_outlives_the_next_run(backend: Backend, example: Example) ->
 
 
 def check_a_bad_request_fails_alone(backend: Backend, example: Example) -> None:
-    """A request that the model refuses fails, and its neighbours in the batch are answered."""
+    """Check that a request refused by the model does not fail the others of its batch."""
     if example.bad_inputs is None:
         return
     with opened(backend, example) as made:
@@ -233,7 +247,10 @@ def check_a_bad_request_fails_alone(backend: Backend, example: Example) -> None:
 
 
 def check_instances_run_side_by_side(backend: Backend, example: Example) -> None:
-    """Several instances in several threads give the same answers, whichever thread made them."""
+    """Check that instances in several threads give the same answers.
+
+    The instances were created in another thread.
+    """
     with opened(backend, example) as made:
         instances = [made.instance(index) for index in range(_THREADS)]
         failures: list[BaseException] = []
@@ -257,7 +274,7 @@ def check_instances_run_side_by_side(backend: Backend, example: Example) -> None
 
 
 def check_loading_and_unloading_leaves_nothing(backend: Backend, example: Example) -> None:
-    """Opening, running and closing again and again leaves no thread and no open file behind."""
+    """Check that repeated loading, running and closing leaks no thread and no open file."""
 
     def cycle() -> None:
         with opened(backend, example) as made:
@@ -266,7 +283,7 @@ def check_loading_and_unloading_leaves_nothing(backend: Backend, example: Exampl
             instance.close()
 
     cycle()
-    cycle()  # the first ones may start what the framework keeps for the process
+    cycle()  # the first cycles may start what the framework keeps for the process
     before = (threading.active_count(), _open_files())
     for _ in range(_CYCLES):
         cycle()
@@ -276,7 +293,7 @@ def check_loading_and_unloading_leaves_nothing(backend: Backend, example: Exampl
 
 
 def check_a_missing_file_is_told(backend: Backend, example: Example) -> None:
-    """A version directory without the model's files is refused with a reason."""
+    """Check that a version directory without the model's files is refused with a reason."""
     import tempfile
 
     source, config = source_of(example)
@@ -288,7 +305,7 @@ def check_a_missing_file_is_told(backend: Backend, example: Example) -> None:
             reason = str(error)
         else:
             raise AssertionError("a model without files was opened")
-        assert reason, "the failure says nothing"
+        assert reason, "the failure has no message"
 
 
 Check = Callable[[Backend, Example], None]
@@ -309,7 +326,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def check_backend(backend: Backend, example: Example) -> None:
-    """Run every check. Raises AssertionError with all that is wrong, one line each."""
+    """Run every check. Raises AssertionError with one line for each failed check."""
     wrong = []
     for check in CHECKS:
         try:
@@ -355,7 +372,7 @@ def _expect(found: Mapping[str, Array], wanted: Mapping[str, Array], example: Ex
 
 
 def _open_files() -> int:
-    """How many files the process has open; 0 where the system does not say."""
+    """Return the number of files that the process has open, or 0 if unknown."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

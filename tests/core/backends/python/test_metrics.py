@@ -85,7 +85,7 @@ def test_what_a_model_holds_goes_with_the_model() -> None:
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda: family(name="1x"), "Error when creating MetricFamily: '1x' is no metric name"),
+        (lambda: family(name="1x"), "Error when creating MetricFamily: '1x' is not a metric name"),
         (lambda: (family().Metric(), family(MetricFamily.GAUGE)), "Family name already exists with different type"),
         (lambda: family().Metric(labels={"__a": "1"}), "Invalid label name '__a'"),
         (lambda: family().Metric(labels={"a": 1}), "must be text, not int"),  # type: ignore[dict-item]
