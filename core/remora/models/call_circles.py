@@ -1,9 +1,9 @@
-"""Which calls between models could only be answered by instances that wait for them. Pure, and not thread-safe.
+"""Detection of deadlocks among calls between models. Pure, and not thread-safe.
 
-A call waits for any instance of the model that it calls, and once it runs, for the one that runs it. An instance that
-makes calls waits for all of them. What nothing outside of such a circle can end is *stuck*.
+A call waits for any instance of the called model and, once running, for the instance that runs it. An instance that
+makes calls waits for all of them. A set of waits that nothing outside of it can end is *stuck*.
 
-Invariant: a call is refused if, and only if, it would be stuck; hence no call that was admitted ever is.
+Invariant: a call is refused if, and only if, it would be stuck; hence no admitted call ever is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Underway(Protocol):
-    """A request on its way; see ``messages.Ticket``."""
+    """A request in flight; see ``messages.Ticket``."""
 
     start_ns: int
 
@@ -23,21 +23,21 @@ class Underway(Protocol):
 
 
 class Callee(Protocol):
-    """A model that is called, and where it runs now."""
+    """A called model and its current instances."""
 
     @property
     def instances(self) -> Collection[object]: ...
 
 
 class Wait:
-    """One call that is not answered yet.
+    """An unanswered call.
 
     Args:
-        holder: the instance that is busy until the answer is there; None for code that goes on without one.
-        requests: what the call is made for.
-        callee: what is called.
+        holder: the instance that is busy until the response arrives; None for code outside of an instance.
+        requests: the requests for which the call is made.
+        callee: the called model.
 
-    ``ticket`` is the call's own request once it is queued, None before.
+    ``ticket`` is the call's queued request, None before it is queued.
     """
 
     __slots__ = ("callee", "node", "requests", "ticket")
@@ -50,14 +50,14 @@ class Wait:
 
 
 class Waits:
-    """The calls of all models that are not answered yet."""
+    """The unanswered calls of all models."""
 
     def __init__(self) -> None:
         self._waits: dict[Wait, None] = {}
         self._waiting: Counter[object] = Counter()
 
     def admit(self, wait: Wait) -> bool:
-        """Take in a call that is about to be queued; False, and nothing changes, if it would be stuck."""
+        """Add a call that is about to be queued; return False and change nothing if it would be stuck."""
         self._add(wait)
         if all(instance in self._waiting for instance in wait.callee.instances) and wait.node in stuck(self._waits):
             self.end(wait)
@@ -69,7 +69,7 @@ class Waits:
         self._waiting[wait.node] += 1
 
     def end(self, wait: Wait) -> None:
-        """The call has its last answer, or was not queued after all. Once or more for each call."""
+        """Remove a call after its last response, or if it was not queued. Idempotent."""
         if wait not in self._waits:
             return
         del self._waits[wait]
@@ -79,8 +79,10 @@ class Waits:
 
 
 def stuck(waits: Iterable[Wait]) -> set[object]:
-    """The instances, and calls without one, that can never go on: the largest set in which each has a call that only
-    members of the set could answer."""
+    """Return the instances, and calls outside of instances, that can never continue.
+
+    They are the largest set in which each member has a call that only members of the set could answer.
+    """
     waits = list(waits)
     run_by: dict[int, set[object]] = {}
     for wait in waits:

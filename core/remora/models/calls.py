@@ -1,5 +1,7 @@
-"""The engine as the code of models sees it (spec group L); the law: a call runs through everything that a client's
-request runs through, and never waits for those who wait for it."""
+"""The engine's interface for model code: inference calls, loads and unloads (group L of docs/behaviours.md).
+
+A call takes the same path as a client's request and is refused if it would wait for itself.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from remora.tracing.tracer import Traces
 
 
 class ModelCalls:
-    """What ``ModelCaller`` asks for, over the table of models.
+    """Implementation of ``ModelCaller`` over the model lifecycle.
 
     Args:
-        lifecycle: where models are looked up, loaded and unloaded.
-        traces: follow the calls that name a traced request.
+        lifecycle: looks up, loads and unloads models.
+        traces: follows calls that name a traced request.
     """
 
     def __init__(self, lifecycle: Lifecycle, traces: Traces) -> None:
@@ -31,11 +33,11 @@ class ModelCalls:
         self._waits = Waits()
 
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
-        """Hand a call in; see ``ModelCaller.submit``.
+        """Submit a call; see ``ModelCaller.submit``.
 
-        Raises InternalError, with Triton's words before the reason: nothing of that name and version serves, a
-        decoupled model is asked for a single answer, a call would wait for itself, or what any client's request is
-        refused with. What becomes of a call that was taken keeps its code.
+        Raises InternalError, with Triton's prefix: no such version serves, a decoupled model was called for a single
+        response, the call would wait for itself, or any reason for which a client's request is refused. Errors after
+        submission keep their code.
         """
         try:
             return self._submit(call, reply, origin)
@@ -54,16 +56,16 @@ class ModelCalls:
             self._end(wait)
             raise
         finally:
-            served.give_back()  # what is queued is run even if the model is taken out of service now
+            served.give_back()  # a queued request runs even if the model is unloaded now
         wait.ticket = ticket
         caller.follow(ticket, origin)
         caller.run()
         return ticket.cancel
 
     def _admit(self, wait: Wait, served: ServedModel) -> None:
-        """Raises InternalError for a call that only instances which wait for it could answer."""
+        """Raise InternalError if only instances that wait for this call could answer it."""
         if not served.instances or not wait.requests:
-            return  # an ensemble, whose steps are looked at, or a call that no request waits for
+            return  # an ensemble, whose steps are checked separately, or a call that no request waits for
         with self._lock:
             admitted = self._waits.admit(wait)
         if not admitted:
@@ -80,7 +82,7 @@ class ModelCalls:
 
     def _borrow(self, call: ModelCall) -> ServedModel:
         try:
-            self._lifecycle.wait_for(call.model, call.version)  # a model on demand may have to be loaded first
+            self._lifecycle.wait_for(call.model, call.version)  # an on-demand model may have to be loaded
             served = self._lifecycle.borrow(call.model, call.version)
         except RemoraError as error:
             raise NotFoundError(
@@ -106,11 +108,11 @@ class ModelCalls:
             self._lifecycle.load(model, parameters)
 
     def unload(self, model: str, *, unload_dependents: bool) -> None:
-        """Take a model out of service; see ``ModelCaller.unload``."""
+        """Unload a model; see ``ModelCaller.unload``."""
         self._lifecycle.unload(model, unload_dependents=unload_dependents)
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Would a request to this version be taken?"""
+        """Return True if this version would accept a request."""
         try:
             self._lifecycle.resolve(model, version)
         except RemoraError:
@@ -119,10 +121,10 @@ class ModelCalls:
 
 
 class _Caller:
-    """One call on its way: the mailbox of its answers, and its tie to the requests it was made for.
+    """A call in flight: the mailbox of its responses, and its link to the requests for which it was made.
 
-    The calling thread has nothing to do but to wait. So it runs a quick model itself, which saves two changes of
-    threads; but only once, because what comes after is somebody else's.
+    The calling thread only waits, so it runs a quick model itself, which saves two thread switches. It does so only
+    once, because later work may belong to other requests.
     """
 
     watcher = None
@@ -143,7 +145,7 @@ class _Caller:
         return True
 
     def run(self) -> None:
-        """Run what was deferred, in the calling thread."""
+        """Run the deferred work in the calling thread."""
         self._may_defer = False
         if self._work is not None:
             self._work()
@@ -160,7 +162,7 @@ class _Caller:
         self._reply(outcome)
 
     def follow(self, ticket: Ticket, origin: Origin) -> None:
-        """Cancel the call when nobody is left whom its answer could serve."""
+        """Cancel the call when all requests for which it was made are cancelled."""
         requests = origin.requests
 
         def look() -> None:
@@ -168,7 +170,7 @@ class _Caller:
                 ticket.cancel()
 
         self._ties = [request.when_cancelled(look) for request in requests]
-        if self._ended:  # the answer was faster
+        if self._ended:  # the response arrived first
             self._untie()
 
     def _untie(self) -> None:

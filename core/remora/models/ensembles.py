@@ -1,7 +1,7 @@
-"""Ensembles are loaded after what they are composed of, and serve as long as that does [E03, M12, M14].
+"""Loading and reconciliation of ensembles with the models they are composed of [E03, M12, M14].
 
-The laws: an ensemble that lost a model goes, and comes back with it. No lock of a model is held while another is
-loaded, so that loads that need each other cannot stand still; a circle is found before anything of it is loaded.
+An ensemble that loses a model stops serving, and is loaded again when the model returns. No model's lock is held while
+another model is loaded, so that loads that need each other cannot deadlock; cycles are detected before anything loads.
 """
 
 from __future__ import annotations
@@ -25,67 +25,67 @@ _log = logging.getLogger("remora.models")
 
 
 class Table(Protocol):
-    """The models that are loaded, as ensembles see and change them. Thread-safe."""
+    """The loaded models, as ensembles use them. Thread-safe."""
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """For the ensemble's requests; see ``Lifecycle.borrow``."""
+        """Acquire a version for the ensemble's requests; see ``Lifecycle.borrow``."""
 
     def configs(self, name: str) -> Mapping[int, ModelConfig]:
-        """The complete configurations of a model's ready versions."""
+        """Return the complete configurations of a model's ready versions."""
 
     def newest(self, name: str) -> ServedModel | None:
-        """What serves of a model."""
+        """Return the newest ready version of a model."""
 
     def failure(self, name: str) -> str:
-        """What a model's last load failed with; "" when it did not."""
+        """Return the error of a model's last load; "" if it succeeded."""
 
     def load_all(self, names: list[str], ensembles: dict[str, LoadPlan]) -> dict[str, RemoraError]:
-        """Load models side by side; what could not be. Ensembles are only planned, and put into ``ensembles``."""
+        """Load models in parallel and return the failures; plans of ensembles are put into ``ensembles``."""
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
-        """Load the versions of a plan and let them serve. Raises RemoraError; then what served before goes on."""
+        """Load the versions of a plan. Raises RemoraError; the previous versions then continue to serve."""
 
-    def take_out(self, name: str) -> None:
-        """End the service of a model, whatever serves of it."""
+    def unload_key(self, name: str) -> None:
+        """Unload all versions of a model."""
 
     def near(self, name: str, ensemble: str) -> str:
-        """The key of the model that an ensemble means by a name."""
+        """Return the key of the model that an ensemble refers to by a name."""
 
 
 class _Namespace(NamedTuple):
-    """The models as an ensemble's requests find them."""
+    """Model look-up for the requests of one ensemble, by its namespace."""
 
     table: Table
     ensemble: str
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """See ``Table.borrow``."""
+        """Acquire a version; see ``Table.borrow``."""
         return self.table.borrow(self.table.near(name, self.ensemble), version)
 
 
 class EnsembleLoader:
-    """The ensembles that are to serve. Thread-safe.
+    """The ensembles of the desired state. Thread-safe.
 
     Args:
-        table: where models are found, loaded and taken out.
+        table: looks up, loads and unloads models.
     """
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._lock = threading.Lock()
-        self._settling = threading.Lock()
+        self._reconciling = threading.Lock()
         self._plans: dict[str, LoadPlan] = {}
         self._implied: set[str] = set()
 
-    # -- wishes -----------------------------------------------------------------------------------------------------
+    # -- desired state ------------------------------------------------------------------------------------------------
 
-    def wish(self, names: Iterable[str]) -> None:
-        """Models are wanted for their own sake, so that they stay when an ensemble goes."""
+    def request(self, names: Iterable[str]) -> None:
+        """Mark models as requested themselves, so that they stay when an ensemble is unloaded."""
         with self._lock:
             self._implied.difference_update(names)
 
     def drop(self, name: str, *, with_models: bool = False) -> list[str]:
-        """A model is wanted no longer; it, and ``with_models`` those that were loaded for it alone."""
+        """Remove a model from the desired state; return it and, ``with_models``, those loaded only for it."""
         with self._lock:
             composed = {other: self._models(other, plan) for other, plan in self._plans.items()}
             names = [name, *(freed_by(name, composed, self._implied) if with_models else ())]
@@ -94,13 +94,13 @@ class EnsembleLoader:
                 self._implied.discard(each)
         return names
 
-    def needed(self) -> set[str]:
-        """The models that ensembles are composed of."""
+    def required(self) -> set[str]:
+        """Return the models that ensembles are composed of."""
         with self._lock:
             return {model for name, plan in self._plans.items() for model in self._models(name, plan)}
 
-    def company(self, name: str) -> list[str]:
-        """The models that go when this one goes, besides itself: loaded for it alone."""
+    def exclusive_models(self, name: str) -> list[str]:
+        """Return the models that were loaded only for this ensemble."""
         with self._lock:
             composed = {other: self._models(other, plan) for other, plan in self._plans.items()}
             return freed_by(name, composed, self._implied)
@@ -108,12 +108,12 @@ class EnsembleLoader:
     # -- loading ----------------------------------------------------------------------------------------------------
 
     def load(self, name: str, plan: LoadPlan, failures: Mapping[str, RemoraError], chain: tuple[str, ...] = ()) -> None:
-        """Load what an ensemble is composed of, as far as it does not serve yet, and then itself.
+        """Load the models of an ensemble that do not serve yet, and then the ensemble.
 
         Args:
-            name: the ensemble's.
+            name: the ensemble's name.
             plan: its plan.
-            failures: loads that have just failed and are not tried again.
+            failures: loads that have just failed and are not retried.
             chain: the ensembles that wait for this one.
 
         Raises:
@@ -128,10 +128,10 @@ class EnsembleLoader:
         self._table.open(name, plan, steps)
         with self._lock:
             self._plans[name] = plan
-        self.settle()
+        self.reconcile()
 
     def _load_steps(self, name: str, plan: LoadPlan, chain: tuple[str, ...], failures: dict[str, RemoraError]) -> None:
-        """Raises ConfigError when one of the models cannot serve."""
+        """Load the models of an ensemble. Raises ConfigError when one of them cannot serve."""
         models = self._models(name, plan)
         for model in models:
             if model in chain:
@@ -141,7 +141,7 @@ class EnsembleLoader:
         for model in loading.intersection(missing):
             raise ConfigError(f"model '{model}' is being loaded and waits for the code that asks for this ensemble")
         ensembles: dict[str, LoadPlan] = {}
-        # What serves may have changed in its repository, and is brought up to date with the ensemble as in Triton.
+        # Loaded models are reloaded with the ensemble if their repository has changed, as in Triton.
         known = [model for model in models if model not in failures and model not in loading]
         failures.update(self._table.load_all(known, ensembles))
         for model, inner in ensembles.items():
@@ -162,7 +162,7 @@ class EnsembleLoader:
                 raise ConfigError(no_version(name, model, reason))
 
     def _compose(self, name: str, plan: LoadPlan) -> Steps:
-        """What an ensemble is composed of now. Raises ConfigError when it cannot serve with it."""
+        """Return the current steps of an ensemble. Raises ConfigError when it cannot serve with them."""
         table = self._table
         decoupled = compose(
             plan.config,
@@ -172,24 +172,24 @@ class EnsembleLoader:
         return Steps(_Namespace(table, name), decoupled)
 
     def _models(self, name: str, plan: LoadPlan) -> tuple[str, ...]:
-        """The keys of the models that an ensemble is composed of."""
+        """Return the keys of the models that an ensemble is composed of."""
         return tuple(self._table.near(model, name) for model in step_models(plan.config))
 
-    # -- following --------------------------------------------------------------------------------------------------
+    # -- reconciliation -----------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Take out ensembles whose models went, bring back those whose models came, and follow what changed."""
+    def reconcile(self) -> None:
+        """Unload ensembles whose models are gone, and load or reload those whose models are back or have changed."""
         if not self._plans:
             return
-        with self._settling:
-            moved = True
-            while moved:
-                moved = False
+        with self._reconciling:
+            changed = True
+            while changed:
+                changed = False
                 for name in tuple(self._plans):
-                    moved = self._settle_one(name) or moved
+                    changed = self._reconcile_one(name) or changed
 
-    def _settle_one(self, name: str) -> bool:
-        """Whether something had to be done."""
+    def _reconcile_one(self, name: str) -> bool:
+        """Reconcile one ensemble; return True if it was loaded or unloaded."""
         plan = self._plans.get(name)
         if plan is None:
             return False
@@ -199,7 +199,7 @@ class EnsembleLoader:
         except ConfigError as error:
             if serving is not None:
                 _log.warning("ensemble '%s' ends its service: %s", name, error)
-                self._table.take_out(name)
+                self._table.unload_key(name)
             return serving is not None
         if serving is not None and serving.steps == steps:
             return False
@@ -212,25 +212,25 @@ class EnsembleLoader:
 
 
 def step_models(config: ModelConfig) -> tuple[str, ...]:
-    """The names of the models that an ensemble is composed of, each once; none for any other model."""
+    """Return the distinct names of an ensemble's models; empty for any other model."""
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
 def compose(
     config: ModelConfig, ready: Callable[[str], Mapping[int, ModelConfig]], why: Callable[[str], str]
 ) -> frozenset[str]:
-    """Check that an ensemble can serve with what is ready.
+    """Check that an ensemble can serve with the ready models.
 
     Args:
         config: the ensemble's, as written.
-        ready: a model's name -> the complete configurations of its ready versions.
-        why: a model's name -> what its load failed with, if it did.
+        ready: returns the complete configurations of a model's ready versions.
+        why: returns the error of a model's load, if it failed.
 
     Returns:
         The names of the composing models that are decoupled.
 
     Raises:
-        ConfigError: with Triton's text for the first thing that is missing or does not fit.
+        ConfigError: with Triton's text for the first missing or mismatched model.
     """
     models: dict[str, ModelConfig] = {}
     for step in config.ensemble_scheduling.step:
@@ -249,40 +249,40 @@ def compose(
 
 
 def freed_by(name: str, composed: Mapping[str, Collection[str]], implied: Collection[str]) -> list[str]:
-    """The models that go with an ensemble: loaded for it, also through other ensembles, and needed by nothing else.
+    """Return the models to unload with an ensemble: loaded for it, directly or indirectly, and not used otherwise.
 
     Args:
-        name: the ensemble's.
-        composed: the models of each ensemble that is to serve.
+        name: the ensemble's name.
+        composed: the models of each ensemble in the desired state.
         implied: the models that were loaded because an ensemble needed them.
     """
-    going = [name]
-    for gone in going:
-        for model in composed.get(gone, ()):
+    freed = [name]
+    for each in freed:
+        for model in composed.get(each, ()):
             users = {ensemble for ensemble, models in composed.items() if model in models}
-            if model in implied and model not in going and users <= set(going):
-                going.append(model)
-    return going[1:]
+            if model in implied and model not in freed and users <= set(freed):
+                freed.append(model)
+    return freed[1:]
 
 
 def no_version(ensemble: str, model: str, failure: str) -> str:
-    """What an ensemble fails with when one of its models did not load."""
+    """Return the error text for a model that did not load."""
     failure = failure.removesuffix("\n")
     because = f" Model '{model}' loading failed with error: {failure}" if failure else ""
     return f"ensemble '{ensemble}' depends on '{model}' which has no loaded version.{because}"
 
 
 def not_valid(ensemble: str, model: str, failure: str) -> str:
-    """What an ensemble fails with when one of its models is an ensemble that cannot serve."""
+    """Return the error text for a composing ensemble that cannot serve."""
     because = f"Model '{model}' failed with error: {failure}"
     return f"ensemble '{ensemble}' depends on '{model}' which is not valid. {because}"
 
 
 def not_there(ensemble: str, model: str) -> str:
-    """What an ensemble fails with when no repository has one of its models, or more than one do."""
+    """Return the error text for a missing or ambiguous model."""
     return f"ensemble {ensemble} contains models that are not available or ambiguous: {model}"
 
 
 def circle(names: Iterable[str]) -> str:
-    """What an ensemble fails with that is composed of itself; ``names`` begin and end with the same one."""
+    """Return the error text for an ensemble that contains itself; ``names`` begin and end with the same one."""
     return f"an ensemble cannot be composed of itself: {' -> '.join(names)}. Take one of these steps out"

@@ -1,7 +1,7 @@
-"""What a model's ``tests.json`` asks of it: requests, the answers they must have, and how slow it may be. Pure.
+"""Golden tests of a model's ``tests.json``: requests, expected responses and a limit on slow-down.
 
-A case is a V2 request and its answer as JSON: ``inputs`` and ``outputs`` with name, shape, datatype and data, and a
-``tolerance`` with ``absolute`` and ``relative``. Values that are no floats must be equal.
+A case is a V2 request and its response as JSON: ``inputs`` and ``outputs`` with name, shape, datatype and data, and a
+``tolerance`` with ``absolute`` and ``relative``. Values other than floats must be equal.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from remora.system.clock import Clock
 FILENAME = "tests.json"
 MAX_CASES = 1000
 _SHOWN = 3
-"""How many values of an output a diff shows."""
+"""Number of values of an output in a diff."""
 
 
 class GoldenCase(NamedTuple):
-    """One request and its answer."""
+    """A request and its expected response."""
 
     name: str
     inputs: Mapping[str, tuple[str, Array]]
@@ -37,21 +37,21 @@ class GoldenCase(NamedTuple):
     relative: float = 0.0
 
     def form(self) -> tuple[InferForm, list[Array]]:
-        """The request."""
+        """Return the request."""
         specs = tuple(InputSpec(name, datatype, array.shape) for name, (datatype, array) in self.inputs.items())
         form = InferForm(specs, tuple(OutputSpec(name) for name in self.outputs), self.name)
         return form, [array for _, array in self.inputs.values()]
 
 
 class GoldenSuite(NamedTuple):
-    """All cases; ``max_slowdown`` is how many times longer than the version it replaces a model may take; 0 for any."""
+    """All cases; ``max_slowdown`` limits the run time relative to the replaced version; 0 for no limit."""
 
     cases: tuple[GoldenCase, ...]
     max_slowdown: float = 0.0
 
 
 def read_suite(text: str | bytes) -> GoldenSuite:
-    """The suite that a file holds. Raises ConfigError, with the place, for what cannot be used."""
+    """Parse a suite. Raises ConfigError, with the place, for invalid content."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -117,46 +117,47 @@ def _number(value: Any, where: str) -> float:
     return float(value)
 
 
-# -- judging ----------------------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------------------
 
 
 def differences(case: GoldenCase, answer: Mapping[str, Array]) -> list[str]:
-    """What an answer has otherwise than the case wants, a line for each output; empty when it passes."""
+    """Return the differences between a response and the expected one, one line per output; empty if it passes."""
     lines: list[str] = []
     for name, (_, wanted) in case.outputs.items():
-        given = answer.get(name)
-        if given is None:
+        actual = answer.get(name)
+        if actual is None:
             lines.append(f"{name} is missing")
-        elif given.shape != wanted.shape:
-            lines.append(f"{name} has shape {list(given.shape)}, expected {list(wanted.shape)}")
+        elif actual.shape != wanted.shape:
+            lines.append(f"{name} has shape {list(actual.shape)}, expected {list(wanted.shape)}")
         else:
-            lines += _value_differences(name, given, wanted, case)
+            lines += _value_differences(name, actual, wanted, case)
     return lines
 
 
-def _value_differences(name: str, given: Array, wanted: Array, case: GoldenCase) -> list[str]:
-    if wanted.dtype.kind == "f" and given.dtype.kind == "f":
-        same = np.isclose(given, wanted, rtol=case.relative, atol=case.absolute, equal_nan=True)
+def _value_differences(name: str, actual: Array, wanted: Array, case: GoldenCase) -> list[str]:
+    if wanted.dtype.kind == "f" and actual.dtype.kind == "f":
+        same = np.isclose(actual, wanted, rtol=case.relative, atol=case.absolute, equal_nan=True)
     else:
-        same = np.asarray(given == wanted)
+        same = np.asarray(actual == wanted)
     places = np.argwhere(~same.astype(bool))
     if not len(places):
         return []
     shown = []
     for place in places[:_SHOWN].tolist():
         at = tuple(place)
-        off = f" (off by {abs(float(given[at]) - float(wanted[at])):.3g})" if wanted.dtype.kind == "f" else ""
-        shown.append(f"{name}{place} is {given[at]}, expected {wanted[at]}{off}")
+        off = f" (off by {abs(float(actual[at]) - float(wanted[at])):.3g})" if wanted.dtype.kind == "f" else ""
+        shown.append(f"{name}{place} is {actual[at]}, expected {wanted[at]}{off}")
     more = f"; {len(places)} of {wanted.size} values of {name} differ" if len(places) > _SHOWN else ""
     return ["; ".join(shown) + more]
 
 
 def too_slow(suite: GoldenSuite, taken_ns: Sequence[int], before_ns: Sequence[int]) -> str:
-    """Why a model is too slow for its suite; "" when it is not.
+    """Return why a model is too slow for its suite; "" if it is not.
 
     Args:
+        suite: has the limit.
         taken_ns: the best time of each case.
-        before_ns: the same of the version that it would replace.
+        before_ns: the same for the version that it would replace.
     """
     now, before = sum(taken_ns), sum(before_ns)
     if not suite.max_slowdown or not before or now <= suite.max_slowdown * before:
@@ -172,22 +173,22 @@ _log = logging.getLogger("remora.models")
 FILE_LIMIT_BYTES = 64 << 20
 ANSWER_LIMIT_S = 600
 _RUNS = 3
-"""How often a case runs where times are compared; the best one counts."""
+"""Number of runs of a case whose time is compared; the best one counts."""
 _SHOWN_FAULTS = 5
 
 
 def check(model: ServedModel, folder: ModelFolder, before: ServedModel | None, clock: Clock) -> None:
-    """Run the cases of the model's folder, if it has any.
+    """Run the golden tests of a model, if it has any.
 
     Args:
         model: loaded and warmed up, not serving yet.
-        folder: where it lies.
-        before: what serves now and would be replaced.
-        clock: for how long answers take.
+        folder: its folder.
+        before: the serving version that it would replace.
+        clock: measures response times.
 
     Raises:
-        InvalidArgumentError: the model answers otherwise, or is too slow; the text has the differences.
-        ConfigError: the file cannot be used.
+        InvalidArgumentError: wrong responses, with the differences, or too slow.
+        ConfigError: the file is invalid.
     """
     path = folder.path / FILENAME
     if folder.versions[model.version].is_file() or not path.is_file():
@@ -225,7 +226,7 @@ def _judge(model: ServedModel, suite: GoldenSuite, before: ServedModel | None, c
 
 
 def _times(model: ServedModel, suite: GoldenSuite, clock: Clock) -> list[int]:
-    """The best time of each case in ns; none when the model cannot answer them, for it cannot be compared then."""
+    """Return the best time of each case in ns; empty if the model cannot answer them and so cannot be compared."""
     times: list[int] = []
     for case in suite.cases:
         best = 0
@@ -242,10 +243,10 @@ def _times(model: ServedModel, suite: GoldenSuite, clock: Clock) -> list[int]:
 
 
 def _answer(model: ServedModel, case: GoldenCase) -> dict[str, Array]:
-    """The outputs by name. Raises RemoraError."""
+    """Return the outputs by name. Raises RemoraError."""
     answers: SimpleQueue[Outcome] = SimpleQueue()
     form, data = case.form()
-    ticket = model.try_out(form, data, lambda _ticket, outcome: answers.put(outcome))
+    ticket = model.run_uncached(form, data, lambda _ticket, outcome: answers.put(outcome))
     try:
         outcome = answers.get(timeout=ANSWER_LIMIT_S)
     except Empty:
@@ -253,5 +254,5 @@ def _answer(model: ServedModel, case: GoldenCase) -> dict[str, Array]:
         raise InvalidArgumentError(f"no answer within {ANSWER_LIMIT_S} s") from None
     if isinstance(outcome, RemoraError):
         raise outcome
-    assert isinstance(outcome, Response)  # decoupled models are refused above
+    assert isinstance(outcome, Response)  # `check` refuses decoupled models
     return {tensor.name: tensor.data for tensor in outcome.outputs}

@@ -1,4 +1,4 @@
-"""The log lines of loads and unloads: what serves now, why, and a failure that polls repeat only once."""
+"""Log records of loads and unloads: versions, reason, and failures, which polls log only once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CHANGE = "its files have changed"
 GONE = "its folder is gone"
 
 Failures = dict[str, dict[int, str]]
-"""The text of each failure in the log, by model and version."""
+"""The logged failures by model and version."""
 
 
 class Occasion(NamedTuple):
-    """Why models are loaded; "" for the start, whose models are in a table. ``known`` failures are not logged again."""
+    """Why models are loaded; "" at startup, which logs a table. ``known`` failures are not logged again."""
 
     reason: str = ""
     known: Failures | None = None
@@ -33,7 +33,7 @@ _START = Occasion()
 
 @contextmanager
 def occasion(reason: str, known: Failures | None = None) -> Iterator[None]:
-    """Give the reason of the loads and unloads in this context."""
+    """Set the reason for the loads and unloads in this context."""
     token = _OCCASION.set(Occasion(reason, known))
     try:
         yield
@@ -42,7 +42,7 @@ def occasion(reason: str, known: Failures | None = None) -> Iterator[None]:
 
 
 def log_failure(key: str, error: object, version: int = 0) -> None:
-    """Log why a model cannot be loaded; ``version`` is 0 where no version was opened."""
+    """Log why a model cannot be loaded; ``version`` is 0 if no version was opened."""
     known, text = _OCCASION.get(_START).known, str(error)
     is_known = known is not None and known.get(key, {}).get(version) == text
     if known is not None:
@@ -52,7 +52,7 @@ def log_failure(key: str, error: object, version: int = 0) -> None:
 
 
 def log_load(key: str, loaded: Collection[int], retired: Collection[int], load_ns: int) -> None:
-    """Log that versions serve, and which ones they replace."""
+    """Log which versions were loaded and which were retired."""
     current = _OCCASION.get(_START)
     if current.known is not None:
         current.known.pop(key, None)
@@ -64,7 +64,7 @@ def log_load(key: str, loaded: Collection[int], retired: Collection[int], load_n
 
 
 def log_unload(key: str, versions: Collection[int]) -> None:
-    """Log that versions serve no more."""
+    """Log that versions were unloaded."""
     reason = _OCCASION.get(_START).reason
     if versions:
         _log.info("model '%s': %s unloaded%s", key, _versions(versions), f" ({reason})" if reason else "")

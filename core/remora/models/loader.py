@@ -1,4 +1,4 @@
-"""From a model folder to a served model: read the config, find the backend, open, complete, check, make instances."""
+"""Opening of models: from a folder and its configuration to a `ServedModel` with instances."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ _UNKNOWN_REVISION = Revision({})
 _STOP_LIMIT_S = 5
 
 _LABELS_LIMIT = 64 << 20
-"""How large a file of labels may be, in bytes: those of the largest vocabularies have a few million."""
+"""Maximum size of a label file in bytes; the largest vocabularies have a few million labels."""
 
 
 class PollError(Exception):
-    """A model that cannot even be planned: no folder, a config that cannot be read, a name that does not fit.
+    """Raised when a model cannot be planned: no folder, an unreadable configuration or a mismatched name.
 
-    Triton answers all of these with one text [M09]; the reason goes to the log.
+    Triton answers all of these with the same text [M09]; the reason is logged.
     """
 
 
 class LoadPlan(NamedTuple):
-    """What to load: the folder, its configuration as written, the versions its policy picks (ascending).
+    """A load to do: the folder, its configuration as written, and the selected versions (ascending).
 
-    ``revision`` tells it from what may be loaded already; ``repository`` has the files of versions that are not here
-    yet; ``sent`` says that configuration or files came with the load request, ``files`` how the files were.
+    ``revision`` identifies the content; ``repository`` provides files that are not local yet; ``sent`` is True if the
+    load request contained a configuration or files; ``files`` are the stamps of the files.
     """
 
     folder: ModelFolder
@@ -90,16 +90,16 @@ class LoadPlan(NamedTuple):
     files: Fingerprint = _NO_FILES
 
     def fetched(self, versions: Collection[int]) -> LoadPlan:
-        """The plan with the files of these versions at hand. Raises RemoraError when they cannot be had."""
+        """Return the plan with the files of these versions local. Raises RemoraError when they are unavailable."""
         if self.repository is None:
             return self
         return self._replace(folder=self.repository.fetch(self.folder.name, versions))
 
 
 class ModelLoader:
-    """Opens models. Thread-safe: it holds nothing but settings.
+    """Opener of models. Thread-safe because it holds only settings.
 
-    ``calls`` gives the engine to models that call other models; set once, before the first model is opened.
+    ``calls`` returns the engine for models that call other models; set it once, before the first model is opened.
     """
 
     def __init__(self, options: EngineOptions, clock: Clock, *, gpus: Sequence[int] | None = None) -> None:
@@ -119,7 +119,7 @@ class ModelLoader:
         }
         self._cpus = usable_cpus()
         self.cache = _make_cache(options, clock)
-        """Shared by all models; None without one."""
+        """The cache shared by all models; None without one."""
         self._limiter = _make_limiter(options)
         metrics = MetricsSettings.of(options.metrics_config)
         self._samples = SUMMARY_SAMPLES if metrics.summary_latencies else 0
@@ -132,7 +132,7 @@ class ModelLoader:
         repository: Repository | None = None,
         files: Fingerprint = _NO_FILES,
     ) -> LoadPlan:
-        """Read what is written, without opening the model; ``files`` as they were before it was read.
+        """Plan a load without opening the model; ``files`` are the stamps from before the configuration is read.
 
         Raises PollError.
         """
@@ -142,7 +142,7 @@ class ModelLoader:
             config.name = config.name or folder.name
             check_names(config, folder.name)
             versions = select_versions(config.version_policy, sorted(folder.versions))
-            # A policy that picks none is refused later, and in its own words.
+            # A policy that selects no version is refused later, with a specific error text.
             looked_at = versions or sorted(folder.versions)
             infer_backend(config, folder.name, folder.filenames(looked_at[-1]) if looked_at else ())
             self._check_as_written(config, folder.name)
@@ -163,7 +163,7 @@ class ModelLoader:
         return read_config(path) if path is not None else ModelConfig()
 
     def _check_as_written(self, config: ModelConfig, name: str) -> None:
-        """Refuse what no model could mend; tensors may still be missing unless nothing is to be derived."""
+        """Refuse errors that no model could fix; tensors may be missing unless auto-completion is disabled."""
         trial = ModelConfig()
         trial.CopyFrom(config)
         normalise(trial, name, gpus=self._gpus)
@@ -173,9 +173,9 @@ class ModelLoader:
             validate_written(trial, name)
 
     def open(self, plan: LoadPlan, number: int, steps: Steps | None = None) -> ServedModel:
-        """Load one version; ``steps`` is what an ensemble is composed of, checked.
+        """Load one version; ``steps`` are the checked models of an ensemble.
 
-        Raises RemoraError: whatever a backend or a model raises becomes one.
+        Raises RemoraError, also for any other exception of a backend or a model.
         """
         config = ModelConfig()
         config.CopyFrom(plan.config)
@@ -201,16 +201,15 @@ class ModelLoader:
             opened = backend.open(source, config)
             kinds = kinds_of(backend, opened)
             opened = self._placed(opened)
-            normalise(
-                config, folder.name, gpus=self._gpus, kinds=kinds
-            )  # a model sees the defaults, and may add to them
+            # The model sees the defaults and may add to them.
+            normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
             if not self._options.disable_auto_complete_config:
                 opened.complete(config)
                 _adopt_labels(config, folder)
             normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
             validate(config, folder.name, gpus=self._gpus, least=self._least_number)
             if not self._options.batching_delay:
-                _wait_for_nobody(config)
+                _clear_delays(config)
             states = _initial_states(config, folder)
             if steps is not None:
                 config.model_transaction_policy.decoupled = bool(steps.decoupled)
@@ -252,14 +251,14 @@ class ModelLoader:
             self._warm(folder)(served, instances)
             return served
         except RemoraError:
-            _let_go(served, turns, instances, opened)
+            _close_parts(served, turns, instances, opened)
             raise
         except Exception as error:
-            _let_go(served, turns, instances, opened)
+            _close_parts(served, turns, instances, opened)
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
     def adjust(self, model: ServedModel, plan: LoadPlan) -> None:
-        """Give a model that serves the instances that a plan asks for, without a pause [M13].
+        """Change the instances of a serving model to those of a plan, without interruption [M13].
 
         Raises RemoraError; the model then serves as before.
         """
@@ -278,7 +277,7 @@ class ModelLoader:
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
     def _warm(self, folder: ModelFolder) -> Callable[[ServedModel, Sequence[Instance]], None]:
-        """Runs a model's warmup samples on instances, if it has any."""
+        """Return a function that runs the model's warmup samples, if any, on instances."""
 
         def warm(served: ServedModel, instances: Sequence[Instance]) -> None:
             if served.config.model_warmup or self._options.derived_warmup:
@@ -291,13 +290,13 @@ class ModelLoader:
         return warm
 
     def _placed(self, model: BackendModel) -> BackendModel:
-        """The model, kept to what the operator says about devices and processors, if anything."""
+        """Wrap the model with the operator's limits on devices and CPUs, if any."""
         if not (self._limits or self._cpus_of):
             return model
         return PlacedModel(model, self._limits, self._used_share, self._cpus_of)
 
     def _used_share(self, device: int) -> float | None:
-        """The share of a GPU's memory that is taken; None when nobody knows."""
+        """Return the used fraction of a GPU's memory; None if unknown."""
         readings = self.devices.readings()
         if device >= len(readings) or not readings[device].memory_total_bytes:
             return None
@@ -310,22 +309,22 @@ class ModelLoader:
 
 
 def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
-    """The response cache that the options ask for. Raises ValueError when they cannot be read."""
+    """Create the response cache of the options. Raises ValueError for invalid settings."""
     settings = cache_settings(options)
     if settings is None:
         return None
-    kind, given = settings
+    kind, cache_options = settings
     if kind == "redis":
         from remora.cache.redis import RedisCache, RedisSettings
 
-        return RedisCache(RedisSettings.of(given), clock.monotonic_ns)
-    from remora.cache import LocalCache  # hashing that most servers do not need to start
+        return RedisCache(RedisSettings.of(cache_options), clock.monotonic_ns)
+    from remora.cache import LocalCache  # imported here because it loads hashing, which most servers do not need
 
-    return LocalCache(cache_size(given), clock.monotonic_ns)
+    return LocalCache(cache_size(cache_options), clock.monotonic_ns)
 
 
 def _fingerprint(config: ModelConfig, path: Path) -> bytes:
-    """What sets a model's answers apart from those of any other under its name: its configuration and all its bytes."""
+    """Return a digest of a model's configuration and files, which separates its responses in a shared cache."""
     from hashlib import blake2b
 
     digest = blake2b(config.SerializeToString(deterministic=True), digest_size=32)
@@ -339,17 +338,17 @@ def _fingerprint(config: ModelConfig, path: Path) -> bytes:
 
 
 def _make_limiter(options: EngineOptions) -> RateLimiter | None:
-    """The rate limiter that the options ask for. Raises ValueError when they cannot be read."""
-    stated = rate_limits(options)
-    if stated is None:
+    """Create the rate limiter of the options. Raises ValueError for invalid settings."""
+    limits = rate_limits(options)
+    if limits is None:
         return None
-    from remora.scheduling.rate_limiter import RateLimiter  # few servers share anything
+    from remora.scheduling.rate_limiter import RateLimiter  # imported here because few servers use it
 
-    return RateLimiter(stated)
+    return RateLimiter(limits)
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file [C09]. Raises InternalError when a named file cannot be read."""
+    """Return the lines of each output's label file [C09]. Raises InternalError when a file cannot be read."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.output:
         if not output.label_filename:
@@ -372,13 +371,13 @@ def _initial_states(config: ModelConfig, folder: ModelFolder) -> Mapping[str, Ar
 
 
 def _adopt_labels(config: ModelConfig, folder: ModelFolder) -> None:
-    """A ``labels.txt`` beside a model whose one output names no label file is meant for that output."""
+    """Use ``labels.txt`` for the only output of a model if that output names no label file."""
     if len(config.output) == 1 and not config.output[0].label_filename and (folder.path / "labels.txt").is_file():
         config.output[0].label_filename = "labels.txt"
 
 
-def _wait_for_nobody(config: ModelConfig) -> None:
-    """Take the delays out of a configuration's batchers: what it then shows is what is done."""
+def _clear_delays(config: ModelConfig) -> None:
+    """Set the batching delays to 0, so that the configuration shows what the batchers do."""
     if config.HasField("dynamic_batching"):
         config.dynamic_batching.max_queue_delay_microseconds = 0
     strategy = config.sequence_batching.WhichOneof("strategy_choice") if config.HasField("sequence_batching") else None
@@ -391,17 +390,17 @@ def _is_bare(folder: ModelFolder) -> bool:
 
 
 def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
-    """The bounds that a model names for its first responses, or those of all [C19, P05]."""
+    """Return a model's histogram bounds for first responses, or the default [C19, P05]."""
     for control in config.model_metrics.metric_control:
         if control.metric_identifier.family == FIRST_RESPONSES:
             return tuple(sorted(set(control.histogram_options.buckets)))
     return FIRST_RESPONSE_BOUNDS_MS
 
 
-def _let_go(
+def _close_parts(
     served: ServedModel | None, turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None
 ) -> None:
-    """Close what a failed load left open; its own failures must not hide the first one."""
+    """Close the parts of a failed load; log further errors so that they do not hide the first one."""
     if served is not None:
         served.scheduler.stop(_STOP_LIMIT_S)
     for turn in turns:
@@ -415,17 +414,17 @@ def _let_go(
 
 
 LIMIT_BYTES = 1 << 30
-"""The most that one initial state may take in memory."""
+"""Maximum size of one initial state in memory."""
 
-_REFERENCE_BYTES = 8  # what a BYTES element takes at least
+_REFERENCE_BYTES = 8  # minimum size of a BYTES element
 
 
 def initial_states(config: ModelConfig, directory: Path) -> Mapping[str, Array]:
-    """The state that each sequence of a valid configuration begins with, by the name of the model's input.
+    """Return the initial state of each sequence of a valid configuration, by the name of the model's input.
 
-    Zeros, or empty text, where nothing else is said; variable dims are then 1. Files lie in ``directory``/initial_state
-    and are raw values, or length-prefixed elements of BYTES. The arrays have a batch dimension of 1 where the model
-    batches, and are read-only.
+    The default is zeros, or empty text, with 1 for variable dims. Files are in ``directory``/initial_state and contain
+    raw values, or length-prefixed elements of BYTES. The arrays have a batch dimension of 1 if the model batches, and
+    are read-only.
 
     Raises:
         ConfigError: a file that is too short, with Triton's text; an array beyond LIMIT_BYTES.
@@ -465,7 +464,7 @@ def _array(state: SequenceState, initial: ModelSequenceBatching.InitialState | N
         return _elements(content, count, initial.data_file).reshape(shape)
     wanted = count * dtype.itemsize
     if len(content) < wanted:
-        # The blank that is missing is Triton's.
+        # The missing blank is Triton's.
         raise ConfigError(
             f"initial_state setting expects {wanted} bytes, but the data provided from {initial.data_file}only has "
             f"{len(content)} bytes."
@@ -474,7 +473,7 @@ def _array(state: SequenceState, initial: ModelSequenceBatching.InitialState | N
 
 
 def _elements(content: bytes, count: int, name: str) -> Array:
-    """The elements of a BYTES state in the wire's form [B02]."""
+    """Parse the elements of a BYTES state in wire format [B02]."""
     elements: list[bytes] = []
     at = 0
     while at < len(content) and len(elements) <= count:

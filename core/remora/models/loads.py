@@ -1,7 +1,7 @@
-"""Makes models serve as they are wished: asks the policy what is next for a model, and does it.
+"""Reconciliation of models with their desired state: loads, unloads and swaps.
 
-Laws: the loads of one model take turns; a load replaces what serves in one step, when all of it is ready, or changes
-nothing [M04]. What is replaced finishes its requests and is closed by a thread of its own.
+Invariant: loads of one model are serialized; a load replaces the serving versions atomically, when all new ones are
+ready, or changes nothing [M04]. Replaced versions finish their requests and are closed by separate threads.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ _CODE_WORDS = {
 
 
 class LoadFailedError(InvalidArgumentError):
-    """A load that failed. ``reason`` is what an ensemble that needs the model tells of it; ``unfit``: the model is an
-    ensemble itself, and what it is composed of is not there or does not fit."""
+    """Raised when a load fails.
+
+    ``reason`` is the text for an ensemble that depends on the model. ``unfit`` is True if the model is an ensemble
+    whose models are missing or do not match.
+    """
 
     def __init__(self, message: str, reason: str = "", *, unfit: bool = False) -> None:
         super().__init__(message)
@@ -52,21 +55,21 @@ class LoadFailedError(InvalidArgumentError):
 
 
 class _Loaded(NamedTuple):
-    """What a model serves with; ``bound`` is what an ensemble is tied to."""
+    """The plan that a model serves; ``bound`` is the set of decoupled models of an ensemble."""
 
     plan: LoadPlan
     bound: object
 
 
 class ModelLoads:
-    """The loads and unloads of models. Thread-safe.
+    """Loads and unloads of models. Thread-safe.
 
     Args:
-        table: holds what serves.
+        table: holds the serving versions.
         loader: opens versions.
-        clock: for load times.
+        clock: measures load times.
         retries: how often a version that fails is opened again [M18].
-        gate: lets a load begin when there is memory for it.
+        gate: admits a load when there is enough memory.
     """
 
     def __init__(self, table: ModelTable, loader: ModelLoader, clock: Clock, *, retries: int, gate: MemoryGate) -> None:
@@ -83,33 +86,33 @@ class ModelLoads:
 
     @property
     def cost(self) -> LoadCost:
-        """How much memory loads take."""
+        """The estimate of the memory that loads take."""
         return self._gate.cost
 
     def lock_of(self, key: str) -> AbstractContextManager[bool]:
-        """Whoever plans and loads a model holds this."""
+        """Return the lock to hold while a model is planned and loaded."""
         with self._lock:
             return self._locks.setdefault(key, threading.RLock())
 
     def plan_of(self, key: str) -> LoadPlan | None:
-        """What a model serves with; None when it does not serve."""
+        """Return the plan that a model serves; None if it does not serve."""
         loaded = self._loaded.get(key)
         return loaded.plan if loaded is not None and self._table.newest(key) is not None else None
 
-    def obey(self, key: str, plan: LoadPlan, steps: Steps | None) -> None:
-        """Do what the policy says, until the model serves as planned; ``steps`` is what an ensemble is composed of.
+    def reconcile(self, key: str, plan: LoadPlan, steps: Steps | None) -> None:
+        """Bring a model to its plan; ``steps`` are the models of an ensemble.
 
-        Raises LoadFailedError with Triton's text, or UnavailableError when the server is stopping; what served before
-        goes on.
+        Raises LoadFailedError with Triton's text, or UnavailableError when the server is stopping; the previous
+        versions then continue to serve.
         """
         bound = None if steps is None else steps.decoupled
         with self.lock_of(key):
-            action = next_action(plan.revision._replace(bound=bound), self._standing(key))
+            action = next_action(plan.revision._replace(bound=bound), self._current_state(key))
             if action is not None:
-                self._do(key, plan, steps, action)
+                self._apply(key, plan, steps, action)
             self._loaded[key] = _Loaded(plan, bound)
 
-    def _do(self, key: str, plan: LoadPlan, steps: Steps | None, action: Action) -> None:
+    def _apply(self, key: str, plan: LoadPlan, steps: Steps | None, action: Action) -> None:
         begin_ns = self._clock.monotonic_ns()
         self._table.begin(key, action.open)
         with ExitStack() as load:
@@ -118,7 +121,7 @@ class ModelLoads:
                 sizes = {number: plan.folder.file_bytes(number) for number in action.open}
                 settling = load.enter_context(self._gate.load(sum(sizes.values())))
             except (RemoraError, OSError) as error:
-                raise self._load_failed(key, dict.fromkeys(action.open, _told(error))) from error
+                raise self._load_failed(key, dict.fromkeys(action.open, _as_remora_error(error))) from error
             loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
             if not failed:
                 failed = self._adjust(key, plan, action)
@@ -128,7 +131,7 @@ class ModelLoads:
             with settling():
                 self._publish(key, plan, action, loaded, failed)
 
-    def _standing(self, key: str) -> CurrentState | None:
+    def _current_state(self, key: str) -> CurrentState | None:
         loaded, serving = self._loaded.get(key), self._table.serving(key)
         if loaded is None:
             return None
@@ -144,15 +147,15 @@ class ModelLoads:
             try:
                 model = self._open_version(plan, number, steps)
                 loaded[number] = self._tested(model, plan)
-            except Exception as error:  # whatever it is: a version must not stand there as being loaded for ever
-                failed[number] = _told(error)
+            except Exception as error:  # any error, because the version must not stay in LOADING for ever
+                failed[number] = _as_remora_error(error)
                 continue
             model.load_ns = self._clock.monotonic_ns() - begin_ns
             model.file_bytes, model.loaded_ms = sizes[number], self._clock.wall_ms()
         return loaded, failed
 
     def _tested(self, model: ServedModel, plan: LoadPlan) -> ServedModel:
-        """The model, once it has passed its golden tests. Raises RemoraError."""
+        """Return the model after it has passed its golden tests. Raises RemoraError."""
         if not (plan.folder.path / GOLDEN_TESTS).is_file():
             return model
         from remora.models.golden_tests import check
@@ -165,7 +168,7 @@ class ModelLoads:
         return model
 
     def _open_version(self, plan: LoadPlan, number: int, steps: Steps | None) -> ServedModel:
-        """Open one version, again if it fails and may be tried again."""
+        """Open one version, with retries."""
         for retries_left in range(self._retries, 0, -1):
             try:
                 return self._loader.open(plan, number, steps)
@@ -176,7 +179,7 @@ class ModelLoads:
         return self._loader.open(plan, number, steps)
 
     def _adjust(self, key: str, plan: LoadPlan, action: Action) -> dict[int, RemoraError]:
-        """Change the instances of versions that go on serving."""
+        """Change the instances of versions that continue to serve."""
         serving = self._table.serving(key)
         failed: dict[int, RemoraError] = {}
         for number in action.adjust:
@@ -194,14 +197,14 @@ class ModelLoads:
         loaded: dict[int, ServedModel],
         failed: dict[int, RemoraError],
     ) -> None:
-        """Put a load's result into the table: all of it, or none [M04]. Raises RemoraError for none."""
-        stays = (*action.adjust, *action.keep)
-        if failed or not (loaded or stays):
+        """Publish all results of a load [M04]. Raises RemoraError and changes nothing if one failed."""
+        continuing = (*action.adjust, *action.keep)
+        if failed or not (loaded or continuing):
             self._close(key, loaded.values())
             lacks_folder = plan.config.HasField("ensemble_scheduling") and not plan.folder.versions
             raise self._load_failed(key, failed, hint=_ENSEMBLE_HINT if lacks_folder else "")
         self._hand_over(self._table.serving(key), loaded)
-        retired = self._table.replace(key, loaded, stays)
+        retired = self._table.replace(key, loaded, continuing)
         if retired is None:
             self._close(key, loaded.values())
             raise UnavailableError(f"load failed for model '{key}': the server is stopping")
@@ -214,7 +217,7 @@ class ModelLoads:
         self._close(key, retired)
 
     def _hand_over(self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel]) -> None:
-        """Sequences that are under way end where they began: requests find their way back through what takes over."""
+        """Let open sequences end in the version where they began, by linking each new version to the old one."""
         for number, successor in loaded.items():
             older = serving.get(number) or (serving[max(serving)] if serving else None)
             if older is not None and older.is_needed:
@@ -231,15 +234,15 @@ class ModelLoads:
             log_failure(key, error, number)
         return LoadFailedError(f"load failed for model '{key}': {text}", text)
 
-    def take_out(self, key: str) -> None:
-        """End the service of a model, whatever serves of it."""
+    def unload(self, key: str) -> None:
+        """Unload all versions of a model."""
         self._loaded.pop(key, None)
         retired = self._table.retire(key)
         log_unload(key, [model.version for model in retired])
         self._close(key, retired)
 
     def _close(self, key: str, models: Iterable[ServedModel]) -> None:
-        """Let go of models without making anyone wait."""
+        """Close models in the background."""
         for model in models:
             successors = [other for other in self._table.serving(key).values() if other.predecessor is model]
             thread = threading.Thread(
@@ -258,11 +261,11 @@ class ModelLoads:
         self._table.closed(key, model.version)
 
     def end(self) -> None:
-        """Sequences that outlive a swap are waited for no longer: the server stops."""
+        """Stop waiting for open sequences of replaced versions, because the server stops."""
         self._ending.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until what was let go of is closed; False when that took too long."""
+        """Wait until unloaded models are closed; return False on timeout."""
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         with self._lock:
             closing = list(self.closing)
@@ -271,7 +274,7 @@ class ModelLoads:
         return not any(thread.is_alive() for thread in closing)
 
 
-def _told(error: Exception) -> RemoraError:
+def _as_remora_error(error: Exception) -> RemoraError:
     return error if isinstance(error, RemoraError) else InternalError(f"{type(error).__name__}: {error}")
 
 

@@ -1,6 +1,6 @@
-"""Where instances may live: how full a GPU may be, and which processors a host policy gives; pure deciders.
+"""Placement limits of instances: GPU memory in use and CPU affinity by host policy.
 
-`PlacedModel` applies them around any backend's model [I06, I07].
+`PlacedModel` applies them to any backend's model [I06, I07].
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_CPU = 4096
 
 
 class HostPolicy(NamedTuple):
-    """The processors that the instances of a policy run on; with ``numa_node`` those of that node, -1 for none."""
+    """The CPUs for the instances of a policy; ``numa_node`` adds those of a node, -1 for none."""
 
     cpus: frozenset[int] = frozenset()
     numa_node: int = -1
 
 
 def parse_host_policies(entries: Sequence[str]) -> dict[str, HostPolicy]:
-    """The policies by name, from ``NAME,numa-node=N`` and ``NAME,cpu-cores=0-3,8``. Raises ValueError."""
+    """Parse the policies, by name, from ``NAME,numa-node=N`` and ``NAME,cpu-cores=0-3,8``. Raises ValueError."""
     policies: dict[str, HostPolicy] = {}
     for entry in entries:
         name, _, setting = entry.partition(",")
@@ -43,21 +43,21 @@ def parse_host_policies(entries: Sequence[str]) -> dict[str, HostPolicy]:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Processors from a list such as ``0-3,8``. Raises ValueError."""
+    """Parse a CPU list such as ``0-3,8``. Raises ValueError."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"'{text}' is no list of processors such as 0-3,8")
+            raise ValueError(f"'{text}' is not a list of processors such as 0-3,8")
         low, high = int(first), int(last or first)
         if low > high or high > MAX_CPU:
-            raise ValueError(f"'{text}' is no list of processors between 0 and {MAX_CPU}")
+            raise ValueError(f"'{text}' is not a list of processors between 0 and {MAX_CPU}")
         found.update(range(low, high + 1))
     return frozenset(found)
 
 
 def parse_gpu_limits(entries: Sequence[str]) -> dict[int, float]:
-    """How much of each device's memory models may take before no more are loaded, from ``DEVICE:FRACTION``.
+    """Parse the fraction of each device's memory above which no more models are loaded, from ``DEVICE:FRACTION``.
 
     Raises ValueError.
     """
@@ -75,20 +75,20 @@ def parse_gpu_limits(entries: Sequence[str]) -> dict[int, float]:
 
 
 def policy_name(placement: Placement) -> str:
-    """The host policy of a placement: the one that its group names, or else Triton's for its device."""
+    """Return the host policy of a placement: the one that its group names, or Triton's default for its device."""
     if placement.host_policy:
         return placement.host_policy
     return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()
 
 
 class PlacedModel:
-    """A model whose instances keep to what the operator says about devices.
+    """A backend model whose instances respect the operator's device limits.
 
     Args:
         inner: the backend's model.
         limits: from `parse_gpu_limits`.
-        used: the share of a device's memory that is taken, by its number; None when nobody knows.
-        cpus: the processors for each host policy.
+        used: returns the used fraction of a device's memory by its number; None if unknown.
+        cpus: the CPUs of each host policy.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class PlacedModel:
         self._cpus = cpus
 
     def complete(self, config: ModelConfig) -> None:
-        """As the backend does."""
+        """Complete the configuration as the backend does."""
         self._inner.complete(config)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """As the backend makes it, bound to its policy's processors. Raises UnavailableError: its GPU is too full."""
+        """Create the backend's instance, bound to its policy's CPUs. Raises UnavailableError if its GPU is too full."""
         if placement.kind == "GPU" and placement.device_id in self._limits:
             limit, used = self._limits[placement.device_id], self._used(placement.device_id)
             if used is not None and used > limit:
@@ -116,17 +116,17 @@ class PlacedModel:
                     f"can not create model '{config.name}': {used:.0%} of the memory of GPU {placement.device_id} is "
                     f"taken, and --model-load-gpu-limit is {limit:.0%}"
                 )
-        made = self._inner.instance(config, placement)
+        instance = self._inner.instance(config, placement)
         cpus = self._cpus.get(policy_name(placement), frozenset())
-        return PinnedInstance(made, cpus) if cpus else made
+        return PinnedInstance(instance, cpus) if cpus else instance
 
     def close(self) -> None:
-        """As the backend does."""
+        """Close the backend's model."""
         self._inner.close()
 
 
 class PinnedInstance:
-    """An instance whose thread runs on some processors only; never run by the event loop, which has its own."""
+    """An instance whose thread is bound to some CPUs; never run by the event loop, which has its own affinity."""
 
     quick = False
 
@@ -145,13 +145,13 @@ class PinnedInstance:
         self.devices: frozenset[tuple[int, int]] = getattr(inner, "devices", frozenset())
 
     def __getattr__(self, name: str) -> object:
-        """``trouble`` and ``fatal`` of an instance that has them."""
+        """Forward ``trouble`` and ``fatal`` of an instance that has them."""
         if name in ("trouble", "fatal"):
             return getattr(self._inner, name)
         raise AttributeError(name)
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run the batch; the first one in a thread binds that thread."""
+        """Run the batch; the first call in a thread binds that thread."""
         if not getattr(self._bound, "done", False):
             self._bind(0, self._cpus)
             self._bound.done = True

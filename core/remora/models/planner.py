@@ -1,6 +1,6 @@
-"""What a repository or a load request has of a model now, as a plan to load it; the law: nothing is opened here.
+"""Load plans, made from a repository or a load request without opening the model.
 
-Whatever keeps a model from being planned ends in one text, Triton's, for the client; the cause is for the log.
+Every reason why a model cannot be planned gives the client the same text, Triton's; the cause is logged.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _log = logging.getLogger("remora.models")
 
 
 class PollFailedError(InternalError):
-    """A model that no repository has, or two, or not in a form that can be planned."""
+    """Raised for a model that is missing, ambiguous or cannot be planned."""
 
 
 class Planner:
-    """Makes plans. Thread-safe: it holds nothing of its own.
+    """Maker of load plans. Thread-safe because it is stateless.
 
     Args:
-        offers: what all repositories have, as the last look saw it.
+        catalog: the catalog of all repositories, as of the last scan.
         loader: reads configurations.
     """
 
-    def __init__(self, offers: Catalog, loader: ModelLoader) -> None:
-        self._offers = offers
+    def __init__(self, catalog: Catalog, loader: ModelLoader) -> None:
+        self._catalog = catalog
         self._loader = loader
 
     def plan(self, key: str, parameters: Mapping[str, str | bytes]) -> LoadPlan:
-        """A model as the repository has it, or as the request's parameters bring it. Raises PollFailedError."""
+        """Plan a model from its repository or from the request's parameters. Raises PollFailedError."""
         try:
             repository = self._source(key, parameters)
             folder = repository.fetch(name_of(key), ())
@@ -46,10 +46,10 @@ class Planner:
             raise self.unpolled(key, error) from error
 
     def _source(self, key: str, parameters: Mapping[str, str | bytes]) -> Repository:
-        """Where a model's files are. Raises RemoraError."""
+        """Return the repository with a model's files. Raises RemoraError."""
         if not brings_files(parameters):
-            return self._offers.only(key).repository
-        from remora.repository.sent import SentModel, sent_files  # few requests bring files
+            return self._catalog.only(key).repository
+        from remora.repository.sent import SentModel, sent_files  # imported here because few requests send files
 
         files = sent_files(parameters)
         if "config" not in parameters:
@@ -57,11 +57,13 @@ class Planner:
         return SentModel(name_of(key), files)
 
     def unpolled(self, key: str, cause: Exception | None = None) -> PollFailedError:
-        """The one text for what cannot be planned [M09]; the cause, by default why there is no one place for it,
-        goes to the log and along with the error."""
+        """Return Triton's error for a model that cannot be planned [M09].
+
+        ``cause`` is logged and chained; by default it is the error of the catalog look-up.
+        """
         if cause is None:
             try:
-                self._offers.only(key)
+                self._catalog.only(key)
             except NotFoundError as error:
                 cause = error
         log_failure(key, cause)
@@ -71,7 +73,7 @@ class Planner:
 
 
 def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository]:
-    """Every place that the options name. Raises NotFoundError for a URL that nothing understands."""
+    """Open all repositories that the options name. Raises NotFoundError for an unsupported URL."""
     cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
     return [
         *(
@@ -83,5 +85,5 @@ def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository
 
 
 def brings_files(parameters: Mapping[str, str | bytes]) -> bool:
-    """Whether a load request brings the model's files, so that no repository is asked."""
+    """Return True if a load request contains the model's files, so that no repository is read."""
     return any(parameter.startswith("file:") for parameter in parameters)

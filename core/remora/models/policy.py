@@ -1,9 +1,9 @@
-"""What to do next so that a model serves as it is wished: two states in, at most one action out; pure.
+"""Choice of the next action that brings a model to its desired state; pure.
 
-The wish is a `Revision`: what the repository and the load request say now. The other state is what a model serves
-with. Who writes wishes (the start, a client's call, the poll, a request on demand) makes no difference here. A version
-whose files and configuration are the same stays as it is [M09]; one whose instances alone differ is adjusted in
-place [M13]; any other is opened beside what serves, which goes when all of them are ready [M04].
+The desired state is a `Revision`, made from the repository or the load request; `CurrentState` is what serves now. The
+origin of the desired state (startup, client call, poll, on-demand request) makes no difference. A version with the same
+files and configuration is kept [M09]; one that differs only in its instances is adjusted in place [M13]; any other is
+opened beside the serving one, which is retired when all new versions are ready [M04].
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NO_FILES: Fingerprint = {}
 
 
 class Revision(NamedTuple):
-    """All that decides what a model is; equal revisions make equal models.
+    """Identity of a model's content; equal revisions make equal models.
 
-    ``versions`` are those that the version policy picks, each with a stamp of its own files; ``shared`` stands for
-    the files that belong to all of them, ``config`` for the configuration but for what can change in place, which is
-    ``instances``. ``bound`` is what an ensemble is tied to.
+    ``versions`` are those that the version policy selects, each with a stamp of its files; ``shared`` is the stamp of
+    the files common to all versions, ``config`` the configuration without ``instances``, which can change in place.
+    ``bound`` is the set of decoupled models of an ensemble.
     """
 
     versions: Mapping[int, Hashable]
@@ -34,7 +34,7 @@ class Revision(NamedTuple):
 
 
 class CurrentState(NamedTuple):
-    """What a model serves with; ``adjustable``: its instances can change while it serves."""
+    """The state that a model serves with; ``adjustable`` is True if its instances can change in place."""
 
     revision: Revision
     ready: frozenset[int]
@@ -42,9 +42,9 @@ class CurrentState(NamedTuple):
 
 
 class Action(NamedTuple):
-    """One step. ``open`` beside what serves, ``adjust`` in place, ``keep``; when that is done, ``retire`` the rest.
+    """The versions to ``open``, ``adjust`` in place, ``keep``, and then ``retire``.
 
-    All empty: there is a wish, but no version that could serve it.
+    All are empty if the desired state selects no version that could serve.
     """
 
     open: tuple[int, ...] = ()
@@ -53,14 +53,14 @@ class Action(NamedTuple):
     retire: tuple[int, ...] = ()
 
 
-def next_action(wish: Revision | None, standing: CurrentState | None) -> Action | None:
-    """What brings a model nearer to the wish (None: it shall not serve); None when nothing is to be done."""
-    ready = standing.ready if standing is not None else frozenset[int]()
-    if wish is None:
+def next_action(desired: Revision | None, current: CurrentState | None) -> Action | None:
+    """Return the action towards the desired state (None: do not serve); None if nothing is left to do."""
+    ready = current.ready if current is not None else frozenset[int]()
+    if desired is None:
         return Action(retire=tuple(sorted(ready))) if ready else None
     steps: dict[str, list[int]] = {"open": [], "adjust": [], "keep": []}
-    for version in sorted(wish.versions):
-        steps[_step(wish, standing, version)].append(version)
+    for version in sorted(desired.versions):
+        steps[_step(desired, current, version)].append(version)
     opens, adjusts, keeps = (tuple(steps[step]) for step in ("open", "adjust", "keep"))
     retires = tuple(sorted(ready.difference(adjusts, keeps)))
     if keeps and not (opens or adjusts or retires):
@@ -68,33 +68,33 @@ def next_action(wish: Revision | None, standing: CurrentState | None) -> Action 
     return Action(opens, adjusts, keeps, retires)
 
 
-def _step(wish: Revision, standing: CurrentState | None, version: int) -> str:
-    if standing is None or version not in standing.ready:
+def _step(desired: Revision, current: CurrentState | None, version: int) -> str:
+    if current is None or version not in current.ready:
         return "open"
-    has = standing.revision
-    same = (wish.versions[version], wish.shared, wish.config, wish.bound) == (
-        has.versions.get(version),
-        has.shared,
-        has.config,
-        has.bound,
+    actual = current.revision
+    same = (desired.versions[version], desired.shared, desired.config, desired.bound) == (
+        actual.versions.get(version),
+        actual.shared,
+        actual.config,
+        actual.bound,
     )
     if not same:
         return "open"
-    if wish.instances == has.instances:
+    if desired.instances == actual.instances:
         return "keep"
-    return "adjust" if standing.adjustable else "open"
+    return "adjust" if current.adjustable else "open"
 
 
 def revision_of(
     folder: ModelFolder, config: ModelConfig, versions: list[int], files: Fingerprint = _NO_FILES
 ) -> Revision:
-    """The revision of a model.
+    """Return the revision of a model.
 
     Args:
-        folder: where it lies.
-        config: as it is written, or was sent.
-        versions: those that its policy picks.
-        files: its files with their stamps; those of the configuration do not count, the configuration itself does.
+        folder: the model's folder.
+        config: the configuration as written or sent.
+        versions: the versions that its policy selects.
+        files: its files with their stamps; configuration files are left out because ``config`` counts instead.
     """
     homes = {path.name: number for number, path in folder.versions.items() if path != folder.path}
     flat = [number for number, path in folder.versions.items() if path == folder.path]
@@ -111,7 +111,7 @@ def revision_of(
     rest_of_config.CopyFrom(config)
     instances = ModelConfig(instance_group=config.instance_group)
     rest_of_config.ClearField("instance_group")
-    rest_of_config.ClearField("version_policy")  # which versions, not what they are
+    rest_of_config.ClearField("version_policy")  # it selects versions and does not change their content
     return Revision(
         {number: (folder.versions[number].name, *own[number]) for number in versions},
         (tuple(flat), *shared),

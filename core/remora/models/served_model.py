@@ -1,4 +1,4 @@
-"""One version of one model, ready to serve: its configuration, its checks, its scheduler and its numbers."""
+"""One loaded version of a model: configuration, signature, scheduler, instances and statistics."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ _NO_STATES: Mapping[str, Array] = {}
 
 
 class Steps(NamedTuple):
-    """What an ensemble is composed of: where its models are borrowed from, and which of them are decoupled."""
+    """The models of an ensemble: their look-up, and the names of the decoupled ones."""
 
     models: StepModels
     decoupled: frozenset[str]
 
 
 class ServedModel:
-    """Requests go in by `submit`; the answer comes through the ticket's reply, exactly once.
+    """A loaded model version. `submit` queues a request; the ticket's reply gets the response exactly once.
 
     Args:
-        name: what clients call it.
+        name: the name that clients use.
         version: its number.
         config: complete and valid.
         backend_model: closed last, by `close`.
-        instances: at least one, but for an ensemble.
+        instances: at least one, except for an ensemble.
         labels: the lines of each output's label file.
-        steps: what an ensemble is composed of.
-        cache: shared by all models; used when the configuration turns it on.
-        hold: a dynamic batcher sends nothing before that many requests wait [D16].
-        fingerprint: of the model's files, for a cache that other servers share.
-        refuse_late: refuse requests on arrival that would be answered after their deadline.
-        turns: one for each instance, where there is a rate limiter [I08]; given up by `close`.
-        backlog_hold: with ``hold``, a direct sequence batcher also sends nothing before that many requests wait for a
-            slot [S15].
-        initial_states: what the states of a sequence are when it begins [S13].
+        steps: the models of an ensemble.
+        cache: shared by all models; used if the configuration enables it.
+        hold: number of queued requests before which a dynamic batcher dispatches nothing [D16].
+        fingerprint: digest of the model's files, for a cache shared with other servers.
+        refuse_late: refuse requests on arrival that are predicted to miss their deadline.
+        turns: one per instance, under a rate limiter [I08]; released by `close`.
+        backlog_hold: with ``hold``, number of requests waiting for a slot before which a direct sequence batcher
+            dispatches nothing [S15].
+        initial_states: initial values of the sequence states [S13].
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class ServedModel:
         self.loaded_ms = 0
         self.file_bytes = 0
         self.predecessor: ServedModel | None = None
-        """What this one replaced, as long as sequences that began there go on [V03]."""
+        """The version that this one replaced, while sequences that began there are open [V03]."""
         self.metric_labels: tuple[tuple[str, str], ...] = ()
-        """Labels of its metrics besides name and version, where a host has several engines."""
+        """Additional metric labels, where a host has several engines."""
         self.places: tuple[Placement, ...] = ()
-        """Where each of the instances lives."""
+        """The placement of each instance."""
         self.kinds: tuple[str, ...] = ANY_KIND
-        """What KIND_AUTO stands for."""
+        """The kinds that KIND_AUTO expands to."""
         self._backend_model = backend_model
         self._instances = instances
         self._labels = labels
@@ -110,17 +110,19 @@ class ServedModel:
         self.initial_states = initial_states
         self._refuse_late = refuse_late
         self._backlog_hold = backlog_hold
-        self._loans = 0
+        self._users = 0
         self._closing = False
-        self._returned = threading.Condition()
+        self._released = threading.Condition()
         self.caches = cache is not None and config.response_cache.enable and not self.decoupled
-        """Whether answers come out of the response cache."""
+        """True if responses may come from the response cache."""
         self.devices = self._devices_of(instances)
-        """Where tensors of other models may lie when they come, and its own when they go: on the devices that all of
-        its instances take. None where anything besides the instances reads its tensors."""
+        """The devices on which the model accepts and returns tensors: those that all of its instances support.
+
+        Empty if anything other than the instances reads its tensors.
+        """
         scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
         self._inner = scheduler
-        fixed = self.decoupled or turns or refuse_late  # in the number of its instances
+        fixed = self.decoupled or turns or refuse_late  # the number of instances cannot change
         self._pool = scheduler if isinstance(scheduler, Scheduler) and not fixed else None
         self.scheduler: ModelScheduler = scheduler
         if cache is not None and self.caches:
@@ -172,7 +174,7 @@ class ServedModel:
         queue: Queue = BatchQueue(policy, hold=hold)
         costs = CostModel()
         if self._refuse_late:
-            from remora.scheduling.admission import AdmittingQueue  # only where it is asked for
+            from remora.scheduling.admission import AdmittingQueue  # imported here because few servers enable it
 
             queue = AdmittingQueue(queue, policy, costs, len(instances))
         return Scheduler(
@@ -201,12 +203,24 @@ class ServedModel:
         stays: bool = False,
         trace: RequestTrace | None = None,
     ) -> Ticket:
-        """Check a request and queue it. ``held`` are instances that stay busy until it is answered; after
-        ``timeout_ns``, 0 for none, it is not begun any more. ``stays``: see ``Request``. ``trace`` follows it.
+        """Validate a request and queue it.
 
-        Raises InvalidArgumentError when it does not fit [H18-H22], UnavailableError when the queue is full,
-        RetiredError when something else serves by now, and InternalError when it could only wait for itself; then
-        ``reply`` is never called.
+        Args:
+            form: names, shapes and parameters of the request.
+            data: its inputs.
+            reply: gets each response; never called if this raises.
+            mailbox: collects responses of one caller; see ``Ticket``.
+            context: the caller's; see ``Ticket``.
+            held: instances that stay busy until the request is answered.
+            timeout_ns: time after which the request is not started any more; 0 for none.
+            stays: see ``Request``.
+            trace: follows the request.
+
+        Raises:
+            InvalidArgumentError: the request does not match the signature [H18-H22].
+            UnavailableError: the queue is full.
+            RetiredError: the version is closing and another one serves.
+            InternalError: the request would wait for itself.
         """
         older = self.predecessor
         if older is not None and older.keeps(form):
@@ -239,14 +253,14 @@ class ServedModel:
             raise
         return ticket
 
-    def try_out(self, form: InferForm, data: Sequence[Data], reply: Reply) -> Ticket:
-        """Run a request past the response cache, whether the model serves or not. Raises RemoraError as `submit`."""
+    def run_uncached(self, form: InferForm, data: Sequence[Data], reply: Reply) -> Ticket:
+        """Run a request without the response cache, also before the model serves. Raises RemoraError as `submit`."""
         ticket = Ticket(self.signature.request(form, data), reply)
         self._inner.submit(ticket)
         return ticket
 
     def _refuse_circle(self, held: frozenset[object]) -> None:
-        """A call that only those could answer who wait for it would never end [L04]."""
+        """Raise InternalError for a call that only instances waiting for it could answer [L04]."""
         if self._instances and held.issuperset(self._instances):
             count = len(self._instances)
             raise InternalError(
@@ -272,7 +286,7 @@ class ServedModel:
         return classify(response, wanted, labels, batches=self.signature.max_batch_size > 0)
 
     def labels_of(self, output: str) -> Sequence[str]:
-        """The lines of an output's label file; an ensemble's outputs have those of where they come from [C09]."""
+        """Return the lines of an output's label file; an ensemble's outputs use those of their source [C09]."""
         if output in self._labels or self.steps is None:
             return self._labels.get(output, ())
         from remora.scheduling.ensembles import scheduler as ensemble_ends
@@ -280,7 +294,7 @@ class ServedModel:
         return ensemble_ends.labels_of(self.config, self.steps.models, output)
 
     def unreadable(self, error: UnreadableError) -> RemoraError:
-        """Count a request that nobody can read, and say so in the words of the model that is to: an ensemble's step."""
+        """Count an undecodable request and return its error, in an ensemble with the text of the step's model."""
         self.statistics.record_unreadable()
         if self.steps is None:
             return error
@@ -290,49 +304,49 @@ class ServedModel:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """Where it runs now; none for an ensemble."""
+        """The current instances; empty for an ensemble."""
         return self._instances
 
     @property
     def instance_count(self) -> int:
-        """How many batches it can run at the same time."""
+        """The number of batches that can run concurrently."""
         return len(self._instances)
 
     @property
     def takes_turns(self) -> bool:
-        """Whether its instances share resources under the rate limiter."""
+        """True if the instances share resources under the rate limiter."""
         return any(turn.seat.policy.resources for turn in self._turns)
 
     @property
     def trouble(self) -> str:
-        """Why none of the instances can serve now, though the model is loaded; empty when one can."""
+        """Why all instances are unhealthy; empty if at least one can serve."""
         troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]
         return troubles[0] if troubles and all(troubles) else ""
 
     @property
     def fatal(self) -> str:
-        """Why an instance cannot serve before the process is restarted; empty when all can."""
-        doomed = (instance for instance in self._instances if getattr(instance, "fatal", False))
-        return next((trouble for instance in doomed if (trouble := str(getattr(instance, "trouble", "")))), "")
+        """Why an instance needs a restart of the process; empty if none does."""
+        fatal = (instance for instance in self._instances if getattr(instance, "fatal", False))
+        return next((reason for instance in fatal if (reason := str(getattr(instance, "trouble", "")))), "")
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait or run, and sequences whose next request is yet to come [V03]."""
+        """The number of queued and running requests and open sequences [V03]."""
         return self.scheduler.pending + self.scheduler.running + self.open_sequences
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that have begun and not ended."""
-        count: int = getattr(self._inner, "open_sequences", 0)  # the sequence scheduler is imported where there is one
+        """The number of sequences that have begun and not ended."""
+        count: int = getattr(self._inner, "open_sequences", 0)  # only sequence schedulers have this attribute
         return count
 
     @property
     def is_needed(self) -> bool:
-        """Whether sequences go on that began here, or find their way back through here."""
+        """True while sequences are open here or in a predecessor."""
         return self.open_sequences > 0 or self.predecessor is not None
 
     def keeps(self, form: InferForm) -> bool:
-        """Whether a request goes on with a sequence that began here."""
+        """Return True if a request continues a sequence that began here."""
         if not form.sequence_id or form.sequence_start:
             return False
         older = self.predecessor
@@ -341,7 +355,7 @@ class ServedModel:
 
     @property
     def adjustable(self) -> bool:
-        """Whether the instances can be changed while they serve."""
+        """True if the instances can change while the model serves."""
         return self._pool is not None
 
     def adjust(
@@ -350,16 +364,16 @@ class ServedModel:
         places: Sequence[Placement],
         warm: Callable[[ServedModel, Sequence[Instance]], None],
     ) -> None:
-        """Serve with instances at these places from now on; those that are there already stay [M13].
+        """Serve with instances at these places from now on; existing instances at the same places are kept [M13].
 
         Args:
-            config: as before but for its instance groups.
+            config: as before except for its instance groups.
             places: at least one.
-            warm: prepares new instances before they serve.
+            warm: warms up new instances before they serve.
 
-        Raises whatever making or warming up an instance does; then nothing has changed.
+        Raises whatever creating or warming up an instance raises; then nothing has changed.
         """
-        assert self._pool is not None  # the policy asks `adjustable` first
+        assert self._pool is not None  # the policy checks `adjustable` first
         spare = list(zip(self.places, self._instances, strict=True))
         instances: list[Instance] = []
         fresh: list[Instance] = []
@@ -384,8 +398,7 @@ class ServedModel:
             instance.close()
 
     def sequences(self) -> SequenceReport:
-        """The sequences that its scheduler keeps together. Raises InvalidArgumentError where requests do not belong
-        together."""
+        """Return the state of the sequence batcher. Raises InvalidArgumentError without sequence batching."""
         report: Callable[[], SequenceReport] | None = getattr(self.scheduler, "report", None)
         if report is None:
             raise InvalidArgumentError(
@@ -394,40 +407,40 @@ class ServedModel:
         return report()
 
     def stats(self) -> ModelStats:
-        """All numbers of one moment. Triton's Python backend reports no single responses [T03]."""
+        """Return a consistent snapshot of the statistics; without single responses for Python models [T03]."""
         return self.statistics.snapshot(self.name, self.version_text, responses=self.config.backend != "python")
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
-        """What clients may know [H07]."""
+        """Return the model's metadata [H07]."""
         return ModelInfo(self.name, tuple(versions), self.platform, self.signature.inputs, self.signature.outputs)
 
     def borrow(self) -> bool:
-        """Keep the model from being closed until it is given back; False when that has begun already."""
-        with self._returned:
-            self._loans += not self._closing
+        """Acquire the model so that it is not closed until `give_back`; return False if it is closing already."""
+        with self._released:
+            self._users += not self._closing
             return not self._closing
 
     def give_back(self) -> None:
-        """End one `borrow`."""
-        with self._returned:
-            self._loans -= 1
-            if not self._loans:
-                self._returned.notify_all()
+        """Release one `borrow`."""
+        with self._released:
+            self._users -= 1
+            if not self._users:
+                self._released.notify_all()
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Wait for its borrowers, finish what is under way, give everything back.
+        """Wait until the model is released, finish requests in flight and close everything.
 
-        False when something still ran after ``timeout_s``.
+        Returns False if something was still in use after ``timeout_s``.
         """
         if self._cache is not None:
             self._cache.models_changed()
         begin_ns = self._now()
-        with self._returned:
+        with self._released:
             self._closing = True
-            returned = self._returned.wait_for(lambda: not self._loans, timeout_s)
+            released = self._released.wait_for(lambda: not self._users, timeout_s)
         if timeout_s is not None:
             timeout_s = max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
-        done = self.scheduler.stop(timeout_s) and returned
+        done = self.scheduler.stop(timeout_s) and released
         self.scheduler.abandon(UnavailableError(f"model '{self.name}' was unloaded before this request could run"))
         for turn in self._turns:
             turn.leave()

@@ -1,7 +1,7 @@
-"""The table of models: what is known of each version, and which serves; the law: it is read without a lock.
+"""Table of models with the state of each version.
 
-Every request looks here. A change puts a new state of a model into the table in one step, so that a reader sees all of
-a load or nothing of it [M04]; what it takes out is handed back for somebody else to close.
+Every request reads the table, without a lock. A change replaces the state of a model in one step, so that a reader sees
+all of a load or nothing of it [M04]; replaced versions are returned to the caller for closing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ UNLOADED = "unloaded"
 
 
 class LoadingError(UnavailableError):
-    """What would serve is being loaded, and the request may wait: look again when ``ready`` is done, or tell the client
-    of the error that it ends with."""
+    """Raised when the requested model is being loaded and the request may wait.
+
+    Look it up again when ``ready`` is done, or report the error of ``ready`` to the client.
+    """
 
     def __init__(self, message: str, ready: Future[None]) -> None:
         super().__init__(message)
@@ -30,7 +32,7 @@ class LoadingError(UnavailableError):
 
 
 class VersionState(NamedTuple):
-    """What is known of one version; ``model`` only while READY."""
+    """State of one version; ``model`` is set only while READY."""
 
     state: str
     reason: str = ""
@@ -41,32 +43,32 @@ _NONE: Mapping[int, VersionState] = {}
 
 
 class ModelState(NamedTuple):
-    """What is known of one model. Immutable: a change puts another one into the table."""
+    """State of one model. Immutable: a change puts a new object into the table."""
 
     versions: Mapping[int, VersionState] = _NONE
     newest: ServedModel | None = None
 
     @staticmethod
     def of(versions: Mapping[int, VersionState]) -> ModelState:
-        """The state with its highest ready version picked out [M03]."""
+        """Return the state with its highest ready version selected [M03]."""
         ready = [number for number, row in versions.items() if row.model is not None]
         return ModelState(versions, versions[max(ready)].model if ready else None)
 
     @property
     def ready_versions(self) -> list[int]:
-        """Ascending."""
+        """The ready versions in ascending order."""
         return sorted(number for number, row in self.versions.items() if row.model is not None)
 
     @property
     def is_unloaded(self) -> bool:
-        """Whether it served once, and is to serve no more."""
+        """True if the model was loaded once and has been unloaded."""
         return bool(self.versions) and all(
             row.state == UNLOADING or row.reason == UNLOADED for row in self.versions.values()
         )
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing that should serve cannot [V01]; what loads for the first time does no harm."""
+        """True unless a version that should serve does not [V01]; a first load in progress counts as healthy."""
         return bool(self.versions) and all(
             row.state in (READY, UNLOADING) or (row.state == LOADING and not row.reason) or row.reason == UNLOADED
             for row in self.versions.values()
@@ -88,16 +90,16 @@ class ModelTable:
         self._lock = threading.Lock()
         self._states: dict[str, ModelState] = {}
         self.only_model = ""
-        """The name of the one model that serves; "" when none does, or several do."""
+        """The name of the only model that serves; "" for none or several."""
         self._namespacing = namespacing
         self._closed = False
         self.missing: Missing = _refuse
-        """Is asked when nothing serves a request, and raises."""
+        """Called when no version serves a request; raises."""
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: int = -1) -> ServedModel:
-        """The version that serves; -1 for the highest ready one.
+        """Return a ready version; -1 selects the highest one.
 
         Raises NotFoundError or UnavailableError [H09], or what ``missing`` does.
         """
@@ -110,12 +112,12 @@ class ModelTable:
             self.missing(name, version, error)
 
     def look_up(self, name: str, version: int = -1) -> ServedModel:
-        """As `resolve`, but ``missing`` is not asked."""
+        """Return a ready version as `resolve` does, without a call of ``missing``."""
         key = self._only_namesake(name) if self._namespacing and name not in self._states else name
         state = self._states.get(key)
         if state is None:
             raise NotFoundError(f"Request for unknown model: '{key}' is not found")
-        if key != name and state.is_unloaded:  # Triton has forgotten which namespace it had
+        if key != name and state.is_unloaded:  # Triton no longer knows its namespace
             raise NotFoundError(f"Identifier of model '{name}' is not found in global map")
         if version < 0:
             if state.newest is None:
@@ -129,7 +131,7 @@ class ModelTable:
         return row.model
 
     def called(self, name: str) -> ModelState | None:
-        """What is known of the one model of this name, whatever its namespace; None for none and for several."""
+        """Return the state of the only model of this name in any namespace; None for none or several."""
         state = self._states.get(name)
         if state is None and self._namespacing:
             with suppress(InvalidArgumentError):
@@ -137,7 +139,7 @@ class ModelTable:
         return state
 
     def _only_namesake(self, name: str) -> str:
-        """The key of the model of this name, whatever its namespace [M15]. Raises InvalidArgumentError."""
+        """Return the key of the only model of this name in any namespace [M15]. Raises InvalidArgumentError."""
         keys = self.keys_of(name)
         in_use = [key for key in keys if not self._states.get(key, UNKNOWN).is_unloaded]
         if len(in_use) > 1:
@@ -150,44 +152,44 @@ class ModelTable:
         return (in_use or keys)[0]
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """As `resolve`, and keeps the model from being closed until it is given back."""
+        """Look up a version as `resolve` does and keep it open until its `ServedModel.give_back`."""
         while True:
             model = self.resolve(name, version)
             if model.borrow():
-                return model  # else it is being closed, and the table has said so since
+                return model  # else it is closing, and the table already has its replacement
 
     def state(self, key: str) -> ModelState | None:
-        """What is known of a model; None for one that was never loaded."""
+        """Return the state of a model; None if it was never loaded."""
         return self._states.get(key)
 
     def known(self) -> list[str]:
-        """Every model that was ever loaded, or should have been."""
+        """Return the keys of all models with a state."""
         return sorted(self._states)
 
     def keys_of(self, name: str) -> list[str]:
-        """The keys of the models called ``name``."""
+        """Return the keys of the models called ``name``."""
         return [key for key in self.known() if name_of(key) == name]
 
     def newest(self, key: str) -> ServedModel | None:
-        """What serves of a model."""
+        """Return the highest ready version of a model."""
         return self._states.get(key, UNKNOWN).newest
 
     def serving(self, key: str) -> dict[int, ServedModel]:
-        """The versions of a model that serve."""
+        """Return the ready versions of a model."""
         rows = self._states.get(key, UNKNOWN).versions
         return {number: row.model for number, row in rows.items() if row.model is not None}
 
     def ready_models(self) -> list[ServedModel]:
-        """All versions that serve, by name and version."""
+        """Return all ready versions, by name and version."""
         rows = [row for _, state in sorted(self._states.items()) for _, row in sorted(state.versions.items())]
         return [row.model for row in rows if row.model is not None]
 
     def is_fine(self) -> bool:
-        """Whether every model that should serve does."""
+        """Return True if every model that should serve does."""
         return all(state.is_fine for state in self._states.values())
 
     def troubles(self) -> list[str]:
-        """What keeps models from serving that should, a line for each version."""
+        """Return why models that should serve do not, one line per version."""
         lines: list[str] = []
         for key, state in sorted(self._states.items()):
             if not state.versions:
@@ -198,14 +200,14 @@ class ModelTable:
         return lines
 
     def fatal(self) -> str:
-        """Why the process must be restarted, for the first model that cannot serve before; empty when it need not."""
+        """Return why the process must be restarted, for the first model that needs it; "" for none."""
         for model in self.ready_models():
             if model.fatal:
                 return f"model '{model.name}' version {model.version}: {model.fatal}"
         return ""
 
     def failure(self, key: str) -> str:
-        """What a model's last load failed with; "" when it did not."""
+        """Return the error of a model's last load; "" if it succeeded."""
         return "".join(
             f"version {number} is at {UNAVAILABLE} state: {row.reason};\n"
             for number, row in sorted(self._states.get(key, UNKNOWN).versions.items())
@@ -215,7 +217,7 @@ class ModelTable:
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def begin(self, key: str, versions: Iterable[int]) -> None:
-        """A load has begun; what serves goes on serving."""
+        """Mark versions as loading; ready versions continue to serve."""
 
         def loading(rows: dict[int, VersionState]) -> None:
             for number in versions:
@@ -227,9 +229,9 @@ class ModelTable:
         self._change(key, loading)
 
     def replace(self, key: str, loaded: Mapping[int, ServedModel], kept: Collection[int]) -> list[ServedModel] | None:
-        """A load has gone well: what it loaded and ``kept`` serve from now on. Returns what serves no more.
+        """Publish a successful load: ``loaded`` and ``kept`` serve from now on. Return the replaced versions.
 
-        None when the table was cleared meanwhile, and takes nothing any more.
+        Returns None if the table has been cleared meanwhile.
         """
         retired: list[ServedModel] = []
 
@@ -247,7 +249,7 @@ class ModelTable:
         return retired if self._change(key, publish) else None
 
     def fail(self, key: str, reasons: Mapping[int, str]) -> None:
-        """A load has failed: what served before goes on, the rest is not available for these reasons."""
+        """Record a failed load; ready versions continue to serve, the others become unavailable."""
 
         def publish(rows: dict[int, VersionState]) -> None:
             for number, row in list(rows.items()):
@@ -260,7 +262,7 @@ class ModelTable:
         self._change(key, publish)
 
     def retire(self, key: str) -> list[ServedModel]:
-        """End the service of a model; returns what served."""
+        """Mark the ready versions of a model as unloading and return them."""
         retired: list[ServedModel] = []
         if key not in self._states:
             return retired
@@ -273,14 +275,14 @@ class ModelTable:
         return retired
 
     def forget(self, key: str) -> None:
-        """A model that never served is wished no longer: nothing of it needs to be known."""
+        """Drop a model that never became ready and is no longer wanted."""
         with self._lock:
             state = self._states.get(key)
             if state is not None and all(row.state == UNAVAILABLE for row in state.versions.values()):
                 self._put({other: kept for other, kept in self._states.items() if other != key})
 
     def closed(self, key: str, version: int) -> None:
-        """What was retired of a version is closed now."""
+        """Mark a retired version as closed."""
 
         def publish(rows: dict[int, VersionState]) -> None:
             if version in rows and rows[version].state == UNLOADING:
@@ -290,7 +292,7 @@ class ModelTable:
             self._change(key, publish)
 
     def clear(self) -> list[ServedModel]:
-        """Take everything out, and nothing in from now on; returns what served."""
+        """Remove all models, refuse any later change, and return the versions that served."""
         with self._lock:
             models = self.ready_models()
             self._put({})
@@ -298,7 +300,7 @@ class ModelTable:
         return models
 
     def _change(self, key: str, change: Callable[[dict[int, VersionState]], None]) -> bool:
-        """Whether the change was made: a table that was cleared takes none."""
+        """Apply a change; return False if the table has been cleared."""
         with self._lock:
             if self._closed:
                 return False

@@ -1,8 +1,10 @@
-"""Runs warmup samples on every instance of a model that does not serve yet [K06].
+"""Warmup samples, run on every instance of a model before it serves [K06].
 
-Each instance gets a scheduler of its own for the time of the warmup, so that batches are made, run, answered and
-counted as later ones are. Law: a sample that fails fails the load, with Triton's text: it names itself and the reason
-of each request, or only the reason where the sample is no request to the model.
+Each instance gets a separate scheduler for the warmup, so that batches are formed, run, answered and counted as later
+ones are.
+
+Invariant: a failed sample fails the load with Triton's text: the sample's name and the reason of each request, or only
+the reason if the sample is not a valid request.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
 
 INPUT_LIMIT_BYTES = 1 << 30
-"""The most that one input of a sample may take in memory."""
+"""Maximum size of one input of a sample in memory."""
 
 DERIVED_LIMIT_BYTES = 16 << 20
-"""The most that all inputs of a derived sample may take: it must be cheap."""
+"""Maximum size of all inputs of a derived sample, which must be cheap."""
 
 DERIVED_ROUNDS = 3
-"""The first run of a model is its slowest; the cost model needs two more to come near the usual time."""
+"""The first run of a model is the slowest; the cost model needs two more to approach the usual time."""
 
-_ELEMENT_BYTES = 8  # a reference; what a BYTES element takes at least
+_ELEMENT_BYTES = 8  # a reference, the minimum size of a BYTES element
 _SEED = 0
-_ASKED = "[request id: <id_unknown>]"  # a sample is a request without an id
+_REQUEST_ID = "[request id: <id_unknown>]"  # Triton's text for a request without an id
 
 
 class WarmupSample(NamedTuple):
-    """One request to run before the model serves, ``batch_size`` of it together, ``rounds`` times.
+    """A request to run ``rounds`` times before the model serves, ``batch_size`` copies at once.
 
-    ``form`` and ``data`` are what a client would send. ``extra`` are arrays for inputs that no client can send, such as
-    the controls of a sequence batcher, in the model's shape.
+    ``form`` and ``data`` are what a client would send. ``extra`` has arrays for inputs that clients cannot send, such
+    as the controls of a sequence batcher, in the model's shape.
     """
 
     name: str
@@ -57,24 +59,24 @@ class WarmupSample(NamedTuple):
 
 
 def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[WarmupSample]:
-    """The samples of a complete and valid configuration.
+    """Return the samples of a complete and valid configuration.
 
     Args:
         config: its ``model_warmup`` is read.
-        read: gives the bytes of a file by the name that ``input_data_file`` has.
+        read: returns the content of a file named by ``input_data_file``.
 
     Raises:
         ConfigError: a batch the model cannot run, dims that are not fixed, an unknown datatype, an input too large, a
-            file too short; with Triton's text where it has one. Whatever ``read`` raises goes through.
+            file too short; with Triton's text where it has one. Errors of ``read`` are not caught.
     """
     return [_sample(config, warmup, read) for warmup in config.model_warmup if warmup.batch_size]
 
 
 def derived_sample(config: ModelConfig) -> WarmupSample | None:
-    """One row of zeros for a model whose inputs all have fixed dims and numbers; None where that would be a guess.
+    """Return a sample of one row of zeros for a model with fixed dims and numeric inputs, else None.
 
-    Sequences would begin with it, a decoupled model may never end, text that is empty means something else to each
-    model, and more than DERIVED_LIMIT_BYTES is not cheap: none of them gets one.
+    Sequences would begin with it, a decoupled model may never end, the meaning of empty text is unknown, and more than
+    DERIVED_LIMIT_BYTES is not cheap: these get no sample.
     """
     if config.HasField("sequence_batching") or config.model_transaction_policy.decoupled:
         return None
@@ -105,7 +107,7 @@ def _sample(config: ModelConfig, warmup: ModelWarmup, read: Callable[[str], byte
     specs: list[InputSpec] = []
     data: list[Data] = []
     extra: dict[str, Array] = {}
-    for name, tensor in sorted(warmup.inputs.items()):  # a map: its order is nobody's wish
+    for name, tensor in sorted(warmup.inputs.items()):  # sorted because a protobuf map has no order
         where = f"input '{name}' of warmup sample '{warmup.name}'"
         spec = _spec(name, tensor, batch, where)
         piece = _data(spec, tensor, read)
@@ -138,15 +140,15 @@ def _data(spec: InputSpec, tensor: ModelWarmup.Input, read: Callable[[str], byte
     if kind == "random_data":
         return _random(spec)
     if kind != "input_data_file":
-        raise ConfigError(f"{_ASKED} warmup setting expects input '{spec.name}' to have input_data_type set")
+        raise ConfigError(f"{_REQUEST_ID} warmup setting expects input '{spec.name}' to have input_data_type set")
     content = read(tensor.input_data_file)
     if spec.datatype == "BYTES":
-        return content  # in the wire's form; how many elements it has is checked with the request
+        return content  # in wire format; the request check counts its elements
     wanted = math.prod(spec.shape) * DTYPES[spec.datatype].itemsize
     if len(content) < wanted:
-        raise ConfigError(  # the blank that is missing is Triton's
-            f"{_ASKED} warmup setting expects {wanted} bytes, but the data provided from {tensor.input_data_file}only "
-            f"has {len(content)} bytes"
+        raise ConfigError(  # the missing blank is Triton's
+            f"{_REQUEST_ID} warmup setting expects {wanted} bytes, but the data provided from {tensor.input_data_file}"
+            f"only has {len(content)} bytes"
         )
     return memoryview(content)[:wanted]
 
@@ -158,7 +160,7 @@ def _zeros(spec: InputSpec) -> Array:
 
 
 def _random(spec: InputSpec) -> Array:
-    """Values a model can take for real ones: fractions of 1, small whole numbers, short words. Always the same ones."""
+    """Return plausible values, the same each time: fractions of 1, small integers or short words."""
     random = np.random.default_rng(_SEED)
     datatype, dtype = spec.datatype, DTYPES[spec.datatype]
     if datatype == "BYTES":
@@ -175,7 +177,7 @@ def _random(spec: InputSpec) -> Array:
 
 
 def _array(spec: InputSpec, piece: Data, where: str) -> Array:
-    """The array of an input that the signature does not know."""
+    """Return the array of an input that the signature lacks."""
     if isinstance(piece, np.ndarray):
         return piece
     if spec.datatype == "BYTES":
@@ -186,10 +188,10 @@ def _array(spec: InputSpec, piece: Data, where: str) -> Array:
 _log = logging.getLogger("remora.models")
 
 WARMUP = "warmup"
-"""The reason that statistics show for these executions."""
+"""The dispatch reason of these executions in the statistics."""
 
 ANSWER_LIMIT_S = 600
-"""How long a sample may take: a model that never answers must not stay in loading for ever."""
+"""Time limit of a sample, so that a model that never answers does not stay in LOADING for ever."""
 
 _STOP_LIMIT_S = 5
 _LONG_NS = 10**15
@@ -198,12 +200,12 @@ _LONG_NS = 10**15
 def warm_up(
     model: ServedModel, instances: Sequence[Instance], directory: Path, clock: Clock, *, derive: bool = False
 ) -> None:
-    """Run the model's samples on each instance; their files lie in ``directory``/warmup.
+    """Run the model's samples on each instance; their files are in ``directory``/warmup.
 
-    With ``derive``, a model without samples whose instances are all quick runs a few rows of zeros; when these fail,
-    the log says so and the model serves.
+    With ``derive``, a model without samples whose instances are all quick runs a derived sample; if that fails, a
+    warning is logged and the model serves.
 
-    Raises RemoraError: a sample cannot be made, or failed.
+    Raises RemoraError if a sample cannot be made or fails.
     """
 
     def read(name: str) -> bytes:
@@ -226,7 +228,7 @@ def warm_up(
 
 
 class _WarmupRecorder(StatisticsRecorder):
-    """Counts executions under the reason that they had: no client asked for them."""
+    """Recorder that counts executions under the reason WARMUP."""
 
     __slots__ = ("_ended",)
 
@@ -238,16 +240,16 @@ class _WarmupRecorder(StatisticsRecorder):
         self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
     ) -> None:
         super().executed(plan._replace(reason=WARMUP), execution, outcomes, start_ns, end_ns)
-        for _ in execution.again:  # iterative sequences go on with another execution; here one is what was asked for
+        for _ in execution.again:  # an iterative sequence would continue with another execution; warmup runs one
             self._ended.put(None)
 
 
 def _run(model: ServedModel, instance: Instance, sample: WarmupSample, clock: Clock) -> None:
     """Run one sample on one instance.
 
-    Raises InvalidArgumentError with the reasons when requests of it fail, and the reason itself when they are none.
+    Raises InvalidArgumentError with the reasons of failed requests, or the error of an invalid request itself.
     """
-    # Only a full batch is dispatched: the requests of one round run together however slowly they are handed in.
+    # Only a full batch is dispatched, so the requests of a round run together however slowly they are submitted.
     policy = BatchPolicy(max_batch_size=sample.batch_size, dynamic=True, max_delay_ns=_LONG_NS)
     ended: SimpleQueue[RemoraError | None] = SimpleQueue()
     scheduler = Scheduler(

@@ -768,9 +768,9 @@ def test_with_namespaces_a_name_means_the_one_that_is_to_serve_and_not_one_that_
     lifecycle = bench.started("none", model_repository=(one, two), model_namespacing=True)
     first = lifecycle.resolve(f"{one}::m")
     assert first.borrow(), "so that it goes slowly"
-    lifecycle.take_out(f"{one}::m")
+    lifecycle.unload_key(f"{one}::m")
     assert lifecycle.resolve("m") is lifecycle.resolve(f"{two}::m")
-    lifecycle.take_out(f"{two}::m")
+    lifecycle.unload_key(f"{two}::m")
     with pytest.raises(NotFoundError, match=r"^Identifier of model 'm' is not found in global map$"):
         lifecycle.resolve("m")
     first.give_back()

@@ -43,8 +43,8 @@ def test_a_list_of_processors_comes_back_as_it_was_written(cpus: set[int]) -> No
 
 
 @pytest.mark.parametrize("text", ["", "a", "0-99999", "-1", "1,,2"])
-def test_what_is_no_list_of_processors_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no list of processors"):
+def test_an_invalid_list_of_processors_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a list of processors"):
         parse_cpus(text)
 
 

@@ -1,4 +1,4 @@
-"""The policy: a table of wishes and states with the one action that follows, and laws that hold for all of them."""
+"""Model policy: a table of desired and current states with the expected action, and general invariants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remora.models.policy import Action, CurrentState, Revision, next_action, re
 from remora.repository import ModelFolder
 
 
-def wish(versions: str = "1:a", *, shared: str = "s", config: str = "c", instances: str = "i") -> Revision:
+def revision(versions: str = "1:a", *, shared: str = "s", config: str = "c", instances: str = "i") -> Revision:
     """``"1:a 2:b"``: versions 1 and 2 with the stamps a and b."""
     stamps = {int(pair[0]): pair[2:] for pair in versions.split()}
     return Revision(stamps, shared, config.encode(), instances.encode())
@@ -24,37 +24,37 @@ def has(revision: Revision, *ready: int, adjustable: bool = True) -> CurrentStat
 
 
 @pytest.mark.parametrize(
-    ("wanted", "standing", "action"),
+    ("wanted", "current", "action"),
     [
         (None, None, None),
-        (None, has(wish()), None),
-        (None, has(wish("1:a 2:b"), 1, 2), Action(retire=(1, 2))),
-        (wish(), None, Action(open=(1,))),
-        (wish(), has(wish()), Action(open=(1,))),
-        (wish(), has(wish(), 1), None),
-        (wish(""), None, Action()),
-        (wish(""), has(wish(), 1), Action(retire=(1,))),
-        (wish("1:new"), has(wish("1:a"), 1), Action(open=(1,), retire=(1,))),
-        (wish(shared="new"), has(wish(), 1), Action(open=(1,), retire=(1,))),
-        (wish(config="new"), has(wish(), 1), Action(open=(1,), retire=(1,))),
-        (wish("2:b"), has(wish("1:a"), 1), Action(open=(2,), retire=(1,))),
-        (wish("1:a 2:b"), has(wish("1:a"), 1), Action(open=(2,), keep=(1,))),
-        (wish("1:a"), has(wish("1:a 2:b"), 1, 2), Action(keep=(1,), retire=(2,))),
-        (wish(instances="new"), has(wish(), 1), Action(adjust=(1,))),
-        (wish(instances="new"), has(wish(), 1, adjustable=False), Action(open=(1,), retire=(1,))),
-        (wish("1:a 2:b", instances="new"), has(wish("1:a"), 1), Action(open=(2,), adjust=(1,))),
-        (wish("1:new", instances="new"), has(wish(), 1), Action(open=(1,), retire=(1,))),
-        (wish()._replace(bound="x"), has(wish(), 1), Action(open=(1,), retire=(1,))),
+        (None, has(revision()), None),
+        (None, has(revision("1:a 2:b"), 1, 2), Action(retire=(1, 2))),
+        (revision(), None, Action(open=(1,))),
+        (revision(), has(revision()), Action(open=(1,))),
+        (revision(), has(revision(), 1), None),
+        (revision(""), None, Action()),
+        (revision(""), has(revision(), 1), Action(retire=(1,))),
+        (revision("1:new"), has(revision("1:a"), 1), Action(open=(1,), retire=(1,))),
+        (revision(shared="new"), has(revision(), 1), Action(open=(1,), retire=(1,))),
+        (revision(config="new"), has(revision(), 1), Action(open=(1,), retire=(1,))),
+        (revision("2:b"), has(revision("1:a"), 1), Action(open=(2,), retire=(1,))),
+        (revision("1:a 2:b"), has(revision("1:a"), 1), Action(open=(2,), keep=(1,))),
+        (revision("1:a"), has(revision("1:a 2:b"), 1, 2), Action(keep=(1,), retire=(2,))),
+        (revision(instances="new"), has(revision(), 1), Action(adjust=(1,))),
+        (revision(instances="new"), has(revision(), 1, adjustable=False), Action(open=(1,), retire=(1,))),
+        (revision("1:a 2:b", instances="new"), has(revision("1:a"), 1), Action(open=(2,), adjust=(1,))),
+        (revision("1:new", instances="new"), has(revision(), 1), Action(open=(1,), retire=(1,))),
+        (revision()._replace(bound="x"), has(revision(), 1), Action(open=(1,), retire=(1,))),
     ],
 )
-def test_one_action_follows_from_wish_and_state(
-    wanted: Revision | None, standing: CurrentState | None, action: Action | None
+def test_one_action_follows_from_desired_and_current_state(
+    wanted: Revision | None, current: CurrentState | None, action: Action | None
 ) -> None:
-    assert next_action(wanted, standing) == action
+    assert next_action(wanted, current) == action
 
 
 REVISIONS = st.builds(
-    wish,
+    revision,
     st.dictionaries(st.integers(1, 4), st.sampled_from("ab")).map(
         lambda stamps: " ".join(f"{number}:{stamp}" for number, stamp in stamps.items())
     ),
@@ -70,11 +70,9 @@ STANDINGS = st.builds(
 
 
 @given(REVISIONS, st.none() | STANDINGS)
-def test_once_done_every_version_of_the_wish_serves_and_no_other(
-    wanted: Revision, standing: CurrentState | None
-) -> None:
-    action = next_action(wanted, standing)
-    before = set(standing.ready) if standing else set()
+def test_after_the_action_exactly_the_desired_versions_serve(wanted: Revision, current: CurrentState | None) -> None:
+    action = next_action(wanted, current)
+    before = set(current.ready) if current else set()
     if action is None:
         assert before == set(wanted.versions)
         return
@@ -85,7 +83,7 @@ def test_once_done_every_version_of_the_wish_serves_and_no_other(
 
 
 @given(REVISIONS.filter(lambda revision: bool(revision.versions)), st.none() | STANDINGS)
-def test_what_was_done_once_need_not_be_done_again(wanted: Revision, standing: CurrentState | None) -> None:
+def test_what_was_done_once_need_not_be_done_again(wanted: Revision, current: CurrentState | None) -> None:
     assert next_action(wanted, CurrentState(wanted, frozenset(wanted.versions), True)) is None
 
 
