@@ -1,7 +1,7 @@
-"""Batches for backends that run whole arrays; the law: bytes move once on the way in and never on the way out.
+"""Batching of whole arrays for backends, with one copy per input and none per output.
 
-``gather`` and ``scatter`` are pure. ``ArrayInstance`` puts them around one callable, so that a backend for such a
-framework is a way to open a model and a function from arrays to arrays.
+``gather`` and ``scatter`` are pure. ``ArrayInstance`` puts them around one callable, so a backend for such a framework
+consists of a way to open a model and a function from arrays to arrays.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.tensors.device import DeviceArray, DeviceId, concatenated
 
 Run = Callable[[dict[str, Array], tuple[str, ...]], list[Tensor]]
-"""Runs a model: inputs by name, the outputs wanted -> those outputs, in that order. Must not change its inputs."""
+"""Runs a model: inputs by name and the outputs wanted give those outputs, in that order.
+
+Must not change its inputs.
+"""
 
 JOIN_LIMIT_BYTES = 64 * 1024
-"""Up to here joining the bytes beats numpy's concatenation by a factor of three; above it the
-copying dominates, and numpy's gives up the GIL meanwhile."""
+"""Size up to which joining bytes is three times as fast as numpy's concatenation.
+
+Above it the copying dominates, and numpy releases the GIL meanwhile.
+"""
 
 
 def gather(requests: Sequence[Request], names: Iterable[str]) -> dict[str, Array]:
-    """The inputs of a batch, each request's rows behind those of the one before.
+    """Return the inputs of a batch, the requests' rows concatenated in order.
 
-    One request: its own dictionary with its own arrays. Several: one new array for each of ``names`` that the requests
-    have; they all have the same optional inputs and the same shapes but for the first dimension [D04]. What comes
-    back may be read-only.
+    For one request these are its own dictionary and arrays. For several, each of the ``names`` that the requests have
+    is a new array; all requests have the same optional inputs and the same shapes but for the first dimension [D04].
+    The arrays may be read-only.
     """
     first = requests[0].inputs
     if len(requests) == 1:
@@ -47,20 +52,21 @@ def _joined(arrays: list[Array]) -> Array:
         return cast("Array", concatenated(arrays))
     try:
         joined = b"".join(cast("list[bytes]", arrays))
-    except TypeError:  # an array whose elements do not lie in order without gaps, or not here
+    except TypeError:  # an array that is not contiguous in row-major order, or not in host memory
         return cast("Array", concatenated(arrays))
-    if not joined:  # no elements: the number of rows cannot be found from the bytes
+    if not joined:  # without elements the bytes do not give the number of rows
         return np.concatenate(arrays)
     return np.frombuffer(joined, first.dtype).reshape(-1, *first.shape[1:])
 
 
 def scatter(outputs: Sequence[Tensor], requests: Sequence[Request], *, batches: bool) -> list[Response]:
-    """One response for each request, with its rows (as views) of the outputs it asked for, in the order of ``outputs``.
+    """Return one response for each request, with views of its rows of the requested outputs.
 
-    Without ``batches`` the outputs belong to one request as they are; so they do when a batch holds one request.
+    They are in the order of ``outputs``. Without ``batches``, and in a batch of one request, the outputs belong to that
+    request unchanged.
 
     Raises:
-        InternalError: an output whose first dimension is not the number of rows of the batch.
+        InternalError: the first dimension of an output is not the number of rows of the batch.
     """
     rows = [request.rows for request in requests]
     total = sum(rows)
@@ -68,13 +74,14 @@ def scatter(outputs: Sequence[Tensor], requests: Sequence[Request], *, batches: 
         for tensor in outputs:
             _check_rows(tensor, total)
     if len(requests) == 1:
-        return [Response(_asked(outputs, requests[0]))]
+        return [Response(_requested(outputs, requests[0]))]
     if not batches:
         raise InternalError(f"outputs of a model that does not batch cannot be split over {len(requests)} requests")
     shares = zip(*[_cut(tensor, rows) for tensor in outputs], strict=True)
     if [len(request.requested) for request in requests].count(len(outputs)) == len(requests):
-        return list(map(Response, map(list, shares)))  # everyone wants everything; kept free of Python calls
-    return [Response(_asked(share, request)) for share, request in zip(shares, requests, strict=True)]
+        # the usual case, without Python calls per request: all requests want all outputs
+        return list(map(Response, map(list, shares)))
+    return [Response(_requested(share, request)) for share, request in zip(shares, requests, strict=True)]
 
 
 def _check_rows(tensor: Tensor, total: int) -> None:
@@ -88,19 +95,19 @@ def _check_rows(tensor: Tensor, total: int) -> None:
 
 
 def _cut(tensor: Tensor, rows: list[int]) -> list[Tensor]:
-    """The tensor's rows for each request, as views."""
+    """Return the tensor's rows for each request, as views."""
     name, datatype, data = tensor
     if isinstance(data, DeviceArray):
         ends = accumulate(rows)
         return [Tensor(name, datatype, data.rows(end - n, end).as_array()) for n, end in zip(rows, ends, strict=True)]
     if rows.count(1) == len(rows):
-        # Iterating over a leading axis makes views about twice as fast as slicing.
+        # Iteration over a leading axis makes views about twice as fast as slicing.
         return [Tensor(name, datatype, row) for row in data[:, None]]
     return [Tensor(name, datatype, data[end - count : end]) for count, end in zip(rows, accumulate(rows), strict=True)]
 
 
-def _asked(tensors: Sequence[Tensor], request: Request) -> list[Tensor]:
-    """Of all tensors those that the request wants; ``requested`` repeats no name."""
+def _requested(tensors: Sequence[Tensor], request: Request) -> list[Tensor]:
+    """Return the tensors that the request wants. Its ``requested`` has no name twice."""
     requested = request.requested
     if len(requested) == len(tensors):
         return list(tensors)
@@ -108,21 +115,21 @@ def _asked(tensors: Sequence[Tensor], request: Request) -> list[Tensor]:
 
 
 class ArrayInstance:
-    """An ``Instance`` over a function from arrays to arrays.
+    """``Instance`` over a function from arrays to arrays.
 
-    A model with ``max_batch_size`` > 0 gets its requests as one batch. When that fails, the requests run again one by
-    one, so that a value the model refuses fails the request it came with and none of its neighbours. A model without
-    batching gets them one after the other, each failing alone.
+    A model with ``max_batch_size`` > 0 gets its requests as one batch. If the batch fails, its requests run again one
+    by one, so that an invalid value fails only its own request. A model without batching gets its requests one after
+    the other, and each fails alone.
 
     Args:
-        name: the instance's name [I03].
+        name: name of the instance [I03].
         config: complete; gives the names and the order of the inputs and outputs.
-        run: see ``Run``; any exception is a failure of the model.
-        quick: see ``Instance``.
+        run: as ``Run``; any exception is a failure of the model.
+        quick: as in ``Instance``.
         clock: the engine's monotonic clock, in nanoseconds.
         staying: as ``run``, for outputs that may stay on a device.
-        devices: see ``Instance``.
-        close: gives back what ``run`` has taken for this instance alone.
+        devices: as in ``Instance``.
+        close: releases the resources that ``run`` holds for this instance alone.
     """
 
     __slots__ = ("_batches", "_clock", "_close", "_inputs", "_outputs", "_run", "_staying", "devices", "name", "quick")
@@ -151,7 +158,7 @@ class ArrayInstance:
         self._outputs = output_names(config)
 
     def execute(self, execution: Execution) -> list[Outcome]:
-        """Run the requests; see ``Instance.execute``."""
+        """Run the requests (``Instance.execute``)."""
         requests = execution.requests
         if len(requests) == 1:
             return [self._answer(execution, requests[0])]
@@ -163,13 +170,13 @@ class ArrayInstance:
         run = self._staying if all(request.stays for request in requests) else self._run
         try:
             outputs = run(inputs, wanted)
-        except Exception:  # whatever it is: the requests tell below which of them it belongs to
+        except Exception:  # any failure: the single runs below show which requests cause it
             return [self._alone(execution, request) for request in requests]
         execution.output_start_ns = self._clock()
         return cast("list[Outcome]", scatter(outputs, requests, batches=True))
 
     def close(self) -> None:
-        """Give back what is this instance's alone."""
+        """Release the resources of this instance alone."""
         if self._close is not None:
             self._close()
 
@@ -193,7 +200,7 @@ class ArrayInstance:
             return failure
 
     def _wanted(self, requests: Sequence[Request]) -> tuple[str, ...]:
-        """The outputs that any request wants, in the model's order."""
+        """Return the outputs that any request wants, in the model's order."""
         for request in requests:
             if request.requested != self._outputs:
                 break
@@ -204,7 +211,9 @@ class ArrayInstance:
 
 
 def texts(where: str, array: Array) -> list[str]:
-    """The elements of a BYTES array, for frameworks whose strings are text. ``where``: whose they are, for the error.
+    """Return the elements of a BYTES array as text, for frameworks with text strings.
+
+    ``where`` names the owner of the array in the error.
 
     Raises:
         InvalidArgumentError: an element is not UTF-8.
@@ -221,14 +230,16 @@ def texts(where: str, array: Array) -> list[str]:
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
-    """All that the engine may want of a model: the configuration's outputs, then states that are not among them."""
+    """Return the configured outputs, then the states that are not among them."""
     states: Any = config.sequence_batching.state
     return tuple(dict.fromkeys([*(row.name for row in config.output), *(state.output_name for state in states)]))
 
 
 def input_types(config: ModelConfig) -> dict[str, str]:
-    """The wire's types of all that a backend is given, by name: the configuration's inputs in their order, tensors made
-    of shapes, controls of sequences, states."""
+    """Return the wire datatypes of all tensors that a backend receives, by name.
+
+    These are the configured inputs in order, tensors made of shapes, controls of sequences, and states.
+    """
     types = {row.name: dtype_name(row.data_type) for row in config.input}
     types.update((name, dtype_name(row.data_type)) for row in config.batch_input for name in row.target_name)
     sequences: Any = config.sequence_batching
@@ -241,7 +252,7 @@ def input_types(config: ModelConfig) -> dict[str, str]:
 
 
 def output_types(config: ModelConfig) -> dict[str, str]:
-    """The wire's types of all that the engine may want of a model, by name; see `output_names`."""
+    """Return the wire datatypes of all outputs of `output_names`, by name."""
     states: Any = config.sequence_batching.state
     types = {state.output_name: dtype_name(state.data_type) for state in states}
     types.update((row.name, dtype_name(row.data_type)) for row in config.output)
@@ -249,7 +260,7 @@ def output_types(config: ModelConfig) -> dict[str, str]:
 
 
 def _input_names(config: ModelConfig) -> Iterable[str]:
-    """All that the engine may put among a request's inputs: those of the configuration, controls, states (spec Q)."""
+    """Yield the names of configured inputs, controls and states, which a request may contain."""
     yield from (tensor.name for tensor in config.input)
     sequences: Any = config.sequence_batching
     yield from (control.name for control in sequences.control_input)

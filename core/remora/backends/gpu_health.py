@@ -1,8 +1,8 @@
-"""GPU instances that stop when CUDA has failed for good in this process.
+"""GPU instances that stop after a CUDA error that only a restart of the process clears.
 
-Some CUDA errors, an illegal address above all, leave the process unable to use its GPUs: every later call returns the
-same error until the process ends. A failed run is therefore followed by one harmless call of the CUDA runtime, whose
-result decides whether the instance can go on.
+After some CUDA errors, above all an illegal address, the process cannot use its GPUs: every later call returns the same
+error until the process ends. After a failed run one harmless call of the CUDA runtime therefore checks whether the
+instance can continue.
 """
 
 from __future__ import annotations
@@ -21,28 +21,23 @@ if TYPE_CHECKING:
 
 
 class GpuHealth:
-    """Whether this process can use a GPU.
-
-    Args:
-        number: the GPU's.
-        runtime: gives the CUDA runtime; raises UnsupportedError where there is none.
-    """
+    """Health of a GPU in this process."""
 
     def __init__(self, number: int, runtime: Callable[[], Cuda]) -> None:
         self._number = number
         self._runtime: Cuda | None
         try:
             self._runtime = runtime()
-        except UnsupportedError:  # the framework has one of its own, which cannot be asked
+        except UnsupportedError:  # the framework has a private CUDA runtime, which cannot be queried
             self._runtime = None
 
     @property
     def trouble(self) -> str:
-        """Why the process can use no GPU until it is restarted; empty while it can."""
+        """Reason why the process can use no GPU until a restart, or ""."""
         return "" if self._runtime is None else self._runtime.lost
 
     def guarded(self, run: Run) -> Run:
-        """``run``, which is not called once the GPU is lost, and after whose failures the GPU is probed."""
+        """Return ``run`` with a check before each call and a probe of the GPU after its failures."""
 
         def call(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
             if self.trouble:
@@ -51,7 +46,7 @@ class GpuHealth:
                 self._runtime.relax()
             try:
                 return run(inputs, wanted)
-            except (InvalidArgumentError, UnsupportedError):  # the request's fault: nothing has run
+            except (InvalidArgumentError, UnsupportedError):  # the request is invalid and nothing has run
                 raise
             except Exception:
                 if self._runtime is not None:
@@ -62,7 +57,10 @@ class GpuHealth:
 
 
 class GpuInstance:
-    """An instance whose GPU may be lost to the process; ``fatal`` says that only a restart of the process helps."""
+    """Instance whose GPU may be lost to the process.
+
+    ``fatal`` is True because only a restart of the process helps.
+    """
 
     fatal = True
     quick = False
@@ -76,13 +74,13 @@ class GpuInstance:
 
     @property
     def trouble(self) -> str:
-        """Why it cannot run anything; empty while it can."""
+        """Reason why the instance cannot run, or ""."""
         return self._health.trouble
 
 
 @cache
 def health_of(number: int) -> GpuHealth:
-    """The health of a GPU of this process."""
-    from remora.system.cuda import cuda  # only where there is a GPU
+    """Return the health of a GPU of this process."""
+    from remora.system.cuda import cuda  # imported only on machines with a GPU
 
     return GpuHealth(number, cuda)

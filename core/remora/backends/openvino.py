@@ -1,4 +1,4 @@
-"""The OpenVINO backend; the law: one compiled model for all instances, one infer request for each.
+"""OpenVINO backend with one compiled model and one infer request per instance.
 
 Serves OpenVINO's own files (``model.xml`` with ``model.bin``) and ONNX. OpenVINO is imported when the first model is
 opened.
@@ -54,7 +54,10 @@ _KNOWN = frozenset({"INFERENCE_NUM_THREADS", "NUM_STREAMS", "SKIP_OV_DYNAMIC_BAT
 
 
 class OpenVinoBackend:
-    """Serves ``model.xml`` and ONNX files; its settings are defaults for the parameters of `compile_options`."""
+    """Backend for ``model.xml`` and ONNX files.
+
+    Its settings are defaults for the parameters of `compile_options`.
+    """
 
     name = "openvino"
     preferred_kinds = ("CPU",)
@@ -64,8 +67,8 @@ class OpenVinoBackend:
 
         Raises:
             NotFoundError: there is no model file.
-            ConfigError: a parameter nobody can read, or OpenVINO is not installed.
-            UnsupportedError: a tensor of a type that the protocol does not have.
+            ConfigError: a parameter is invalid, or OpenVINO is not installed.
+            UnsupportedError: a tensor has a type without a protocol datatype.
             InternalError: OpenVINO cannot read or compile the file.
         """
         path = model_path(source, config, "model.xml")
@@ -83,7 +86,7 @@ class OpenVinoBackend:
 
 
 class OpenVinoModel:
-    """An opened model."""
+    """Opened model."""
 
     def __init__(self, openvino: Any, source: Source, path: Path, config: ModelConfig) -> None:
         self._source = source
@@ -99,12 +102,18 @@ class OpenVinoModel:
         )
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` leaves out from the model's tensors, and check the rest. Raises ConfigError."""
+        """Fill in what ``config`` omits from the model's tensors, and check the rest.
+
+        Raises ConfigError.
+        """
         batch = default_max_batch(self._source.settings)
         complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance with an infer request of its own. Raises ConfigError: a GPU is asked for."""
+        """Return an instance with a separate infer request.
+
+        Raises ConfigError if it is placed on a GPU.
+        """
         if placement.kind == "GPU":
             raise ConfigError(
                 f"model '{config.name}' asks for a GPU, but OpenVINO models run on the CPU here: set the instance "
@@ -114,12 +123,12 @@ class OpenVinoModel:
         return array_instance(placement.name, config, run, quick=True)
 
     def close(self) -> None:
-        """Let the compiled model go."""
+        """Release the compiled model."""
         self._compiled = None
 
 
 class _Run:
-    """An infer request as a function from arrays to arrays; see ``arrays.Run``. One thread at a time."""
+    """Infer request as a function from arrays to arrays (``arrays.Run``). One thread at a time."""
 
     def __init__(self, request: Any, inputs: list[TensorInfo], outputs: list[TensorInfo]) -> None:
         self._request = request
@@ -135,25 +144,27 @@ class _Run:
             else:
                 given[index] = np.ascontiguousarray(array)
         try:
-            found = self._request.infer(given, share_inputs=True)  # outputs are copies: the request keeps its memory
+            # outputs are copies, because the request reuses its memory
+            results = self._request.infer(given, share_inputs=True)
         except Exception as error:
             raise InternalError(_reason(error), from_model=True) from error
         answer = []
         for name in wanted:
             index, datatype = self._outputs[name]
-            array = found[index]
+            array = results[index]
             if datatype == "BYTES":
                 array = _encoded(array)
-            elif datatype == "BF16":  # OpenVINO has another type of 16 bits for numpy, which changes none; so above
+            elif datatype == "BF16":  # OpenVINO's numpy type for BF16 also has 16 bits, so viewing it changes no value
                 array = array.view(DTYPES["BF16"])
             answer.append(Tensor(name, datatype, array))
         return answer
 
 
 def compile_options(config: ModelConfig, settings: Mapping[str, str], cpus: int, instances: int) -> dict[str, str]:
-    """OpenVINO's properties for a model [C16]: all its instances together use ``cpus`` and no more.
+    """Return OpenVINO's properties for a model [C16].
 
-    FP32 is computed in FP32 unless ``INFERENCE_PRECISION_HINT`` says otherwise. Raises ConfigError.
+    All its instances together use at most ``cpus``. FP32 is computed in FP32 unless ``INFERENCE_PRECISION_HINT`` is
+    set. Raises ConfigError.
     """
     options = {
         "INFERENCE_NUM_THREADS": str(get_int(config, settings, "INFERENCE_NUM_THREADS") or cpus),
@@ -167,7 +178,10 @@ def compile_options(config: ModelConfig, settings: Mapping[str, str], cpus: int,
 
 
 def _let_batches_vary(model: Any) -> None:
-    """Make the first dimension of every input variable, where all begin with 1: a model exported for a single row."""
+    """Make the first dimension of every input variable if all are 1.
+
+    Such a model was exported for a single row.
+    """
     shapes = {port: list(port.partial_shape) for port in model.inputs}
     if all(shape and shape[0].is_static and shape[0].get_length() == 1 for shape in shapes.values()):
         model.reshape({port: [-1, *shape[1:]] for port, shape in shapes.items()})
@@ -193,7 +207,7 @@ def _encoded(array: Array) -> Array:
 
 
 def _reason(error: Exception) -> str:
-    """OpenVINO's reason in one line: it comes below the places in its source."""
+    """Return OpenVINO's reason in one line, which follows the places in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("Exception from", "Check '", "FrontEnd API failed"))]
-    return (telling or lines or [type(error).__name__])[-1][:1000]
+    reasons = [line for line in lines if not line.startswith(("Exception from", "Check '", "FrontEnd API failed"))]
+    return (reasons or lines or [type(error).__name__])[-1][:1000]

@@ -1,8 +1,8 @@
-"""Ragged batches: inputs of unequal lengths laid end to end, and the tensors that tell a model where each lies.
+"""Ragged batches, whose inputs of unequal lengths are concatenated as flat arrays.
 
-Pure but for `RaggedInstance`. A ragged input reaches the model as one flat array of all its elements, always, a
-single request included: a model is built for one rank. What the configuration calls ``batch_input`` is computed from
-the shapes of the source inputs; a ``batch_output`` is cut by them [K07].
+Pure but for `RaggedInstance`. A ragged input reaches the model as one flat array of all its elements, even for a single
+request, because a model is built for one rank. The tensors of ``batch_input`` are computed from the shapes of the
+source inputs; a ``batch_output`` is cut by them [K07].
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ Shape = tuple[int, ...]
 
 
 class MadeInput(NamedTuple):
-    """A tensor computed from the shapes of ``source`` in a batch, given to the model under each of ``names``."""
+    """Tensor computed from the shapes of ``source`` in a batch.
+
+    The model receives it under each of ``names``.
+    """
 
     kind: int
     names: tuple[str, ...]
@@ -34,14 +37,20 @@ class MadeInput(NamedTuple):
 
 
 class CutOutput(NamedTuple):
-    """An output that is cut by the shapes of ``source``; ``dims`` are its configured ones, -1 taken from there."""
+    """Output that is cut by the shapes of ``source``.
+
+    ``dims`` are its configured ones; -1 is taken from the source.
+    """
 
     source: str
     dims: Shape
 
 
 class RaggedPlan(NamedTuple):
-    """What a configuration says about ragged batches. ``plain`` inputs are joined by rows, ``ragged`` ones flat."""
+    """Ragged parts of a configuration.
+
+    ``plain`` inputs are joined by rows, ``ragged`` ones flat.
+    """
 
     plain: tuple[str, ...]
     ragged: tuple[str, ...]
@@ -51,7 +60,7 @@ class RaggedPlan(NamedTuple):
 
 
 def ragged_plan(config: ModelConfig) -> RaggedPlan | None:
-    """The plan of a complete and valid configuration; None when nothing in it is ragged."""
+    """Return the plan of a complete and valid configuration, or None if nothing in it is ragged."""
     ragged = tuple(row.name for row in config.input if row.allow_ragged_batch)
     if not (ragged or config.batch_input or config.batch_output):
         return None
@@ -72,10 +81,10 @@ def ragged_plan(config: ModelConfig) -> RaggedPlan | None:
 
 
 def batch_tensor(kind: int, shapes: Sequence[Shape], dtype: np.dtype[Any], *, batches: bool) -> Array:
-    """The tensor that a ``batch_input`` of this kind is, for requests whose source inputs have ``shapes``.
+    """Return the tensor of a ``batch_input`` for requests whose source inputs have ``shapes``.
 
     With ``batches`` the first dimension of each shape is its rows: it counts among the elements, and the two kinds of
-    item shapes leave it out and tell the rest once for each row.
+    item shapes omit it and repeat the rest for each row.
     """
     counts = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
     if kind == BatchInput.BATCH_ELEMENT_COUNT:
@@ -85,17 +94,19 @@ def batch_tensor(kind: int, shapes: Sequence[Shape], dtype: np.dtype[Any], *, ba
     if kind == BatchInput.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
         return np.array(list(accumulate(counts, initial=0)), dtype)
     if kind == BatchInput.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE:
-        return np.zeros(max(counts, default=0), dtype)  # only its length says something
+        return np.zeros(max(counts, default=0), dtype)  # only its length matters
     items = [shape[1:] for shape in shapes for _ in range(shape[0])] if batches else list(shapes)
     table = np.array(items, dtype).reshape(len(items), -1)
     return table.ravel() if kind == BatchInput.BATCH_ITEM_SHAPE_FLATTEN else table
 
 
 def gather_ragged(plan: RaggedPlan, requests: Sequence[Request]) -> dict[str, Array]:
-    """The inputs of a batch: ragged ones flat, the others by rows, and the tensors made of shapes.
+    """Return the inputs of a batch.
+
+    Ragged inputs are flat, the others are joined by rows, and the tensors made of shapes are added.
 
     Raises:
-        InternalError: a request lacks the optional input that a ``batch_input`` is made from.
+        InternalError: a request lacks the optional source input of a ``batch_input``.
     """
     inputs = {name: array for name, array in gather(requests, plan.plain).items() if name not in plan.ragged}
     for name in plan.ragged:
@@ -109,10 +120,12 @@ def gather_ragged(plan: RaggedPlan, requests: Sequence[Request]) -> dict[str, Ar
 
 
 def scatter_ragged(plan: RaggedPlan, outputs: Sequence[Tensor], requests: Sequence[Request]) -> list[Response]:
-    """One response for each request: outputs of ``batch_output`` cut by its input's shape, the others by rows.
+    """Return one response for each request.
+
+    Outputs of ``batch_output`` are cut by the shape of their source input, the others by rows.
 
     Raises:
-        InternalError: an output has more or fewer elements than the batch's shapes ask for.
+        InternalError: an output has more or fewer elements than the batch's shapes require.
     """
     whole = [tensor for tensor in outputs if tensor.name not in plan.cut]
     shares = [{tensor.name: tensor for tensor in response.outputs} for response in _scattered(plan, whole, requests)]
@@ -134,14 +147,14 @@ def _scattered(plan: RaggedPlan, whole: Sequence[Tensor], requests: Sequence[Req
 
 
 def cut_by_shape(tensor: Tensor, cut: CutOutput, requests: Sequence[Request], *, batches: bool) -> list[Tensor]:
-    """The elements of one output for each request, as views in the shape that its source input gives them."""
+    """Return one output's elements for each request, as views shaped by its source input."""
     shapes = [_cut_shape(cut.dims, shape, batches=batches) for shape in _shapes(requests, cut.source)]
     ends = list(accumulate(int(np.prod(shape, dtype=np.int64)) for shape in shapes))
     flat = tensor.data.reshape(-1)
     if ends[-1] != flat.size:
         raise InternalError(
             f"output '{tensor.name}' has {flat.size} elements, but the shapes of input '{cut.source}' in this batch of "
-            f"{len(requests)} ask for {ends[-1]}: see batch_output in the model's configuration",
+            f"{len(requests)} require {ends[-1]}: see batch_output in the model's configuration",
             from_model=True,
         )
     return [
@@ -151,7 +164,7 @@ def cut_by_shape(tensor: Tensor, cut: CutOutput, requests: Sequence[Request], *,
 
 
 def _cut_shape(dims: Shape, source: Shape, *, batches: bool) -> Shape:
-    """``dims`` with each variable one taken from the same place of the source's shape."""
+    """Return ``dims`` with each variable dim taken from the same position of the source's shape."""
     batch, own = (source[:1], source[1:]) if batches else ((), source)
     return (*batch, *(own[at] if dim < 0 and at < len(own) else max(dim, 1) for at, dim in enumerate(dims)))
 
@@ -178,10 +191,12 @@ def array_instance(
     close: Callable[[], None] | None = None,
     gpu: int | None = None,
 ) -> Instance:
-    """The instance over ``run`` that a complete configuration asks for: with ragged batches, which are put together in
-    main memory, or without. ``gpu``: the number of the GPU that it runs on."""
+    """Return the instance over ``run`` that a complete configuration requires.
+
+    Ragged batches are assembled in main memory. ``gpu`` is the number of the GPU that the instance runs on.
+    """
     if gpu is not None:
-        from remora.backends.gpu_health import GpuInstance, health_of  # only where there is a GPU
+        from remora.backends.gpu_health import GpuInstance, health_of  # imported only on machines with a GPU
 
         health = health_of(gpu)
         run, staying = health.guarded(run), None if staying is None else health.guarded(staying)
@@ -194,14 +209,14 @@ def array_instance(
 
 
 class RaggedInstance(ArrayInstance):
-    """An ``Instance`` over a function from arrays to arrays, for models with ragged inputs or batch tensors.
+    """``Instance`` over a function from arrays to arrays, with ragged inputs or batch tensors.
 
     Args:
         name: as for `ArrayInstance`; so are the others.
         config: complete.
         plan: from `ragged_plan`.
-        run: see ``arrays.Run``.
-        quick: see ``Instance``.
+        run: as ``arrays.Run``.
+        quick: as in ``Instance``.
         close: as for `ArrayInstance`.
     """
 
@@ -221,13 +236,13 @@ class RaggedInstance(ArrayInstance):
         self._plan = plan
 
     def execute(self, execution: Execution) -> list[Outcome]:
-        """Run the requests; see ``Instance.execute``."""
+        """Run the requests (``Instance.execute``)."""
         requests = execution.requests
         if len(requests) > 1 and not self._plan.batches:
             return [self._alone(execution, request) for request in requests]
         try:
             return list(self._answers(execution, requests))
-        except Exception:  # whatever it is: the requests tell below which of them it belongs to
+        except Exception:  # any failure: the single runs below show which requests cause it
             if len(requests) == 1:
                 raise
         return [self._alone(execution, request) for request in requests]

@@ -1,6 +1,7 @@
-"""The TensorFlow backend: SavedModels by their signatures; the law: a graph that reaches for files is not loaded.
+"""TensorFlow backend for SavedModels and their signatures.
 
-TensorFlow is imported when the first model is opened. Its thread pools are the process's; the first model sets them up.
+A graph that accesses files is refused. TensorFlow is imported when the first model is opened. Its thread pools belong
+to the process; the first model sets them up.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _KNOWN = frozenset(
 REFUSED_OPERATIONS = frozenset(
     {"ReadFile", "WriteFile", "MatchingFiles", "PyFunc", "PyFuncStateless", "EagerPyFunc", "DebugIdentityV3"}
 )
-"""What a served graph has no business with: files of the machine, and Python functions."""
+"""Operations that a served graph must not contain: access to the machine's files, and Python functions."""
 
 MAX_GRAPH_BYTES = 2 << 30
-"""How long ``saved_model.pb`` may be: more than protobuf can hold is no graph."""
+"""Largest ``saved_model.pb``; protobuf messages cannot be longer."""
 
 
 class TensorFlowBackend:
-    """Serves ``model.savedmodel``; its settings are defaults for the parameters."""
+    """Backend for ``model.savedmodel``, whose settings are defaults for the parameters."""
 
     name = "tensorflow"
 
@@ -60,13 +61,13 @@ class TensorFlowBackend:
 
         Raises:
             NotFoundError: there is no model.
-            ConfigError: a parameter nobody can read, a signature that the model lacks, or TensorFlow is not installed.
-            UnsupportedError: a frozen graph, an operation that is refused, a tensor of a type the protocol lacks.
-            InternalError: TensorFlow cannot read it.
+            ConfigError: a parameter is invalid, the model lacks the signature, or TensorFlow is not installed.
+            UnsupportedError: a frozen graph, a refused operation, or a tensor type without a protocol datatype.
+            InternalError: TensorFlow cannot read the model.
         """
         if config.platform == "tensorflow_graphdef":
             raise UnsupportedError(
-                f"model '{source.name}' is a frozen graph, which says nothing of its inputs: save it as a SavedModel"
+                f"model '{source.name}' is a frozen graph, which does not describe its inputs: save it as a SavedModel"
             )
         path = require_file(model_path(source, config, "model.savedmodel"), source, "*savedmodel*", "saved_model.pb")
         graph = path / "saved_model.pb"
@@ -78,12 +79,12 @@ class TensorFlowBackend:
             return TensorFlowModel(tensorflow, source, path, config)
         except RemoraError:
             raise
-        except Exception as error:  # its errors have no common class
+        except Exception as error:  # TensorFlow's errors have no common class
             raise load_failure(source, path, error) from error
 
 
 class TensorFlowModel:
-    """An opened SavedModel: one signature of it, shared by all instances."""
+    """Opened SavedModel, whose signature all instances share."""
 
     def __init__(self, tensorflow: Any, source: Source, path: Path, config: ModelConfig) -> None:
         self._tensorflow = tensorflow
@@ -109,16 +110,19 @@ class TensorFlowModel:
 
     @property
     def preferred_kinds(self) -> tuple[str, ...]:
-        """What KIND_AUTO stands for; see `Backend`."""
+        """Kinds that KIND_AUTO resolves to (`Backend`)."""
         return ("GPU", "CPU") if self._tensorflow.config.list_physical_devices("GPU") else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` leaves out from the signature, and check the rest. Raises ConfigError."""
+        """Fill in what ``config`` omits from the signature, and check the rest. Raises ConfigError."""
         batch = default_max_batch(self._source.settings)
         complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance on a device that TensorFlow sees. Raises ConfigError: it does not see the GPU asked for."""
+        """Return an instance on a device that TensorFlow sees.
+
+        Raises ConfigError if TensorFlow does not see the requested GPU.
+        """
         device = None
         if placement.kind != "MODEL":
             device = f"/{placement.kind}:{placement.device_id if placement.kind == 'GPU' else 0}"
@@ -133,20 +137,23 @@ class TensorFlowModel:
         return array_instance(placement.name, config, run, quick=placement.kind == "CPU", gpu=gpu)
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         self._loaded = self._function = None
 
     def _let_gpu_memory_grow(self) -> None:
-        """Have TensorFlow take a GPU's memory as it needs it, because other frameworks need some of it as well."""
+        """Make TensorFlow allocate GPU memory on demand, because other frameworks need some too."""
         devices = self._tensorflow.config
         for gpu in devices.list_physical_devices("GPU"):
             try:
                 devices.experimental.set_memory_growth(gpu, True)
-            except RuntimeError as error:  # the process has used the GPU before
+            except RuntimeError as error:  # the process has already used the GPU
                 _log.warning("TensorFlow keeps all of a GPU's memory to itself: %s", error)
 
     def _set_threads(self, config: ModelConfig) -> None:
-        """The pools can be set up before their first use only; unless a model asks, they get the process's share."""
+        """Set the sizes of the thread pools, which is possible only before their first use.
+
+        Without a parameter they get the process's share of CPUs.
+        """
         threading = self._tensorflow.config.threading
         settings = self._source.settings
         for key, kind, default in (
@@ -165,7 +172,10 @@ class TensorFlowModel:
 
 
 class _Run:
-    """A signature as a function from arrays to arrays; see ``arrays.Run``. Any number of threads may call it."""
+    """Signature as a function from arrays to arrays (``arrays.Run``).
+
+    Any number of threads may call it.
+    """
 
     def __init__(
         self, tensorflow: Any, function: Any, inputs: list[TensorInfo], outputs: list[TensorInfo], device: str | None
@@ -180,14 +190,14 @@ class _Run:
         tensorflow = self._tensorflow
         try:
             with tensorflow.device(self._device):
-                given = {name: self._given(name, array) for name, array in inputs.items()}
+                given = {name: self._to_tensor(name, array) for name, array in inputs.items()}
                 found = self._function(**given)
                 return [Tensor(name, self._outputs[name], self._array(name, found[name])) for name in wanted]
         except Exception as error:
             reason = str(getattr(error, "message", error)).partition("\n")[0]
             raise InternalError(f"TensorFlow: {reason[:1000]}", from_model=True) from error
 
-    def _given(self, name: str, array: Array) -> Any:
+    def _to_tensor(self, name: str, array: Array) -> Any:
         if self._inputs[name] == "BF16":
             return self._tensorflow.bitcast(self._tensorflow.constant(array), self._tensorflow.bfloat16)
         return self._tensorflow.constant(array, self._tensorflow.string if array.dtype.hasobject else None)
@@ -200,14 +210,14 @@ class _Run:
 
 
 def check_operations(model: str, operations: Mapping[str, str]) -> None:
-    """Refuse a graph that reaches for what it has no business with.
+    """Refuse a graph with operations that reach out of the model.
 
     Args:
-        model: its name.
-        operations: where each kind of operation is found, by kind.
+        model: name of the model.
+        operations: name of a node for each kind of operation.
 
     Raises:
-        UnsupportedError: with the operation and its place.
+        UnsupportedError: with the operation and its node.
     """
     for kind in sorted(REFUSED_OPERATIONS & operations.keys()):
         raise UnsupportedError(
@@ -217,7 +227,10 @@ def check_operations(model: str, operations: Mapping[str, str]) -> None:
 
 
 def _operations(path: Path) -> dict[str, str]:
-    """All kinds of operations in a SavedModel's graphs and functions, and the name of one of each."""
+    """Return the kinds of operations in a SavedModel, each with a node's name.
+
+    Functions are included.
+    """
     messages = __import__("tensorflow.core.protobuf.saved_model_pb2", fromlist=["SavedModel"])
     saved = messages.SavedModel.FromString(path.read_bytes())
     found: dict[str, str] = {}

@@ -1,5 +1,7 @@
-"""Copies between the host and a device's memory, and where to, for backends; the law: one thread at a time, and done on
-return."""
+"""Copies between the host and a device's memory, complete on return.
+
+Each object here belongs to one thread at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,29 @@ class Transfer:
         self._memory = memory
 
     def to_device(self, copies: Sequence[tuple[int, Array]]) -> None:
-        """Put arrays at addresses of the device."""
+        """Copy arrays to addresses of the device."""
         for address, array in copies:
             if array.nbytes:
                 self._memory.copy(address, array.ctypes.data, array.nbytes)
 
     def to_host(self, arrays: Sequence[DeviceArray]) -> list[Array]:
-        """New arrays with the values."""
+        """Return new arrays with the values."""
         return [np.array(array.host()) for array in arrays]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing, because plain copies hold no resources."""
 
 
 class CudaTransfer(Transfer):
-    """Copies through pinned memory on a stream of its own, so that they run beside other instances' kernels.
+    """Copies through pinned memory on a dedicated stream.
+
+    They overlap with other instances' kernels.
 
     Args:
-        memory: the device's.
-        runtime: CUDA's.
-        inputs: False has copies to the device go without pinned memory.
-        outputs: the same for copies to the host.
+        memory: memory of the device.
+        runtime: CUDA runtime.
+        inputs: False copies to the device without pinned memory.
+        outputs: False copies to the host without pinned memory.
     """
 
     def __init__(self, memory: Memory, runtime: Cuda, *, inputs: bool = True, outputs: bool = True) -> None:
@@ -59,7 +63,7 @@ class CudaTransfer(Transfer):
         """Address and size."""
 
     def to_device(self, copies: Sequence[tuple[int, Array]]) -> None:
-        """Put arrays at addresses of the device, and wait for them."""
+        """Copy arrays to addresses of the device and wait for completion."""
         if not self._pins_inputs:
             super().to_device(copies)
             return
@@ -72,7 +76,7 @@ class CudaTransfer(Transfer):
         self._cuda.wait(self._stream)
 
     def to_host(self, arrays: Sequence[DeviceArray]) -> list[Array]:
-        """New arrays with the values."""
+        """Return new arrays with the values."""
         if not self._pins_outputs:
             return super().to_host(arrays)
         start = at = self._room(sum(array.nbytes for array in arrays))
@@ -81,17 +85,17 @@ class CudaTransfer(Transfer):
                 self._cuda.copy_soon(at, array.address, array.nbytes, self._stream)
                 at += array.nbytes
         self._cuda.wait(self._stream)
-        found = []
+        arrays_on_host = []
         for array in arrays:
-            made = np.empty(array.shape, array.dtype)
+            copy = np.empty(array.shape, array.dtype)
             if array.nbytes:
-                made.reshape(-1).view(np.uint8)[:] = view_at(start, array.nbytes)
+                copy.reshape(-1).view(np.uint8)[:] = view_at(start, array.nbytes)
                 start += array.nbytes
-            found.append(made)
-        return found
+            arrays_on_host.append(copy)
+        return arrays_on_host
 
     def close(self) -> None:
-        """Give stream and memory back, once."""
+        """Release stream and memory, once."""
         if self._stream:
             with self._cuda.on(self._number):
                 if self._pinned[0]:
@@ -100,10 +104,10 @@ class CudaTransfer(Transfer):
             self._stream, self._pinned = 0, (0, 0)
 
     def _room(self, size: int) -> int:
-        """Pinned memory, which grows with the largest batch and is kept."""
+        """Return the address of pinned memory, which grows with the largest batch and is kept."""
         self._cuda.use(self._number)
-        address, there = self._pinned
-        if there < size:
+        address, kept_size = self._pinned
+        if kept_size < size:
             self._pinned = (0, 0)
             if address:
                 self._cuda.free_pinned(address)
@@ -112,9 +116,10 @@ class CudaTransfer(Transfer):
 
 
 class Places:
-    """Where the inputs of an instance lie on its device: where they are, or in memory kept for them by name.
+    """Addresses of an instance's inputs on its device.
 
-    The memory grows with the largest of each name.
+    An input that is already on the device keeps its address; others are copied into memory kept by name, which grows
+    with the largest.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -122,45 +127,49 @@ class Places:
         self._kept: dict[str, tuple[int, Block]] = {}
         """Size and block."""
 
-    def of(self, name: str, given: Any, copies: list[tuple[int, Array]]) -> int:
-        """Where an array is, or will be once ``copies``, to which this may add, are made."""
-        if isinstance(given, DeviceArray):
-            if given.nbytes and given.address % self._memory.alignment == 0:  # rows of another tensor begin anywhere
-                return given.address
-            address = self.room(name, given.nbytes)
-            if given.nbytes:
-                self._memory.copy(address, given.address, given.nbytes)
+    def of(self, name: str, value: Any, copies: list[tuple[int, Array]]) -> int:
+        """Return the address where an array is, or will be after ``copies``.
+
+        May append to ``copies``, which the caller then makes.
+        """
+        if isinstance(value, DeviceArray):
+            if value.nbytes and value.address % self._memory.alignment == 0:  # rows of another tensor may be unaligned
+                return value.address
+            address = self.room(name, value.nbytes)
+            if value.nbytes:
+                self._memory.copy(address, value.address, value.nbytes)
             return address
-        array = np.ascontiguousarray(given)
+        array = np.ascontiguousarray(value)
         address = self.room(name, array.nbytes)
         copies.append((address, array))
         return address
 
     def room(self, name: str, size: int) -> int:
-        """The address of a tensor's kept memory, at least ``size`` bytes of it."""
-        there, block = self._kept.get(name, (-1, Block(0, None)))
-        if there < size:
+        """Return the address of a tensor's kept memory, at least ``size`` bytes."""
+        kept_size, block = self._kept.get(name, (-1, Block(0, None)))
+        if kept_size < size:
             self._kept.pop(name, None)
             block = self._memory.take(size)
             self._kept[name] = (size, block)
         return block.address
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Release the memory."""
         self._kept.clear()
 
 
 def view_at(address: int, size: int) -> Array:
-    """Memory of the host as bytes."""
+    """Return memory of the host as bytes."""
     memory: Any = (ctypes.c_uint8 * size).from_address(address)
     array: Array = np.frombuffer(memory, np.uint8)
     return array
 
 
 def transfer_for(config: ModelConfig, memory: Memory, runtime: Callable[[], Cuda]) -> Transfer:
-    """An instance's transfers: through pinned memory on a GPU, unless its configuration wants none [C17].
+    """Return the transfers of an instance.
 
-    Raises UnsupportedError where there is no CUDA runtime.
+    On a GPU they use pinned memory, unless the configuration disables it [C17]. Raises UnsupportedError without a CUDA
+    runtime.
     """
     inputs, outputs = (
         not config.optimization.HasField(field) or getattr(config.optimization, field).enable

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import parity_models as parity
 from remora.backends.native import INCLUDE, NativeBackend
 from remora.backends.native.calls import ABI_VERSION
-from remora.backends.native.elf import why_not_whole
+from remora.backends.native.elf import why_incomplete
 from remora.backends.registry import backend_in
 from remora.engine import Engine
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnavailableError
@@ -77,7 +77,7 @@ def test_the_librarys_errors_keep_their_code_and_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        (0, "returned success, but it gave no output y"),
+        (0, "returned success, but it omitted the output y"),
         (1, "output 1|output 7 of 1"),
         (2, r"3 bytes for output 'y' \(FP32\) of shape \[1, 1\]"),
         (3, "18446744073709551615 bytes for output 'y'"),
@@ -107,7 +107,7 @@ def test_another_version_of_the_header_is_refused(tmp_path: Path) -> None:
 
 def test_a_library_without_the_functions_is_refused(tmp_path: Path) -> None:
     made = model(tmp_path, "IDENTITY", f'backend: "native" {ONE}', "-Dremora_run=other_run")
-    with pytest.raises(ConfigError, match="exports no remora_run: build it with"):
+    with pytest.raises(ConfigError, match="does not export remora_run: build it with"):
         opened(made)
 
 
@@ -128,12 +128,12 @@ def test_a_changed_library_is_loaded_anew(tmp_path: Path) -> None:
 
 def test_a_library_cut_anywhere_never_reaches_the_loader(tmp_path: Path) -> None:
     whole = (model(tmp_path, "IDENTITY", f'backend: "native" {ONE}').model_dir / "1" / "model.so").read_bytes()
-    assert why_not_whole(tmp_path / "m" / "1" / "model.so") == ""
+    assert why_incomplete(tmp_path / "m" / "1" / "model.so") == ""
     part = tmp_path / "part.so"
     (begin,) = struct.unpack_from("<Q", whole, 32)
     for length in (0, 3, 5, 63, begin, begin + 60, len(whole) // 3):
         part.write_bytes(whole[:length])
-        assert why_not_whole(part)
+        assert why_incomplete(part)
 
 
 @given(st.binary(max_size=200))
@@ -141,7 +141,7 @@ def test_no_bytes_confuse_the_check(tmp_path_factory: pytest.TempPathFactory, da
     file = tmp_path_factory.getbasetemp() / "bytes.so"
     for head in (b"", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01"):
         file.write_bytes(head + data)
-        assert isinstance(why_not_whole(file), str)
+        assert isinstance(why_incomplete(file), str)
 
 
 def test_a_backend_directory_holds_libraries_for_many_models(tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_an_accelerator_that_is_not_there_is_done_without(tmp_path: Path, caplog
         pytest.skip("this ONNX Runtime has OpenVINO")
     text = 'optimization { execution_accelerators { cpu_execution_accelerator [{ name: "openvino" }] } }'
     instance_of(tmp_path, identity(), text)
-    assert "onnxruntime lacks the OpenVINOExecutionProvider" in caplog.text
+    assert "onnxruntime lacks the configured OpenVINOExecutionProvider" in caplog.text
 
 
 def drop(file: str, options: Any, **_: Any) -> Any:
@@ -528,7 +528,7 @@ def test_tensorrts_engines_are_kept_by_model_and_options(
     assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), "off")
     (tmp_path / "file").touch()
     assert "trt_engine_cache_path" not in load(identity(), accelerator.format(""), tmp_path / "file")
-    assert "model 'm': its TensorRT engines are not kept: " in caplog.text
+    assert "model 'm': its TensorRT engines are not cached: " in caplog.text
     assert "trt_cuda_graph_enable" not in load(identity(), accelerator.format(""), "off", "cuda { graphs: true }")
     assert "model 'm' runs without cuda.graphs: TensorRT's provider keeps one CUDA graph" in caplog.text
 
@@ -547,7 +547,7 @@ GRAPHS_AND_TENSORRT = (
             (),
             ("TensorrtExecutionProvider",),
             ("CUDAExecutionProvider", "CPUExecutionProvider"),
-            "cannot be used here (it needs the libraries of TensorRT 10); going on without",
+            "cannot be used here (it needs the libraries of TensorRT 10); continuing without",
         ),
         (
             GRAPHS_AND_TENSORRT,
@@ -555,7 +555,7 @@ GRAPHS_AND_TENSORRT = (
             (),
             (),
             ("CUDAExecutionProvider", "CPUExecutionProvider"),
-            "onnxruntime lacks the TensorrtExecutionProvider it asks for; going on without",
+            "onnxruntime lacks the configured TensorrtExecutionProvider; continuing without",
         ),
         (
             GRAPHS_AND_TENSORRT,
@@ -563,7 +563,7 @@ GRAPHS_AND_TENSORRT = (
             ("TensorrtExecutionProvider",),
             (),
             ("CUDAExecutionProvider", "CPUExecutionProvider"),
-            "no engine; going on without the TensorrtExecutionProvider",
+            "no engine; continuing without the TensorrtExecutionProvider",
         ),
         (
             "optimization { cuda { graphs: true } }",
@@ -571,7 +571,7 @@ GRAPHS_AND_TENSORRT = (
             ("enable_cuda_graph",),
             (),
             ("CUDAExecutionProvider", "CPUExecutionProvider"),
-            "no engine; going on without CUDA graphs",
+            "no engine; continuing without CUDA graphs",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_each_request_gets_only_what_it_asked_for() -> None:
 
 
 def test_an_output_of_the_wrong_size_is_the_models_fault() -> None:
-    with pytest.raises(InternalError, match=r"'CUT' has 4 elements.*ask for 3"):
+    with pytest.raises(InternalError, match=r"'CUT' has 4 elements.*require 3"):
         scatter_ragged(plan_of(), [Tensor("CUT", "FP32", np.zeros(4, FP32))], [request(1, 3, ("CUT",))])
 
 

@@ -116,7 +116,7 @@ def test_frozen_graphs_and_missing_models_are_told(tmp_path: Path) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('platform: "tensorflow_graphdef"')
-    with pytest.raises(UnsupportedError, match="a frozen graph, which says nothing of its inputs"):
+    with pytest.raises(UnsupportedError, match="a frozen graph, which does not describe its inputs"):
         opened(Example(tmp_path / "m", {}, {}))
     (tmp_path / "m" / "config.pbtxt").write_text(PLAIN)
     with pytest.raises(NotFoundError, match=r"unable to find '1/model\.savedmodel'"):

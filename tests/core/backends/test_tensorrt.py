@@ -191,7 +191,7 @@ def test_an_instance_that_cannot_be_made_leaves_nothing_behind(
     monkeypatch.setattr(FakeEngine if step.startswith("create") else FakeContext, step, lambda *_: None)
     model, config = opened(tmp_path)
     before = cudart.held(STREAM)
-    with pytest.raises(InternalError, match="TensorRT makes no execution context for optimization profile 0"):
+    with pytest.raises(InternalError, match="TensorRT cannot create an execution context for optimization profile 0"):
         model.instance(config, Placement("m_0", "GPU", 0))
     assert cudart.held(STREAM) == before
 
@@ -201,7 +201,7 @@ def test_an_engine_whose_tensors_are_padded_is_refused(
 ) -> None:
     """TensorRT would write beyond memory of the logical shape's size."""
     monkeypatch.setattr(FakeEngine, "layout", TensorFormat.CHW32)
-    with pytest.raises(UnsupportedError, match="tensor 'y' has the layout CHW32, which is not offered"):
+    with pytest.raises(UnsupportedError, match="tensor 'y' has the layout CHW32, which is not supported"):
         opened(tmp_path)
 
 
@@ -300,8 +300,8 @@ def test_what_tensorrt_logs_without_end_is_not_kept_without_end() -> None:
     for number in range(1000):
         reasons.add(SimpleNamespace(name="ERROR"), f"line {number}")
         reasons.add(SimpleNamespace(name="WARNING"), "never mind")
-    assert reasons.told() == "; ".join(f"line {number}" for number in range(992, 1000))
-    assert reasons.told() == "TensorRT gives no reason"
+    assert reasons.take() == "; ".join(f"line {number}" for number in range(992, 1000))
+    assert reasons.take() == "TensorRT gives no reason"
 
 
 def test_shapes_that_depend_on_values_and_unknown_types_are_refused(tmp_path: Path, cudart: StandIn) -> None:

@@ -1,7 +1,7 @@
-"""The native backend: models that are shared libraries, written in C, C++ or anything that can export C functions.
+"""Native backend for shared libraries in C, C++ or any language that exports C functions.
 
-The law: a library is told of by ``remora_backend.h`` beside this file, called without the interpreter's lock, and runs
-in the server's process: what it does wrong, it does to the server.
+The interface is ``remora_backend.h`` beside this file. A library is called without the GIL and runs in the server's
+process, so its faults can crash the server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import load_failure, model_path, require_file
 from remora.backends.native.calls import NativeLibrary, NativeRun
-from remora.backends.native.elf import why_not_whole
+from remora.backends.native.elf import why_incomplete
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.config import parse_config
@@ -22,11 +22,14 @@ from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
 
 INCLUDE = Path(__file__).parent
-"""Where ``remora_backend.h`` is, for a compiler's ``-I``."""
+"""Directory of ``remora_backend.h``, for a compiler's ``-I``."""
 
 
 class NativeBackend:
-    """Serves ``model.so``; or one library for all models that name its backend, from ``--backend-directory``."""
+    """Backend for ``model.so``, or for one library shared by all models that name the backend.
+
+    Such a library is in ``--backend-directory``.
+    """
 
     def __init__(self, name: str = "native", library: Path | None = None) -> None:
         self.name = name
@@ -36,12 +39,12 @@ class NativeBackend:
         """Load the library.
 
         Raises:
-            NotFoundError: there is none.
-            ConfigError: it was built for another version of the header, or lacks one of its functions.
+            NotFoundError: there is no library.
+            ConfigError: it was built for another version of the header, or lacks a required function.
             InternalError: it cannot be loaded; the text has the reason.
         """
         path = self._library or require_file(model_path(source, config, "model.so"), source, "*.so")
-        reason = why_not_whole(path)
+        reason = why_incomplete(path)
         if reason:
             raise load_failure(source, path, reason)
         try:
@@ -53,14 +56,17 @@ class NativeBackend:
 
 
 class NativeModel:
-    """An opened library."""
+    """Loaded library."""
 
     def __init__(self, source: Source, library: NativeLibrary) -> None:
         self._source = source
         self._library = library
 
     def complete(self, config: ModelConfig) -> None:
-        """Take from ``remora_describe`` what the configuration leaves out. Raises ConfigError when that is none."""
+        """Fill in what the configuration omits from ``remora_describe``.
+
+        Raises ConfigError if its text is not a configuration.
+        """
         text = self._library.describe()
         if text is None:
             return
@@ -78,7 +84,10 @@ class NativeModel:
                 setattr(config, field.name, value)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance made by ``remora_create``. Raises RemoraError with the library's own reason."""
+        """Return an instance made by ``remora_create``.
+
+        Raises RemoraError with the library's reason.
+        """
         run = NativeRun(
             self._library,
             config,
@@ -88,7 +97,8 @@ class NativeModel:
             text=json.dumps(MessageToDict(config, preserving_proto_field_name=True)),
             threads=max(1, self._source.cpus // concurrent_instances(config)),
         )
-        return array_instance(placement.name, config, run, close=run.close)  # not quick: foreign code may take its time
+        # not quick, because the library's code may block
+        return array_instance(placement.name, config, run, close=run.close)
 
     def close(self) -> None:
         """Unload the library."""

@@ -1,7 +1,7 @@
-"""The functions of a native library as Python calls them; the law: every struct here repeats ``remora_backend.h``.
+"""Python bindings of a native library's functions.
 
-Outputs are written into arrays that the library asks for, so nothing is copied but BYTES, which have a wire form of
-their own.
+Every struct here repeats ``remora_backend.h``. The library allocates output arrays through a callback and writes into
+them, so only BYTES, which have a separate wire form, are copied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 ABI_VERSION = 1
 MAX_RANK = 32
 MAX_OUTPUT_BYTES = 8 << 30
-"""How much memory one output may take."""
+"""Largest output."""
 
 _ERROR_BYTES = 1024
 _ERRORS: dict[int, type[RemoraError]] = {2: InvalidArgumentError, 3: UnavailableError, 4: UnsupportedError}
@@ -81,10 +81,13 @@ class _Model(ctypes.Structure):
 
 
 class NativeLibrary:
-    """A loaded library. Raises OSError when it cannot be loaded, ConfigError when its version does not fit."""
+    """Loaded library.
+
+    Raises OSError if it cannot be loaded, ConfigError if its version differs.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._inner: Any = ctypes.CDLL(str(path))  # its calls give up the interpreter's lock
+        self._inner: Any = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
         try:
             self._check()
         except ConfigError:
@@ -94,7 +97,7 @@ class NativeLibrary:
     def _check(self) -> None:
         missing = [name for name in _REQUIRED if not hasattr(self._inner, name)]
         if missing:
-            raise ConfigError(f"it exports no {', '.join(missing)}: build it with remora_backend.h")
+            raise ConfigError(f"it does not export {', '.join(missing)}: build it with remora_backend.h")
         self._inner.remora_abi_version.restype = c_uint32
         version = self._inner.remora_abi_version()
         if version != ABI_VERSION:
@@ -105,7 +108,7 @@ class NativeLibrary:
         self._inner.remora_destroy.restype = None
 
     def describe(self) -> str | None:
-        """The library's own configuration, JSON; None when it has none."""
+        """Return the library's default configuration as JSON, or None."""
         if not hasattr(self._inner, "remora_describe"):
             return None
         self._inner.remora_describe.restype = c_char_p
@@ -113,7 +116,7 @@ class NativeLibrary:
         return None if text is None else text.decode()
 
     def create(self, model: _Model) -> c_void_p:
-        """A new instance. Raises RemoraError with the library's reason."""
+        """Return a new instance. Raises RemoraError with the library's reason."""
         instance = c_void_p()
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         self._raise(
@@ -127,11 +130,11 @@ class NativeLibrary:
         self._raise(self._inner.remora_run(instance, request, error, _ERROR_BYTES), error, "remora_run")
 
     def destroy(self, instance: c_void_p) -> None:
-        """Give an instance back."""
+        """Destroy an instance."""
         self._inner.remora_destroy(instance)
 
     def close(self) -> None:
-        """Unload the library: a changed file of the same name can be loaded after that."""
+        """Unload the library, so that a changed file of the same name can be loaded."""
         if self._inner is not None:
             from _ctypes import dlclose
 
@@ -145,7 +148,10 @@ class NativeLibrary:
 
 
 class NativeRun:
-    """One instance of a library as a function from arrays to arrays; see ``arrays.Run``. One thread at a time."""
+    """Instance of a library as a function from arrays to arrays (``arrays.Run``).
+
+    One thread at a time.
+    """
 
     def __init__(
         self,
@@ -162,9 +168,9 @@ class NativeRun:
         self._inputs = input_types(config)
         self._outputs = output_types(config)
         self._wanted: tuple[str, ...] = ()
-        self._made: dict[str, tuple[Array, tuple[int, ...]]] = {}
+        self._arrays: dict[str, tuple[Array, tuple[int, ...]]] = {}
         self._refused = ""
-        self._allocate = _Allocate(self._allocated)
+        self._allocate = _Allocate(self._on_allocate)
         model = _Model(
             config.name.encode(), version, str(directory).encode(), text.encode(),
             placement.name.encode(), placement.kind.encode(), placement.device_id, threads,
@@ -172,35 +178,35 @@ class NativeRun:
         self._instance: c_void_p | None = library.create(model)
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        """The outputs ``wanted``, in that order.
+        """Return the outputs ``wanted``, in that order.
 
         Raises:
-            RemoraError: the library's own error.
-            InternalError: it left out an output, or asked for memory that does not fit the datatype.
+            RemoraError: the library's error.
+            InternalError: the library omitted an output, or requested memory that does not fit the datatype.
         """
-        kept: list[object] = []  # what the structs point to
+        kept: list[object] = []  # keeps the memory that the structs point to alive
         tensors = [self._tensor(name, array, kept) for name, array in inputs.items()]
         outputs = [_Output(name.encode(), data_type_of(self._outputs[name])) for name in wanted]
         request = _Request(
             (_Tensor * len(tensors))(*tensors), len(tensors), (_Output * len(outputs))(*outputs), len(outputs),
             self._allocate, None,
         )  # fmt: skip
-        self._wanted, self._made, self._refused = wanted, {}, ""
+        self._wanted, self._arrays, self._refused = wanted, {}, ""
         if self._instance is None:
             raise InternalError("the instance is closed")
         try:
             self._library.run(self._instance, request)
         except InternalError as error:
             raise InternalError(f"{error}{self._refused and ': '}{self._refused}", from_model=True) from error
-        made, self._made = self._made, {}
-        missing = [name for name in wanted if name not in made]
+        arrays, self._arrays = self._arrays, {}
+        missing = [name for name in wanted if name not in arrays]
         if missing or self._refused:
-            reason = self._refused or f"it gave no output {', '.join(missing)}"
+            reason = self._refused or f"it omitted the output {', '.join(missing)}"
             raise InternalError(f"remora_run returned success, but {reason}", from_model=True)
-        return [Tensor(name, self._outputs[name], self._finished(name, *made[name])) for name in wanted]
+        return [Tensor(name, self._outputs[name], self._finished(name, *arrays[name])) for name in wanted]
 
     def close(self) -> None:
-        """Give the instance back, once."""
+        """Destroy the instance, once."""
         instance, self._instance = self._instance, None
         if instance is not None:
             self._library.destroy(instance)
@@ -225,12 +231,15 @@ class NativeRun:
             size,
         )
 
-    def _allocated(self, _: int | None, index: int, rank: int, shape: Any, byte_size: int) -> int | None:
-        """Called by the library: memory for one output, None when what it asks for does not fit."""
+    def _on_allocate(self, _: int | None, index: int, rank: int, shape: Any, byte_size: int) -> int | None:
+        """Return memory for one output, or None if the library's request does not fit.
+
+        The library calls this.
+        """
         try:
             return self._allocation(index, tuple(shape[:rank]) if rank <= MAX_RANK else None, byte_size)
         except MemoryError:
-            self._refused = f"there is no memory for an output of {byte_size} bytes"
+            self._refused = f"not enough memory for an output of {byte_size} bytes"
         return None
 
     def _allocation(self, index: int, shape: tuple[int, ...] | None, byte_size: int) -> int | None:
@@ -245,14 +254,14 @@ class NativeRun:
             for dim in shape:
                 elements *= dim
         fits = byte_size >= 4 * elements if datatype == "BYTES" else byte_size == elements * DTYPES[datatype].itemsize
-        if elements < 0 or not fits or byte_size > MAX_OUTPUT_BYTES or name in self._made or shape is None:
+        if elements < 0 or not fits or byte_size > MAX_OUTPUT_BYTES or name in self._arrays or shape is None:
             self._refused = (
                 f"it asked for {byte_size} bytes for output '{name}' ({datatype}) of shape "
                 f"{list(shape) if shape is not None else 'of too many dimensions'}"
             )
             return None
         memory = np.zeros(byte_size, np.uint8) if datatype == "BYTES" else np.empty(shape, DTYPES[datatype])
-        self._made[name] = (memory, shape)
+        self._arrays[name] = (memory, shape)
         return int(memory.ctypes.data)
 
     def _finished(self, name: str, memory: Array, shape: tuple[int, ...]) -> Array:
@@ -260,15 +269,15 @@ class NativeRun:
 
 
 def _elements(name: str, data: bytes, shape: tuple[int, ...]) -> Array:
-    """The elements of a BYTES output from their wire form."""
-    at, found = 0, []
+    """Return the elements of a BYTES output from its wire form."""
+    at, elements = 0, []
     while at + 4 <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         at += 4 + length
-        found.append(data[at - length : at])
+        elements.append(data[at - length : at])
     count = int(np.prod(shape, dtype=np.int64))
-    if at != len(data) or len(found) != count:
-        raise InternalError(f"output '{name}' is not {count} elements with their lengths before them", from_model=True)
+    if at != len(data) or len(elements) != count:
+        raise InternalError(f"output '{name}' does not contain {count} elements with length prefixes", from_model=True)
     array = np.empty(count, object)
-    array[:] = found
+    array[:] = elements
     return array.reshape(shape)

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend; the law: one session for each device a model lives on, shared by all instances there.
+"""ONNX Runtime backend with one session per device, shared by all instances there.
 
 A session may run in many threads at once, so instances are cheap and the weights are in memory once. ONNX Runtime is
 imported when the first model is opened.
@@ -30,10 +30,10 @@ from remora.backends.onnxruntime.plan import (
     ProviderPlan,
     SessionPlan,
     first_device,
-    insists_on_gpu,
     plan_graphs,
     plan_providers,
     plan_session,
+    requires_gpu,
 )
 from remora.backends.onnxruntime.session import OnnxSession, reason_of, session_options
 from remora.backends.ragged import array_instance
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 _DEFAULT_FILE = "model.onnx"
 _HINTS = (
-    # What ONNX Runtime says, and what to do about it.
+    # Patterns of ONNX Runtime's errors, and what to do about each.
     (r"opset|IR version", "upgrade onnxruntime (this is {version}) or export the model for an older opset"),
     (r"[Ee]xternal data", "keep the files with the model's weights beside it, under the names they were exported with"),
     (r"not a registered function/op|is not registered", "it needs custom operators or a newer onnxruntime ({version})"),
@@ -60,15 +60,18 @@ _HINTS = (
 
 
 class _GpuUnusableError(ConfigError):
-    """ONNX Runtime lacks what a GPU needs; models that can do without one then run on the CPU."""
+    """Error when ONNX Runtime cannot use the GPU.
+
+    Models that do not require a GPU then run on the CPU.
+    """
 
 
 class OnnxRuntimeBackend:
-    """Serves ``.onnx`` models.
+    """Backend for ``.onnx`` models.
 
-    Its settings: ``default-max-batch-size`` [C13], ``optimized-model-cache`` and
-    ``tensorrt-engine-cache`` (directories, see ``onnx_cache`` and ``onnx_engines``), ``device-tensors`` (decision
-    0030), and defaults for the parameters that ``onnx_plan.plan_session`` reads.
+    Its settings: ``default-max-batch-size`` [C13], ``optimized-model-cache`` and ``tensorrt-engine-cache``
+    (directories, see `model_cache` and `engine_cache`), ``device-tensors`` (decision 0030), and defaults for the
+    parameters that `plan_session` reads.
     """
 
     name = "onnxruntime"
@@ -78,8 +81,8 @@ class OnnxRuntimeBackend:
 
         Raises:
             NotFoundError: there is no model file.
-            ConfigError: a parameter or accelerator nobody knows, or a GPU asked for that cannot be used.
-            UnsupportedError: the model takes or gives something that is no tensor.
+            ConfigError: a parameter or accelerator is unknown, or a required GPU cannot be used.
+            UnsupportedError: an input or output of the model is not a tensor.
             InternalError: ONNX Runtime cannot load the file; the text has its reason in one line.
         """
         path = _find_model(source, config)
@@ -95,36 +98,37 @@ class OnnxRuntimeBackend:
 
 
 class OnnxModel:
-    """An opened model: its signature and its sessions."""
+    """Opened model with its signature and its sessions."""
 
     def __init__(self, runtime: Any, source: Source, path: Path, config: ModelConfig) -> None:
         self._runtime = runtime
         self._source = source
         self._path = path
         self._sessions: dict[Device, OnnxSession] = {}
-        self._given_away: set[Device] = set()
+        self._exclusive: set[Device] = set()
         self._opening = threading.Lock()
         for key in plan_session(config, source.settings, source.cpus).ignored:
             _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
-        self._insists = insists_on_gpu(config)
-        if first_device(config, (CUDA_PROVIDER,)).kind == "GPU":  # before: a provider may register with its libraries
+        self._requires_gpu = requires_gpu(config)
+        # first, because a provider may register only with its libraries loaded
+        if first_device(config, (CUDA_PROVIDER,)).kind == "GPU":
             self._preload()
         self._device = first_device(config, runtime.get_available_providers())
         self._signature = self._session(config, self._device).signature
 
     @property
     def preferred_kinds(self) -> tuple[str, ...]:
-        """What KIND_AUTO stands for; see `Backend`."""
+        """Kinds that KIND_AUTO resolves to (`Backend`)."""
         on_gpu = CUDA_PROVIDER in self._runtime.get_available_providers()
         if self._device.kind == "GPU":
             on_gpu = CUDA_PROVIDER in self._sessions[self._device].providers
         return ("GPU", "CPU") if on_gpu else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` leaves out from the model's own tensors, and check the rest [C13].
+        """Fill in what ``config`` omits from the model's tensors, and check the rest [C13].
 
         Raises:
-            ConfigError: when the configuration contradicts the model.
+            ConfigError: the configuration contradicts the model.
         """
         from remora.config import complete_from_tensors
 
@@ -137,13 +141,16 @@ class OnnxModel:
                 tensor.optional = True
 
     def check(self, config: ModelConfig) -> None:
-        """Refuse a configuration that names other inputs or outputs than the model has. Raises ConfigError."""
+        """Raise ConfigError for a configuration with other inputs or outputs than the model's."""
         checked = ModelConfig()
         checked.CopyFrom(config)
         self.complete(checked)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance on the shared session of its device; KIND_MODEL leaves the choice to us. Raises ConfigError."""
+        """Return an instance on the shared session of its device.
+
+        KIND_MODEL uses the default device. Raises ConfigError.
+        """
         self.check(config)
         device = self._device
         if placement.kind != "MODEL":
@@ -163,7 +170,7 @@ class OnnxModel:
 
         def close() -> None:
             bound.close()
-            self._let_go(device, session)
+            self._drop_session(device, session)
 
         return array_instance(
             placement.name,
@@ -177,23 +184,29 @@ class OnnxModel:
         )
 
     def _own_session(self, config: ModelConfig, device: Device) -> OnnxSession:
-        """A session for one instance alone, whose graphs replay its memory; the first that was opened serves first."""
+        """Return a session for one instance alone, whose graphs replay its memory.
+
+        The first session that was opened is used first.
+        """
         session = self._session(config, device)
         with self._opening:
-            if device not in self._given_away:
-                self._given_away.add(device)
+            if device not in self._exclusive:
+                self._exclusive.add(device)
                 return session
         return self._open(config, device)
 
-    def _let_go(self, device: Device, session: OnnxSession) -> None:
-        """Forget a session that was one instance's alone: its graphs replay memory that has gone with the instance."""
+    def _drop_session(self, device: Device, session: OnnxSession) -> None:
+        """Drop a session that belonged to one instance alone.
+
+        Its graphs replay memory that was released with the instance.
+        """
         with self._opening:
-            if device in self._given_away and self._sessions.get(device) is session:
-                self._given_away.discard(device)
+            if device in self._exclusive and self._sessions.get(device) is session:
+                self._exclusive.discard(device)
                 del self._sessions[device]
 
     def _memory(self, session: OnnxSession, device: Device, *, on_cpu: bool) -> Memory | None:
-        """Where the session's tensors can lie; None when they go through the host."""
+        """Return the memory for the session's tensors, or None if they pass through the host."""
         if not session.binds:
             return None
         if on_cpu:
@@ -203,29 +216,32 @@ class OnnxModel:
         try:
             return memory_of((CUDA, device.id))
         except UnsupportedError as error:
-            _log.warning("model '%s': values travel through the host: %s", self._source.name, error)
+            _log.warning("model '%s': tensors pass through the host: %s", self._source.name, error)
             return None
 
     def close(self) -> None:
-        """Let the sessions go."""
+        """Release the sessions."""
         self._sessions.clear()
-        self._given_away.clear()
+        self._exclusive.clear()
 
     def _inputs_for(self, given: set[str]) -> list[TensorInfo]:
-        """The model's inputs; those that a request may leave out only as far as the configuration names them."""
+        """Return the model's inputs, optional ones only if the configuration names them."""
         signature = self._signature
         inputs = [info for info in signature.inputs.values() if not given or info.name not in signature.optional]
         optional = {**signature.inputs, **signature.defaults}
         return inputs + [info for name, info in optional.items() if name in given & signature.optional]
 
     def _session(self, config: ModelConfig, device: Device) -> OnnxSession:
-        """The session of a device; the CPU's for a GPU that the model can do without and that cannot be used."""
+        """Return the session of a device.
+
+        If a GPU cannot be used and the model does not require one, this is the CPU's session.
+        """
         with self._opening:
             if device not in self._sessions:
                 try:
                     self._sessions[device] = self._open(config, device)
                 except (_GpuUnusableError, InternalError) as error:
-                    if self._insists or device.kind == "CPU":
+                    if self._requires_gpu or device.kind == "CPU":
                         raise
                     _log.warning("%s; running on the CPU instead", error)
                     cpu = self._sessions.get(Device()) or self._open(config, Device())
@@ -233,7 +249,7 @@ class OnnxModel:
             return self._sessions[device]
 
     def _open(self, config: ModelConfig, device: Device) -> OnnxSession:
-        """A session on a device, with one accelerator less for each that cannot be used."""
+        """Open a session on a device, without the accelerators that cannot be used."""
         name, runtime = self._source.name, self._runtime
         if device.kind == "GPU":
             self._preload()
@@ -242,7 +258,7 @@ class OnnxModel:
         if device.kind == "GPU" and CUDA_PROVIDER in first.missing:
             raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
         for missing in first.missing:
-            _log.warning("model '%s': onnxruntime lacks the %s it asks for; going on without", name, missing)
+            _log.warning("model '%s': onnxruntime lacks the configured %s; continuing without", name, missing)
         for option in first.left_out:
             _log.warning(
                 "model '%s' runs without %s: TensorRT's provider keeps one CUDA graph for all shapes", name, option
@@ -260,10 +276,13 @@ class OnnxModel:
                     less = f"the {TENSORRT_PROVIDER}"
                 else:
                     raise
-                _log.warning("%s; going on without %s", error, less)
+                _log.warning("%s; continuing without %s", error, less)
 
     def _preload(self) -> None:
-        """Have ONNX Runtime load CUDA's libraries from where pip has put them; without effect once they are there."""
+        """Make ONNX Runtime load CUDA's libraries from pip's directories.
+
+        Has no effect once they are loaded.
+        """
         preload = getattr(self._runtime, "preload_dlls", None)
         if preload is not None:
             preload()
@@ -271,7 +290,8 @@ class OnnxModel:
     def _open_with(self, config: ModelConfig, providers: ProviderPlan, device: Device) -> OnnxSession:
         name, runtime = self._source.name, self._runtime
         plan = plan_session(config, self._source.settings, self._source.cpus)
-        if any("enable_cuda_graph" in options for _, options in providers.chain):  # unless a binding says otherwise
+        # the default, which bindings override
+        if any("enable_cuda_graph" in options for _, options in providers.chain):
             plan = plan._replace(run_entries={**plan.run_entries, "gpu_graph_id": "-1"})
         inner = self._create(plan, providers, device)
         lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
@@ -283,11 +303,14 @@ class OnnxModel:
                 from remora.backends.onnxruntime.engine_cache import needed_tensorrt
 
                 hint = f" (it needs the libraries of TensorRT {needed_tensorrt(runtime)})"
-            _log.warning("model '%s': the %s cannot be used here%s; going on without", name, missing, hint)
+            _log.warning("model '%s': the %s cannot be used here%s; continuing without", name, missing, hint)
         return OnnxSession(name, runtime, inner, plan, captures=device.kind == "CPU" or providers.captures)
 
-    def _keeping_engines(self, providers: ProviderPlan, device: Device) -> tuple[ProviderPlan, bool]:
-        """The providers, with TensorRT's engines kept; and whether one will be built, which takes long and is said."""
+    def _with_engine_cache(self, providers: ProviderPlan, device: Device) -> tuple[ProviderPlan, bool]:
+        """Return the providers with TensorRT's engine cache, and True if an engine must be built.
+
+        The build takes long and is logged.
+        """
         from remora.backends.onnxruntime.engine_cache import (
             engine_cache,
             engine_folder,
@@ -306,10 +329,10 @@ class OnnxModel:
             try:
                 kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
             except OSError as error:
-                _log.warning("model '%s': its TensorRT engines are not kept: %s", self._source.name, error)
+                _log.warning("model '%s': its TensorRT engines are not cached: %s", self._source.name, error)
         building = not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine"))
         if building:
-            where = "" if kept else "; it is not kept: set tensorrt-engine-cache"
+            where = "" if kept else "; it is not cached: set tensorrt-engine-cache"
             _log.info("model '%s': TensorRT builds its engine, which can take minutes%s", self._source.name, where)
         chain = tuple(
             (each, {**kept, **given} if each == TENSORRT_PROVIDER else given) for each, given in providers.chain
@@ -326,22 +349,22 @@ class OnnxModel:
         runtime, path = self._runtime, self._path
         building = False
         if TENSORRT_PROVIDER in providers.names:
-            providers, building = self._keeping_engines(providers, device)
+            providers, building = self._with_engine_cache(providers, device)
 
         def create(file: Path, **changes: Any) -> Any:
             options = session_options(runtime, plan)
             for key, value in changes.items():
                 setattr(options, key, value)
-            # No fallback: it would print to stdout and run on the CPU what was to run on a GPU.
+            # No fallback, because it would print to stdout and run on the CPU instead of the GPU.
             session = runtime.InferenceSession(str(file), options, providers=list(providers.chain), enable_fallback=0)
             session.disable_fallback()
             return session
 
         try:
             if building:
-                from remora.backends.onnxruntime.engine_cache import telling
+                from remora.backends.onnxruntime.engine_cache import log_build_progress
 
-                with telling(self._source.name):
+                with log_build_progress(self._source.name):
                     return create(path)
             folder = self._source.settings.get("optimized-model-cache")
             if folder and providers.names in ((CPU_PROVIDER,), (CUDA_PROVIDER, CPU_PROVIDER)):
@@ -358,7 +381,7 @@ class OnnxModel:
             return create(path)
         except RemoraError:
             raise
-        except Exception as error:  # its classes have no common parent but Exception
+        except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
             raise InternalError(self._load_failure(error)) from error
 
     def _load_failure(self, error: Exception) -> str:
@@ -371,13 +394,16 @@ class OnnxModel:
 
 
 def _runtime() -> Cuda:
-    from remora.system.cuda import cuda  # only where there is a GPU
+    from remora.system.cuda import cuda  # imported only on machines with a GPU
 
     return cuda()
 
 
 def _find_model(source: Source, config: ModelConfig) -> Path:
-    """The file to load [C18]: the source itself, a file of its directory, or the one inside a directory there."""
+    """Return the file to load [C18].
+
+    It is the source itself, a file of its directory, or the only model inside a directory there.
+    """
     path = model_path(source, config, _DEFAULT_FILE)
     if path.is_dir():  # a model with external data: the graph and its weights in one directory
         inside = path / _DEFAULT_FILE

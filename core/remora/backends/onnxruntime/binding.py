@@ -1,12 +1,13 @@
 """Runs of an ONNX Runtime session on tensors on its device.
 
 A ``Binding`` is used by one thread at a time. An input that the session reads on its device is bound at its address
-there: a tensor that lies on the device as it is, an array of the host after one copy through pinned memory. An input
-that the session reads on the host is bound there. Outputs are made on the device, and stay there or come back in one
-copy each. With CUDA graphs the memory of inputs and outputs is fixed for each set of shapes: a graph replays addresses.
+there: a tensor on the device without a copy, an array of the host after one copy through pinned memory. An input that
+the session reads on the host is bound there. Outputs are made on the device, and stay there or are copied to the host
+once. With CUDA graphs the memory of inputs and outputs is fixed for each set of shapes, because a graph replays
+addresses.
 
-Invariant: the bytes of an input are at its address before the input is bound, because ``bind_input`` copies them
-at once when a node on another device reads them.
+Invariant: the bytes of an input are at its address before the input is bound, because ``bind_input`` copies them at
+once when a node on another device reads them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _log = logging.getLogger(__name__)
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _ON_HOST = ("cpu", 0)
 _NEVER = -1
-"""The graph number that means "run without a graph"."""
+"""Graph number that means "run without a graph"."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class _Fixed(NamedTuple):
-    """Memory and binding of one set of shapes, and the number of its graph."""
+    """Memory and binding of one set of shapes, with the number of its graph."""
 
     binding: Any
     inputs: Mapping[str, Block]
@@ -41,16 +42,16 @@ class _Fixed(NamedTuple):
 
 
 class Binding:
-    """One instance's way to run a session.
+    """Bound runs of a session for one instance.
 
     Args:
         runtime: the module ``onnxruntime``.
         inner: the session.
-        memory: of the session's device.
-        transfer: to and from there.
-        types: the wire's datatypes of all inputs and outputs.
+        memory: memory of the session's device.
+        transfer: copies to and from that memory.
+        types: wire datatypes of all inputs and outputs.
         entries: configuration entries of each run.
-        graphs: which sets of shapes get a CUDA graph; None where there are none.
+        graphs: which sets of shapes get a CUDA graph; None for no graphs.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class Binding:
         self._device = _ON_HOST if memory.device[0] == 1 else ("cuda", memory.device[1])
         found = frozenset[str]() if self._device == _ON_HOST else inputs_on_host(inner)
         self._on_host = found or frozenset()
-        """The names of the inputs that are bound in main memory."""
-        # A graph replays what an input on the host held when the graph was captured.
+        """Names of the inputs that are bound in main memory."""
+        # A graph replays the host inputs' values at capture, so sessions with host inputs get no graphs.
         self._graphs = graphs if found is not None and not found else None
-        # What the Python classes check costs ten times what they call; the engine and the C++ classes check it as well.
+        # The Python classes' checks cost ten times the calls; the engine and the C++ classes check as well.
         session = getattr(inner, "_sess", None)
         self._call = getattr(session, "run_with_iobinding", None)
         self._plain = self._options({} if graphs is None else {"gpu_graph_id": str(_NEVER)})
@@ -88,17 +89,20 @@ class Binding:
         return self._graphs is not None
 
     def run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
-        """The outputs ``wanted``, in that order; on the device where they may stay. Raises what ONNX Runtime raises."""
-        made = self._graph_run(inputs, wanted) if self._graphs is not None else None
-        if made is None:
-            made = self._run(inputs, wanted, self._plain)
-        elif stays:  # the next run writes over a graph's outputs
-            made = [array.as_shared().apart() for array in made]
-        data: Sequence[Any] = made if stays else self._transfer.to_host(made)
+        """Return the outputs ``wanted``, in that order, on the device where they may stay.
+
+        Raises what ONNX Runtime raises.
+        """
+        outputs = self._graph_run(inputs, wanted) if self._graphs is not None else None
+        if outputs is None:
+            outputs = self._run(inputs, wanted, self._plain)
+        elif stays:  # the next run overwrites a graph's outputs
+            outputs = [array.as_shared().apart() for array in outputs]
+        data: Sequence[Any] = outputs if stays else self._transfer.to_host(outputs)
         return [Tensor(name, self._types[name], value) for name, value in zip(wanted, data, strict=True)]
 
     def close(self) -> None:
-        """Let memory and graphs go."""
+        """Release memory and graphs."""
         self._fixed.clear()
         self._places.close()
         self._transfer.close()
@@ -107,7 +111,7 @@ class Binding:
         binding = self._inner.io_binding()
         copies: list[tuple[int, Array]] = []
         addresses: dict[str, int] = {}
-        kept: list[Array] = []  # borrowed by the binding until the run is over
+        kept: list[Array] = []  # kept alive because the binding borrows their memory
         for name, given in inputs.items():
             if name in self._on_host:
                 kept.append(np.ascontiguousarray(on_host(given)))
@@ -129,9 +133,10 @@ class Binding:
         ]
 
     def _execute(self, binding: Any, options: Any) -> None:
-        """Run the session. The CPU, CUDA and TensorRT providers wait for their own streams before a run returns.
+        """Run the session.
 
-        ``synchronize_outputs`` is not called, because for CUDA it waits for the whole device with the GIL held.
+        The CPU, CUDA and TensorRT providers synchronize their streams before a run returns. ``synchronize_outputs`` is
+        not called, because for CUDA it waits for the whole device with the GIL held.
         """
         inner = getattr(binding, "_iobinding", None)
         if self._call is None or inner is None:
@@ -147,7 +152,10 @@ class Binding:
     # -- CUDA graphs ------------------------------------------------------------------------------------------------
 
     def _graph_run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...]) -> list[DeviceArray] | None:
-        """The outputs, in memory that the next run of the same shapes writes to; None for shapes without a graph."""
+        """Return the outputs of a graph, or None for shapes without a graph.
+
+        The next run of the same shapes overwrites their memory.
+        """
         assert self._graphs is not None
         shapes: Shapes = tuple(sorted((name, tuple(array.shape)) for name, array in inputs.items()))
         fixed = self._fixed.get((shapes, wanted))
@@ -160,8 +168,11 @@ class Binding:
         return _handed_out(fixed)
 
     def _capture(self, shapes: Shapes, inputs: Mapping[str, Array], wanted: tuple[str, ...]) -> list[DeviceArray]:
-        """The outputs of a first run of shapes, whose graph is captured; without graphs from then on if that fails."""
-        # The run without a graph gives the outputs' shapes, and the libraries choose their kernels in it.
+        """Return the outputs of a first run of shapes, whose graph is captured.
+
+        If the capture fails, the instance runs without graphs from then on.
+        """
+        # The run without a graph gives the outputs' shapes and lets the libraries choose their kernels.
         found = self._run(inputs, wanted, self._plain)
         fixed = self._prepare(inputs, wanted, found)
         try:
@@ -209,9 +220,12 @@ def _handed_out(fixed: _Fixed) -> list[DeviceArray]:
 
 
 def inputs_on_host(inner: Any) -> frozenset[str] | None:
-    """The names of the inputs that a session reads in main memory; None where ONNX Runtime does not list them."""
+    """Return the names of the inputs that a session reads in main memory.
+
+    None if ONNX Runtime does not list them.
+    """
     try:
         named = list(zip(inner.get_inputs(), inner.get_input_memory_infos(), strict=True))
-    except Exception:  # an older version, or a session that cannot tell for one of its inputs
+    except Exception:  # an older version, or a session that cannot list one of its inputs
         return None
     return frozenset(each.name for each, info in named if info.name.lower().startswith("cpu") or "Pinned" in info.name)

@@ -1,8 +1,8 @@
-"""Engines that ONNX Runtime has TensorRT build: where they are kept, and that one is being built; the law: one folder
-holds only what one machine would build from one model with one set of options.
+"""Cache of the engines that ONNX Runtime makes TensorRT build, and progress of a build.
 
 An engine depends on the model's files, the versions of ONNX Runtime and TensorRT, the kind of GPU, and the options,
-precision and profile shapes among them. All of these make up the folder's name.
+precision and profile shapes among them. All of these determine the folder's name. Invariant: a folder holds only what
+one machine would build from one model with one set of options.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from remora.system.gpus import Gpus
 _log = logging.getLogger(__name__)
 
 OFF = "off"
-"""The setting that keeps no engines."""
+"""Setting that disables the cache."""
 
-TELL_EVERY_S = 15.0
+LOG_EVERY_S = 15.0
 _NEEDED = re.compile(rb"libnvinfer\.so\.(\d+)")
 _DEFAULT_MAJOR = 10
 _LIBRARIES = ("libnvinfer", "libnvinfer_plugin", "libnvonnxparser")
@@ -35,7 +35,10 @@ _WHEEL = "tensorrt_libs"
 
 
 def engine_folder(setting: str) -> Path | None:
-    """Where engines are kept: where the operator says, else beside the model cache; None for nowhere."""
+    """Return the folder of engines, or None for no cache.
+
+    It is the operator's setting, else a folder beside the model cache.
+    """
     if setting.lower() == OFF:
         return None
     if setting:
@@ -43,19 +46,19 @@ def engine_folder(setting: str) -> Path | None:
     try:
         return cache_directory("engines", variables())
     except UnavailableError as error:
-        _log.warning("TensorRT's engines are not kept: %s", error)
+        _log.warning("TensorRT's engines are not cached: %s", error)
         return None
 
 
 def engine_cache(folder: Path, model: Path, runtime: str, machine: str, options: Mapping[str, str]) -> dict[str, str]:
-    """TensorRT's options for keeping the engines and timings of a model, in a directory of its own in ``folder``.
+    """Return TensorRT's options that cache a model's engines and timings in a dedicated folder.
 
     Args:
-        folder: made when it is not there.
-        model: the file; what lies beside it counts as well, as weights may.
+        folder: created if missing.
+        model: the file; all files beside it count as well, because weights may be among them.
         runtime: ONNX Runtime's version.
         machine: from `gpu_and_tensorrt`.
-        options: the provider's, but for the device's number.
+        options: the provider's options; the device's number is ignored.
     """
     chosen = sorted((key, value) for key, value in options.items() if key != "device_id")
     digest = hashlib.sha256(f"{runtime}\0{machine}\0{chosen}\0".encode())
@@ -74,7 +77,10 @@ def engine_cache(folder: Path, model: Path, runtime: str, machine: str, options:
 
 
 def needed_tensorrt(runtime: Any) -> int:
-    """The major version of TensorRT that ONNX Runtime's provider is linked with; 10 where its file cannot be read."""
+    """Return the major version of TensorRT that ONNX Runtime's provider is linked with.
+
+    10 if its file cannot be read.
+    """
     capi = Path(getattr(runtime, "__file__", None) or "").parent / "capi"
     try:
         found = _NEEDED.search((capi / "libonnxruntime_providers_tensorrt.so").read_bytes())
@@ -84,9 +90,10 @@ def needed_tensorrt(runtime: Any) -> int:
 
 
 def load_tensorrt(major: int, load: Callable[..., object] = ctypes.CDLL) -> None:
-    """Load TensorRT's libraries of a major version from its wheels, where the loader does not look for them.
+    """Load TensorRT's libraries of a major version from its wheels.
 
-    ONNX Runtime then finds them by their names. Nothing happens where the wheels are missing or of another version.
+    The loader does not search there; ONNX Runtime then finds the loaded libraries by name. Nothing happens if the
+    wheels are missing or of another version.
     """
     spec = importlib.util.find_spec(_WHEEL)
     for place in (spec.submodule_search_locations or ()) if spec else ():
@@ -102,7 +109,7 @@ def load_tensorrt(major: int, load: Callable[..., object] = ctypes.CDLL) -> None
 def gpu_and_tensorrt(
     device: int, major: int = _DEFAULT_MAJOR, gpus: Gpus | None = None, load: Callable[[str], object] = ctypes.CDLL
 ) -> str:
-    """What engines depend on besides model and options, in words: the GPU's kind, and TensorRT's version."""
+    """Return the kind of GPU and TensorRT's version, which engines depend on, as text."""
     visible = (gpus or Gpus()).visible()
     gpu = visible[device] if device < len(visible) else None
     kind = "unknown GPU" if gpu is None else f"{gpu.name} {gpu.capability[0]}.{gpu.capability[1]} {gpu.memory_bytes}"
@@ -114,8 +121,8 @@ def gpu_and_tensorrt(
 
 
 @contextmanager
-def telling(model: str, every_s: float = TELL_EVERY_S) -> Iterator[None]:
-    """Says now and then that an engine is still being built, as long as the block runs."""
+def log_build_progress(model: str, every_s: float = LOG_EVERY_S) -> Iterator[None]:
+    """Log at intervals that an engine is still being built, while the block runs."""
     done = threading.Event()
 
     def tell() -> None:

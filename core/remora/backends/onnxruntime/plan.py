@@ -1,7 +1,7 @@
-"""What a configuration asks of ONNX Runtime; the law: pure, so nothing here imports it or looks at the machine.
+"""Plans of sessions and execution providers from a model's configuration.
 
 ``plan_session`` reads the parameters [C16] and the graph level [C17], ``plan_providers`` the devices and the
-accelerators. What they find is data, which ``onnxruntime`` acts on.
+accelerators. Pure: the plans are data, and neither ONNX Runtime nor the machine is accessed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 DEFAULT_CPU_INSTANCES = 2
-"""How many instances an ONNX model has on a CPU when nobody says [I02]."""
+"""Default number of instances of an ONNX model on a CPU [I02]."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 
-# Triton's numbers: 0 is "not said", everything else not listed means the same.
+# Triton's numbers: 0 means unset, as does every other number that is not listed.
 _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 _CONFIG_PREFIXES = ("session.", "ep.", "optimization.", "mlas.")
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -38,17 +38,17 @@ _TENSORRT_NAMES = {
 
 
 class Device(NamedTuple):
-    """Where a session lives: ``kind`` is ``"CPU"`` or ``"GPU"``."""
+    """Device of a session, with ``kind`` ``"CPU"`` or ``"GPU"``."""
 
     kind: str = "CPU"
     id: int = 0
 
 
 class SessionPlan(NamedTuple):
-    """How a session is set up.
+    """Options of a session.
 
     ``graph_level`` is the name of an ``onnxruntime.GraphOptimizationLevel``, ``entries`` are session configuration
-    entries, ``run_entries`` those of each run. ``ignored`` names the parameters that mean nothing to this backend.
+    entries, ``run_entries`` those of each run. ``ignored`` names the parameters that this backend does not use.
     """
 
     intra_op_threads: int
@@ -63,16 +63,17 @@ class SessionPlan(NamedTuple):
 
 
 class GraphPlan(NamedTuple):
-    """Which sets of inputs' shapes get a CUDA graph: those of ``graph_spec``, or else the first few that come.
+    """Choice of the sets of input shapes that get a CUDA graph.
 
-    ``specs`` give the full shapes of the inputs that they name. Others may have any, so these have an end too.
+    They are those of ``graph_spec``, or else the first few. ``specs`` have the full shapes of the inputs that they
+    name. Other inputs may have any shape, so the number of graphs is limited in this case too.
     """
 
     specs: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     most: int = 16
 
     def wants(self, shapes: Sequence[tuple[str, tuple[int, ...]]], made: int) -> bool:
-        """Whether inputs of these shapes get a graph when there are ``made`` of them already."""
+        """Return True if inputs of these shapes get a graph when there are ``made`` graphs."""
         if made >= max(self.most, len(self.specs)):
             return False
         if not self.specs:
@@ -82,10 +83,10 @@ class GraphPlan(NamedTuple):
 
 
 def plan_graphs(config: ModelConfig) -> GraphPlan | None:
-    """The graphs that ``optimization { cuda { graphs: true } }`` asks for [C17]; None for none.
+    """Return the graphs that ``optimization { cuda { graphs: true } }`` requests, or None [C17].
 
     Raises:
-        ConfigError: a specification names an input that the model does not have, or asks for more than we do.
+        ConfigError: a specification names an unknown input, or uses an unsupported option.
     """
     cuda = config.optimization.cuda
     if not cuda.graphs:
@@ -94,13 +95,13 @@ def plan_graphs(config: ModelConfig) -> GraphPlan | None:
     batch = (lambda spec: (spec.batch_size,)) if config.max_batch_size > 0 else (lambda spec: ())
     specs: list[dict[str, tuple[int, ...]]] = []
     for spec in cuda.graph_spec:
-        strange = sorted(set(spec.input) - set(names))
-        if strange:
-            raise ConfigError(f"model '{config.name}': cuda.graph_spec names '{strange[0]}', which is no input of it")
+        unknown = sorted(set(spec.input) - set(names))
+        if unknown:
+            raise ConfigError(f"model '{config.name}': cuda.graph_spec names '{unknown[0]}', which is not an input")
         if spec.HasField("graph_lower_bound"):
             raise ConfigError(
-                f"model '{config.name}': cuda.graph_spec.graph_lower_bound is not offered: list each batch size that "
-                "is to have a graph in a graph_spec of its own"
+                f"model '{config.name}': cuda.graph_spec.graph_lower_bound is not supported: list each batch size that "
+                "gets a graph in a separate graph_spec"
             )
         fixed = {row.name: tuple(row.dims) for row in config.input if -1 not in row.dims}
         named = {name: tuple(shape.dim) for name, shape in spec.input.items()}
@@ -109,9 +110,10 @@ def plan_graphs(config: ModelConfig) -> GraphPlan | None:
 
 
 class ProviderPlan(NamedTuple):
-    """Which execution providers a session gets, the preferred one first, and which it was to have but cannot.
+    """Execution providers of a session, the preferred one first.
 
-    ``left_out`` names what was asked for and would give wrong answers.
+    ``missing`` names configured providers that are not installed. ``left_out`` names requested options that would give
+    wrong answers.
     """
 
     chain: tuple[tuple[str, dict[str, str]], ...]
@@ -120,7 +122,7 @@ class ProviderPlan(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names alone."""
+        """Names of the providers."""
         return tuple(name for name, _ in self.chain)
 
     @property
@@ -130,22 +132,22 @@ class ProviderPlan(NamedTuple):
 
 
 def plan_session(config: ModelConfig, settings: Mapping[str, str], cpus: int) -> SessionPlan:
-    """The session options that a configuration asks for.
+    """Return the session options for a configuration.
 
     Unless a parameter (or else a backend setting of the same name) gives the threads of an operator, the ``cpus`` are
-    shared out among the instances that can run at once, so that together they use what the process may use and no
-    more. Threads wait without spinning: a spinning pool takes the processor from the server and from its neighbours.
+    divided among the instances that can run at once, so that together they use no more than the process may use.
+    Threads wait without spinning, because a spinning pool takes the processor from the server and from other models.
 
     Raises:
-        ConfigError: for a parameter that cannot be read.
+        ConfigError: a parameter is invalid.
     """
     given = {key: value.string_value for key, value in config.parameters.items()}
-    said = {key: given.get(key, settings.get(key, "")) for key in _SESSION_PARAMETERS}
+    values = {key: given.get(key, settings.get(key, "")) for key in _SESSION_PARAMETERS}
     share = max(1, cpus // concurrent_instances(config))
-    intra = _count(config, "intra_op_thread_count", said) or share
-    parallel = _count(config, "execution_mode", said) != 0
-    # Without parallel execution there is no second pool; with it, the default would be all of the machine's processors.
-    inter = (_count(config, "inter_op_thread_count", said) or intra) if parallel else 1
+    intra = _count(config, "intra_op_thread_count", values) or share
+    parallel = _count(config, "execution_mode", values) != 0
+    # Without parallel execution there is no second pool; with it, the default would be all processors of the machine.
+    inter = (_count(config, "inter_op_thread_count", values) or intra) if parallel else 1
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
     entries.update({key: value for key, value in sorted(given.items()) if key.startswith(_CONFIG_PREFIXES)})
     known = (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
@@ -154,16 +156,19 @@ def plan_session(config: ModelConfig, settings: Mapping[str, str], cpus: int) ->
         inter_op_threads=inter,
         parallel=parallel,
         graph_level=_GRAPH_LEVELS.get(config.optimization.graph.level, "ORT_ENABLE_ALL"),
-        mem_arena=_truth(config, "enable_mem_arena", said),
-        mem_pattern=_truth(config, "enable_mem_pattern", said),
+        mem_arena=_flag(config, "enable_mem_arena", values),
+        mem_pattern=_flag(config, "enable_mem_pattern", values),
         entries=entries,
-        run_entries={_SHRINKAGE: said[_SHRINKAGE]} if said[_SHRINKAGE] else {},
+        run_entries={_SHRINKAGE: values[_SHRINKAGE]} if values[_SHRINKAGE] else {},
         ignored=tuple(key for key in sorted(given) if key not in known and not key.startswith(_CONFIG_PREFIXES)),
     )
 
 
 def concurrent_instances(config: ModelConfig) -> int:
-    """How many instances of the model can run at the same time; passive ones never do [I01, I02, I05]."""
+    """Return the number of instances of the model that can run at the same time.
+
+    Passive ones never run [I01, I02, I05].
+    """
     if not config.instance_group:
         return DEFAULT_CPU_INSTANCES
     on_gpu = (ModelInstanceGroup.KIND_GPU, ModelInstanceGroup.KIND_MODEL)
@@ -176,7 +181,7 @@ def concurrent_instances(config: ModelConfig) -> int:
 
 
 def first_device(config: ModelConfig, available: Collection[str]) -> Device:
-    """Where the model's first instance will live as far as one can tell before the engine has placed it."""
+    """Return the likely device of the model's first instance, before the engine has placed it."""
     group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
     gpu = Device("GPU", group.gpus[0] if group.gpus else 0)
     if group.kind == ModelInstanceGroup.KIND_GPU:
@@ -184,21 +189,25 @@ def first_device(config: ModelConfig, available: Collection[str]) -> Device:
     return gpu if group.kind != ModelInstanceGroup.KIND_CPU and CUDA_PROVIDER in available else Device()
 
 
-def insists_on_gpu(config: ModelConfig) -> bool:
-    """Whether somebody asked for a GPU in so many words; a model that would merely like one can run on a CPU."""
+def requires_gpu(config: ModelConfig) -> bool:
+    """Return True if the configuration requires a GPU.
+
+    A model that merely prefers one can run on a CPU.
+    """
     return any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
 
 
 def plan_providers(
     config: ModelConfig, device: Device, available: Collection[str], *, graphs: bool = True
 ) -> ProviderPlan:
-    """The execution providers for a session on ``device``; ``available`` are those of the installed ONNX Runtime.
+    """Return the execution providers for a session on ``device``.
 
-    CUDA graphs belong to the CUDA provider alone. TensorRT's provider keeps one graph for all shapes and addresses, so
-    its second set of shapes would be answered with memory that no kernel has written.
+    ``available`` are those of the installed ONNX Runtime. Only the CUDA provider gets CUDA graphs: TensorRT's provider
+    keeps one graph for all shapes and addresses, so its second set of shapes would be answered with memory that no
+    kernel has written.
 
     Raises:
-        ConfigError: for an accelerator or one of its parameters that no provider has, with Triton's texts.
+        ConfigError: an accelerator or a parameter of one is unknown, with Triton's texts.
     """
     wanted = _gpu_chain(config, device) if device.kind == "GPU" else _cpu_chain(config)
     chain = [(name, dict(options)) for name, options in wanted if name in available]
@@ -256,7 +265,10 @@ def _tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_parameters(config: ModelConfig) -> dict[str, str]:
-    """The provider's options among the model's own parameters, where Triton keeps them for compatibility."""
+    """Return the CUDA provider's options among the model's parameters.
+
+    Triton keeps them there for compatibility.
+    """
     given = {key: config.parameters[key].string_value for key in _CUDA_PARAMETERS if key in config.parameters}
     for key, names in (("cudnn_conv_algo_search", _CONV_SEARCH), ("arena_extend_strategy", _ARENA_GROWTH)):
         if key in given:
@@ -266,9 +278,9 @@ def _cuda_parameters(config: ModelConfig) -> dict[str, str]:
     return given
 
 
-def _count(config: ModelConfig, key: str, said: Mapping[str, str]) -> int:
-    """A whole number of 0 or more; 0 when nothing is said."""
-    text = said[key].strip() or "0"
+def _count(config: ModelConfig, key: str, values: Mapping[str, str]) -> int:
+    """Return a whole number of 0 or more, 0 if unset."""
+    text = values[key].strip() or "0"
     if not (text.isascii() and text.isdigit()) or len(text) > 6:
         raise ConfigError(
             f"model '{config.name}': parameter '{key}' is '{text}'; it must be a whole number, 0 for automatic"
@@ -276,9 +288,9 @@ def _count(config: ModelConfig, key: str, said: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _truth(config: ModelConfig, key: str, said: Mapping[str, str]) -> bool:
-    """A yes or no; yes when nothing is said."""
-    text = said[key].strip().lower() or "1"
+def _flag(config: ModelConfig, key: str, values: Mapping[str, str]) -> bool:
+    """Return a boolean, True if unset."""
+    text = values[key].strip().lower() or "1"
     if text not in ("1", "true", "0", "false"):
         raise ConfigError(f"model '{config.name}': parameter '{key}' is '{text}'; it must be 1, 0, true or false")
     return text in ("1", "true")

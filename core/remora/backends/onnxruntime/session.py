@@ -1,7 +1,7 @@
-"""One ONNX Runtime session, and how values go in and come out; the law: no copy but where numpy lacks the type.
+"""Inference on one ONNX Runtime session, with conversion of inputs and outputs.
 
-BYTES are decoded to the text ONNX Runtime wants and encoded again. BF16, for which numpy has no type, goes through ONNX
-Runtime's own tensor objects.
+Only types that numpy lacks are copied. BYTES are decoded to the text that ONNX Runtime expects, and encoded again.
+BF16, which numpy lacks, passes through ONNX Runtime's own tensor objects.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _REASON = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 _BOUND_REASON = "Error in execution: "
 _THROWN = re.compile(r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+")
-"""A place in ONNX Runtime's source, which is in the texts of exceptions and not in those of returned statuses."""
+"""Place in ONNX Runtime's source, which only texts of thrown exceptions contain.
+
+Texts of returned statuses do not.
+"""
 
 
 class Bound(NamedTuple):
-    """The functions of one instance: with outputs that come to the host, with outputs that may stay; and their end."""
+    """Functions of one instance.
+
+    ``run`` returns outputs on the host, ``staying`` may leave them on the device, ``close`` releases both.
+    """
 
     run: Run
     staying: Run
@@ -42,7 +48,7 @@ class Bound(NamedTuple):
 
 
 class OnnxSession:
-    """A session and the way values go in and out of it. Any number of threads may run it at once."""
+    """Session with its signature. Any number of threads may run it at once."""
 
     def __init__(self, model: str, runtime: Any, inner: Any, plan: SessionPlan, *, captures: bool = True) -> None:
         self.captures = captures
@@ -63,7 +69,7 @@ class OnnxSession:
             self._options = runtime.RunOptions()
             for key, value in plan.run_entries.items():
                 self._options.add_run_config_entry(key, value)
-        # The checks of the Python class cost a tenth of a small run; the engine and the C++ class make them as well.
+        # The Python class's checks cost a tenth of a small run; the engine and the C++ class check as well.
         self._call = getattr(getattr(inner, "_sess", None), "run", None) or inner.run
         bfloat16 = "BF16" in (*self._inputs.values(), *self._outputs.values())
         if bfloat16 and self._texts:
@@ -75,11 +81,11 @@ class OnnxSession:
         self._bfloat16 = bfloat16
 
     def run_for(self, config: ModelConfig) -> Run:
-        """The function that an instance runs."""
+        """Return the function that an instance runs."""
         return self._shaped(config, self.run)
 
     def _shaped(self, config: ModelConfig, run: Run) -> Run:
-        """``run``, whose scalar outputs get the dimensions of 1 that ``config`` gives them."""
+        """Return ``run`` with scalar outputs reshaped to the dims of 1 in ``config``."""
         scalars = {
             output.name: tuple(output.dims)
             for output in config.output
@@ -97,7 +103,7 @@ class OnnxSession:
         return shaped
 
     def run(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        """The outputs ``wanted``, in that order.
+        """Return the outputs ``wanted``, in that order.
 
         Raises:
             InvalidArgumentError: an element of a BYTES input is not UTF-8.
@@ -120,11 +126,11 @@ class OnnxSession:
 
     @property
     def binds(self) -> bool:
-        """Whether all of its tensors can lie on a device; strings cannot."""
+        """True if all tensors can be on a device, which strings cannot."""
         return "BYTES" not in (*self._inputs.values(), *self._outputs.values())
 
     def bound(self, config: ModelConfig, memory: Memory, transfer: Transfer, graphs: GraphPlan | None) -> Bound:
-        """A way to run it for one instance, with tensors on its device; see `onnx_binding`."""
+        """Return functions of one instance with tensors on its device (`Binding`)."""
         types = {**self._inputs, **self._outputs}
         binding = Binding(self._runtime, self._inner, memory, transfer, types, self._entries, graphs)
         if graphs is not None and not binding.replays:
@@ -151,7 +157,7 @@ class OnnxSession:
         return cast("list[Array]", self._call(wanted, inputs, self._options))
 
     def _decoded(self, name: str, array: Array) -> Array:
-        """An array of text for one of bytes; any other as it is. ONNX's strings are UTF-8."""
+        """Return an array of text for BYTES, any other array unchanged. ONNX strings are UTF-8."""
         if name not in self._texts:
             return array
         decoded = np.empty(array.size, object)
@@ -159,9 +165,9 @@ class OnnxSession:
         return decoded.reshape(array.shape)
 
     def _run_bfloat16(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Array]:
-        """A run whose tensors are ONNX Runtime's own objects, the only ones that can say BF16.
+        """Run with ONNX Runtime's own tensor objects, which alone support BF16.
 
-        They borrow the arrays' memory, which ``inputs`` and ``kept`` hold until the run is over.
+        They borrow the arrays' memory, which ``inputs`` and ``kept`` keep alive until the run ends.
         """
         kept = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         tensors = self._runtime.OrtValue
@@ -179,7 +185,7 @@ class OnnxSession:
 
 
 def session_options(runtime: Any, plan: SessionPlan) -> Any:
-    """ONNX Runtime's own form of a plan."""
+    """Return a plan as ONNX Runtime's options."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = plan.intra_op_threads
     options.inter_op_num_threads = plan.inter_op_threads
@@ -194,14 +200,17 @@ def session_options(runtime: Any, plan: SessionPlan) -> Any:
 
 
 def _encoded(value: Array) -> Array:
-    """Bytes for text."""
+    """Return an array of bytes for text."""
     encoded = np.empty(value.size, object)
     encoded[:] = [text.encode() for text in value.ravel()]
     return encoded.reshape(value.shape)
 
 
 def _bfloat16_bits(value: Any) -> Array:
-    """A copy of a BF16 tensor's bits; numpy has no such type, so the object gives its address only."""
+    """Return a copy of a BF16 tensor's bits.
+
+    numpy lacks the type, so the object exposes only its address.
+    """
     shape = tuple(value.shape())
     if 0 in shape:
         return np.empty(shape, DTYPES["BF16"])
@@ -211,17 +220,17 @@ def _bfloat16_bits(value: Any) -> Array:
 
 
 def reason_of(error: Exception) -> str:
-    """ONNX Runtime's reason in one line, numbered as Triton numbers it.
+    """Return ONNX Runtime's reason in one line, with Triton's error number.
 
-    A run with bound inputs raises the text without the number. The number is then found from the text: 1 (failure)
-    for an exception inside ONNX Runtime, 2 (invalid argument) for all else that such a run refuses.
+    A run with bound inputs raises the text without the number. The number is then derived from the text: 1 (failure)
+    for an exception inside ONNX Runtime, 2 (invalid argument) for all other errors of such a run.
     """
-    said = str(error)
-    match = _REASON.search(said)
+    message = str(error)
+    match = _REASON.search(message)
     if match:
         code, text = f" {match[1]}", match[2]
-    elif said.startswith(_BOUND_REASON):
-        text = said.removeprefix(_BOUND_REASON)
+    elif message.startswith(_BOUND_REASON):
+        text = message.removeprefix(_BOUND_REASON)
         code = " 1" if _THROWN.search(text) else " 2"
     else:
         code, text = "", f"{type(error).__name__}: {error}"
@@ -235,10 +244,10 @@ _WITHOUT_ZIPMAP = "; export it without ZipMap: convert_sklearn(..., options={'zi
 
 
 class OnnxSignature(NamedTuple):
-    """A model's tensors in the model's order, with full shapes; an empty shape is a scalar or of unknown rank.
+    """Inputs and outputs of a model in order, with full shapes.
 
-    ``optional`` names the inputs that a request may leave out: those of ONNX's optional type, and ``defaults``, the
-    inputs that the model has a value for itself.
+    An empty shape is a scalar or of unknown rank. ``optional`` names the inputs that a request may omit: those of
+    ONNX's optional type, and ``defaults``, the inputs with a value in the model.
     """
 
     inputs: Mapping[str, TensorInfo]
@@ -248,15 +257,17 @@ class OnnxSignature(NamedTuple):
 
     @property
     def datatypes(self) -> dict[str, str]:
-        """The datatype of every input by its name."""
+        """Datatype of every input by its name."""
         return {name: info.datatype for name, info in {**self.inputs, **self.defaults}.items()}
 
 
 def read_signature(model: str, inputs: Iterable[Any], outputs: Iterable[Any], defaults: Iterable[Any]) -> OnnxSignature:
-    """From what a session tells of itself: objects with a ``name``, a ``type`` (``"tensor(float)"``) and a ``shape``.
+    """Return the signature from a session's descriptions of its tensors.
+
+    These are objects with a ``name``, a ``type`` (``"tensor(float)"``) and a ``shape``.
 
     Raises:
-        UnsupportedError: for an input or output that is no tensor, or has no datatype on the wire.
+        UnsupportedError: an input or output is not a tensor, or its type has no protocol datatype.
     """
     inputs, defaults = list(inputs), list(defaults)
     optional = {each.name for each in defaults} | {each.name for each in inputs if _OPTIONAL.fullmatch(each.type)}
@@ -277,6 +288,6 @@ def _info(model: str, role: str, tensor: Any) -> TensorInfo:
         raise UnsupportedError(f"{where} is {tensor.type}, and only tensors can be served{hint}")
     if match[1] not in _DATATYPES:
         raise UnsupportedError(f"{where} has the ONNX type {match[1]}, for which the protocol has no datatype")
-    # A name or nothing stands for a dimension that varies.
+    # A dimension that is a name or None is variable.
     shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in tensor.shape)
     return TensorInfo(tensor.name, _DATATYPES[match[1]], shape)

@@ -1,8 +1,7 @@
-"""The TensorRT backend: engines built ahead of time; the law: one engine for each GPU, a context and a stream for each
-instance.
+"""TensorRT backend for engines built ahead of time.
 
-TensorRT and the CUDA runtime are loaded when the first model is opened. All that is asked of TensorRT is in
-``tensorrt_context``, so that stand-ins can take its place.
+Each GPU has one engine, each instance a context and a stream. TensorRT and the CUDA runtime are loaded when the first
+model is opened. All calls of TensorRT are in `remora.backends.tensorrt.context`, so that tests can replace it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _EXTRA = "tensorrt"
 
 
 class TensorRtBackend:
-    """Serves ``model.plan``."""
+    """Backend for ``model.plan``."""
 
     name = "tensorrt"
 
@@ -36,8 +35,8 @@ class TensorRtBackend:
         Raises:
             NotFoundError: there is no model file.
             ConfigError: TensorRT is not installed, or there is no GPU.
-            UnsupportedError: a tensor of a type that the protocol does not have.
-            InternalError: the engine was built for another version of TensorRT or another GPU, or is no engine.
+            UnsupportedError: a tensor has a type without a protocol datatype.
+            InternalError: the engine was built for another version of TensorRT or another GPU, or is invalid.
         """
         path = require_file(model_path(source, config, "model.plan"), source, "*.plan", "*.engine", "*.trt")
         trt = import_framework("tensorrt", source.name, "TensorRT", _EXTRA)
@@ -51,7 +50,7 @@ class TensorRtBackend:
 
 
 class TensorRtModel:
-    """An opened engine, read once for each GPU that instances live on."""
+    """Opened engine, read once for each GPU with instances."""
 
     def __init__(self, trt: Any, runtime: cuda.Cuda, source: Source, path: Path, config: ModelConfig) -> None:
         self._trt = trt
@@ -61,14 +60,14 @@ class TensorRtModel:
         self._engines: dict[int, TrtEngine] = {}
         self._opening = threading.Lock()
         self._profile = _profile(config)
-        if _named_gpu(config) is not None:  # else the engine chooses one before `complete`
+        if _named_gpu(config) is not None:  # otherwise the GPU is chosen before `complete`
             self._engine(_first_gpu(config))
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in inputs, outputs and batch size from the engine and its first profile [C15], and check the rest.
+        """Fill in and check inputs, outputs and batch size from the engine's first profile [C15].
 
         Raises:
-            ConfigError: the configuration contradicts the engine, or wants larger batches than it was built for.
+            ConfigError: the configuration contradicts the engine, or has larger batches than it was built for.
         """
         engine = self._engine(_first_gpu(config))
         most = engine.most_rows(self._profile)
@@ -82,7 +81,10 @@ class TensorRtModel:
             )
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance with an execution context and a stream of its own. Raises ConfigError: it is to be on no GPU."""
+        """Return an instance with a separate execution context and stream.
+
+        Raises ConfigError if it is not placed on a GPU.
+        """
         if placement.kind != "GPU":
             raise ConfigError(
                 f"model '{config.name}': TensorRT engines run on GPUs: set the instance group's kind to KIND_GPU"
@@ -102,7 +104,7 @@ class TensorRtModel:
         )
 
     def close(self) -> None:
-        """Let the engines go."""
+        """Release the engines."""
         for device in list(self._engines):
             with self._cuda.on(device):
                 del self._engines[device]
@@ -113,7 +115,7 @@ class TensorRtModel:
                 with self._cuda.on(device):
                     inner = describe(self._trt, self._path.read_bytes(), self._source.name)
                 if inner is None:
-                    raise load_failure(self._source, self._path, log_of(self._trt).reasons.told())
+                    raise load_failure(self._source, self._path, log_of(self._trt).reasons.take())
                 if self._profile >= inner.profiles:
                     raise ConfigError(
                         f"model '{self._source.name}' asks for optimization profile {self._profile}; the engine has "
@@ -124,7 +126,7 @@ class TensorRtModel:
 
 
 def _named_gpu(config: ModelConfig) -> int | None:
-    """The first GPU that the configuration names; None where it names none."""
+    """Return the first GPU that the configuration names, or None."""
     return next((gpu for group in config.instance_group for gpu in group.gpus), None)
 
 
@@ -133,6 +135,6 @@ def _first_gpu(config: ModelConfig) -> int:
 
 
 def _profile(config: ModelConfig) -> int:
-    """The optimization profile that the configuration names; the first of the engine when it names none."""
+    """Return the optimization profile that the configuration names, else the engine's first."""
     named = (profile for group in config.instance_group for profile in group.profile if profile.isdecimal())
     return int(next(named, "0"))

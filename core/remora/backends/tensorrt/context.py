@@ -1,6 +1,7 @@
-"""All that is asked of TensorRT; the law: every call is checked, memory is kept.
+"""Calls of TensorRT, each with its result checked.
 
-An execution context runs one batch at a time on its own stream: inputs to the device, the kernels, outputs back.
+An execution context runs one batch at a time on its stream: inputs to the device, the kernels, outputs back. Memory is
+kept between batches.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _DATATYPES = {
 
 
 class EngineTensor(NamedTuple):
-    """An input or output of an engine. ``on_host``: its values decide shapes, so TensorRT reads them on the host."""
+    """Input or output of an engine.
+
+    ``on_host`` is True if its values decide shapes, because TensorRT reads those on the host.
+    """
 
     info: TensorInfo
     is_input: bool
@@ -40,7 +44,7 @@ class EngineTensor(NamedTuple):
 
 
 class TrtEngine(NamedTuple):
-    """An engine and what is known of it."""
+    """Engine with its tensors and number of profiles."""
 
     inner: Any
     tensors: tuple[EngineTensor, ...]
@@ -48,7 +52,10 @@ class TrtEngine(NamedTuple):
     reasons: Reasons
 
     def most_rows(self, profile: int) -> int:
-        """The largest batch that a profile was built for; 0 where the engine's first dimensions do not vary."""
+        """Return the largest batch that a profile was built for.
+
+        0 if the engine's first dimensions are fixed.
+        """
         most = [
             int(self.inner.get_tensor_profile_shape(tensor.info.name, profile)[2][0])
             for tensor in self.tensors
@@ -58,22 +65,22 @@ class TrtEngine(NamedTuple):
 
 
 class Reasons(threading.local):
-    """What TensorRT logged on the calling thread: its only way to say why something failed."""
+    """Errors that TensorRT logged on the calling thread, its only report of causes."""
 
     def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=8)  # requests whose shapes do not fit add lines as long as they come
+        self._lines: deque[str] = deque(maxlen=8)  # bounded, because every request with an invalid shape adds lines
 
     def add(self, severity: Any, text: str) -> None:
-        """Called with each line of the log; keeps errors."""
+        """Keep a line of the log if it is an error."""
         if getattr(severity, "name", "") in ("ERROR", "INTERNAL_ERROR"):
             self._lines.append(text)
 
     def clear(self) -> None:
-        """Forget the errors of what went before, which a caller had no use for."""
+        """Drop the errors of earlier calls."""
         self._lines.clear()
 
-    def told(self) -> str:
-        """The errors since it was asked last, in one line."""
+    def take(self) -> str:
+        """Return and clear the errors, in one line."""
         lines = "; ".join(self._lines)
         self._lines.clear()
         return lines or "TensorRT gives no reason"
@@ -81,11 +88,14 @@ class Reasons(threading.local):
 
 @cache
 def log_of(trt: Any) -> Any:
-    """The log with its `Reasons`; one for the process: TensorRT and its plugins keep the first that they are given."""
+    """Return the log with its `Reasons`, one for the process.
+
+    TensorRT and its plugins keep the first log that they receive.
+    """
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)  # the bindings ask for just this call
+            trt.ILogger.__init__(self)  # the bindings require exactly this call
             self.reasons = Reasons()
 
         def log(self, severity: Any, msg: str) -> None:
@@ -97,10 +107,12 @@ def log_of(trt: Any) -> Any:
 
 
 def describe(trt: Any, plan: bytes, model: str) -> TrtEngine | None:
-    """The engine of a plan on the thread's device; None when it cannot be read, the log then tells why.
+    """Return the engine of a plan on the thread's device, or None if it cannot be read.
+
+    The log then has the reason.
 
     Raises:
-        UnsupportedError: a tensor of a type that the protocol does not have, or in another layout than row by row.
+        UnsupportedError: a tensor has a type without a protocol datatype, or a layout other than row-major.
     """
     log = log_of(trt)
     log.reasons.clear()
@@ -115,13 +127,15 @@ def describe(trt: Any, plan: bytes, model: str) -> TrtEngine | None:
 def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
     kind = inner.get_tensor_dtype(name).name
     if kind not in _DATATYPES:
-        raise UnsupportedError(f"model '{model}': tensor '{name}' has the TensorRT type {kind}, which has no name here")
+        raise UnsupportedError(
+            f"model '{model}': tensor '{name}' has the TensorRT type {kind}, which has no protocol datatype"
+        )
     for profile in range(inner.num_optimization_profiles):
         layout = inner.get_tensor_format(name, profile)
         if layout != trt.TensorFormat.LINEAR:  # TensorRT pads such tensors and would write beyond their memory
             raise UnsupportedError(
                 f"model '{model}': tensor '{name}' has the layout {getattr(layout, 'name', layout)}, which is not "
-                "offered: build the engine with linear inputs and outputs"
+                "supported: build the engine with linear inputs and outputs"
             )
     is_input = inner.get_tensor_mode(name) == trt.TensorIOMode.INPUT
     shape = tuple(int(dim) for dim in inner.get_tensor_shape(name))
@@ -130,14 +144,16 @@ def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
 
 
 class TrtContext:
-    """An execution context as a function from arrays to arrays; see ``arrays.Run``. One thread at a time.
+    """Execution context as a function from arrays to arrays (``arrays.Run``).
+
+    One thread at a time.
 
     Args:
-        runtime: CUDA's.
-        engine: on the device of ``memory``.
-        memory: where its tensors lie.
-        transfer: to and from there; closed with the context, or when it cannot be made.
-        profile: the number of its optimization profile.
+        runtime: CUDA runtime.
+        engine: engine on the device of ``memory``.
+        memory: memory of its tensors.
+        transfer: copies to and from that memory; closed with the context, or if the context cannot be made.
+        profile: number of its optimization profile.
     """
 
     def __init__(self, runtime: Cuda, engine: TrtEngine, memory: Memory, transfer: Transfer, profile: int) -> None:
@@ -164,37 +180,37 @@ class TrtContext:
             self._inner = self._engine.inner.create_execution_context()
             if self._inner is None or not self._set_profile():
                 raise InternalError(
-                    f"TensorRT makes no execution context for optimization profile {self._profile}: "
-                    f"{self._engine.reasons.told()}"
+                    f"TensorRT cannot create an execution context for optimization profile {self._profile}: "
+                    f"{self._engine.reasons.take()}"
                 )
             self._cuda.wait(self._stream)
 
     def _set_profile(self) -> bool:
         try:
             return bool(self._inner.set_optimization_profile_async(self._profile, self._stream))
-        except RuntimeError:  # the bindings raise it in the place of False; the log has TensorRT's reason
+        except RuntimeError:  # the bindings raise it instead of returning False; the log has TensorRT's reason
             return False
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        """The outputs ``wanted``, in that order, in main memory.
+        """Return the outputs ``wanted``, in that order, in main memory.
 
         Raises:
-            InvalidArgumentError: a shape outside the optimization profile.
-            UnsupportedError: an output whose shape depends on values.
+            InvalidArgumentError: a shape is outside the optimization profile.
+            UnsupportedError: the shape of an output depends on values.
             InternalError: TensorRT or CUDA failed.
         """
         found = self._run(inputs, frozenset())
         there = {name: found[name] for name in wanted if isinstance(found[name], DeviceArray)}
-        came = dict(zip(there, self._transfer.to_host(list(there.values())), strict=True))
-        return [Tensor(name, self._tensors[name].info.datatype, came.get(name, found[name])) for name in wanted]
+        on_host_now = dict(zip(there, self._transfer.to_host(list(there.values())), strict=True))
+        return [Tensor(name, self._tensors[name].info.datatype, on_host_now.get(name, found[name])) for name in wanted]
 
     def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        """The same, with outputs that stay on the device, in memory of their own."""
+        """Return the same outputs on the device, in newly allocated memory."""
         found = self._run(inputs, frozenset(wanted))
         return [Tensor(name, self._tensors[name].info.datatype, found[name]) for name in wanted]
 
     def close(self) -> None:
-        """Free what the context took, once."""
+        """Release the context's resources, once."""
         with self._cuda.on(self._device):
             self._inner = None
             self._places.close()
@@ -204,63 +220,69 @@ class TrtContext:
                 self._stream = 0
 
     def _run(self, inputs: dict[str, Array], new: frozenset[str]) -> dict[str, Any]:
-        """All outputs: on the device, or on the host where TensorRT wants them there. ``new``: not in kept memory."""
+        """Return all outputs, on the host where TensorRT writes them there, else on the device.
+
+        Outputs in ``new`` get new memory, others the kept memory.
+        """
         self._cuda.use(self._device)
         self._engine.reasons.clear()
         copies: list[tuple[int, Array]] = []
-        read_here = [self._give(name, array, copies) for name, array in inputs.items()]
+        host_inputs = [self._bind_input(name, array, copies) for name, array in inputs.items()]
         self._transfer.to_device(copies)
         try:
             unknown = self._inner.infer_shapes()
-        except RuntimeError as error:  # the bindings raise it where TensorRT's call fails
+        except RuntimeError as error:  # the bindings raise it when the call of TensorRT fails
             raise self._failure("could not infer the shapes of the outputs") from error
         if unknown:
             raise InternalError(f"TensorRT needs values for {', '.join(unknown)}", from_model=True)
         names = [name for name, tensor in self._tensors.items() if not tensor.is_input]
-        found = {name: self._expect(name, new=name in new) for name in names}
-        begun = self._inner.execute_async_v3(self._stream)
-        self._cuda.wait(self._stream)  # for what was begun of a batch that failed, too: its memory is used again
-        if not begun:
+        found = {name: self._bind_output(name, new=name in new) for name in names}
+        started = self._inner.execute_async_v3(self._stream)
+        self._cuda.wait(self._stream)  # after a failure too, because the kernels of the batch may still use its memory
+        if not started:
             raise self._failure("could not run the batch")
-        del read_here  # has been read now
+        del host_inputs  # kept alive until TensorRT has read it
         return found
 
-    def _give(self, name: str, given: Array, copies: list[tuple[int, Array]]) -> Array | None:
-        """Say where an input lies and what is to be copied there; what comes back must live until the batch is done."""
+    def _bind_input(self, name: str, value: Array, copies: list[tuple[int, Array]]) -> Array | None:
+        """Bind an input's address and shape, and add its copies.
+
+        The result must stay alive until the batch is done.
+        """
         tensor = self._tensors[name]
-        if not self._inner.set_input_shape(name, tuple(given.shape)):
-            self._engine.reasons.told()  # it is said below, in words for who sent it
+        if not self._inner.set_input_shape(name, tuple(value.shape)):
+            self._engine.reasons.take()  # cleared, because the error below explains it for the client
             least, _, most = self._engine.inner.get_tensor_profile_shape(name, self._profile)
             raise InvalidArgumentError(
-                f"input '{name}' has shape {list(given.shape)}; the engine's optimization profile {self._profile} "
+                f"input '{name}' has shape {list(value.shape)}; the engine's optimization profile {self._profile} "
                 f"takes {list(least)} to {list(most)}"
             )
         if tensor.on_host:
-            array: Array = np.array(on_host(given), order="C")
-            self._point(name, array.ctypes.data)
+            array: Array = np.array(on_host(value), order="C")
+            self._set_address(name, array.ctypes.data)
             return array
-        self._point(name, self._places.of(name, given, copies))
+        self._set_address(name, self._places.of(name, value, copies))
         return None
 
-    def _expect(self, name: str, *, new: bool) -> Any:
-        """Make room for an output: here where TensorRT wants it, else on the device."""
+    def _bind_output(self, name: str, *, new: bool) -> Any:
+        """Allocate and bind an output, on the host where TensorRT requires it, else on the device."""
         shape = tuple(int(dim) for dim in self._inner.get_tensor_shape(name))
         if any(dim < 0 for dim in shape):
-            raise UnsupportedError(f"the shape of output '{name}' depends on values, which is not offered for engines")
+            raise UnsupportedError(f"the shape of output '{name}' depends on values, which engines do not support")
         tensor = self._tensors[name]
         datatype = tensor.info.datatype
         if tensor.on_host:
             array = np.empty(shape, DTYPES[datatype])
-            self._point(name, array.ctypes.data)
+            self._set_address(name, array.ctypes.data)
             return array
         size = int(np.prod(shape, dtype=np.int64)) * DTYPES[datatype].itemsize
         block = self._memory.take(size) if new else Block(self._places.room(name, size), None)
-        self._point(name, block.address)
+        self._set_address(name, block.address)
         return DeviceArray(datatype, shape, self._memory, block.address, block.owner)
 
-    def _point(self, name: str, address: int) -> None:
+    def _set_address(self, name: str, address: int) -> None:
         if not self._inner.set_tensor_address(name, address):
             raise self._failure(f"does not take the memory of tensor '{name}'")
 
     def _failure(self, what: str) -> InternalError:
-        return InternalError(f"TensorRT {what}: {self._engine.reasons.told()}", from_model=True)
+        return InternalError(f"TensorRT {what}: {self._engine.reasons.take()}", from_model=True)

@@ -1,7 +1,7 @@
-"""The backend for forests of decision trees, under the name and parameters of Triton's FIL backend [C16].
+"""Backend for forests of decision trees, compatible with Triton's FIL backend [C16].
 
-The law: the library that grew a forest runs it (docs/decisions/0021), and what comes out of it is what FIL would give:
-values, class numbers or probabilities, in FP32.
+It has FIL's name and parameters. The library that grew a forest runs it (docs/decisions/0021). Outputs are those of
+FIL: values, class numbers or probabilities, in FP32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TYPES: Mapping[str, tuple[str, Callable[[str, Path, int], Forest]]] = {
     "treelite_checkpoint": ("checkpoint.tl", treelite_forest),
 }
 _USED = frozenset({"model_type", "output_class", "is_classifier", "predict_proba", "threshold"})
-# These change how FIL lays out its trees, and no answer.
+# These change how FIL stores its trees and do not affect answers.
 _WITHOUT_EFFECT = frozenset(
     {"storage_type", "algo", "blocks_per_sm", "threads_per_tree", "transfer_threshold", "chunk_size", "layout",
      "use_experimental_optimizations", "xgboost_allow_unknown_field"}
@@ -47,7 +47,10 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class TreePlan(NamedTuple):
-    """What is asked of a forest: ``classes``: class numbers or probabilities; ``threshold`` for binary ones."""
+    """Requested form of a forest's output.
+
+    ``classes`` requests class numbers; ``threshold`` applies to binary ones.
+    """
 
     model_type: str
     classes: bool
@@ -56,7 +59,10 @@ class TreePlan(NamedTuple):
 
 
 class TreesBackend:
-    """Serves ``xgboost.json``, ``xgboost.ubj``, LightGBM's ``model.txt`` and Treelite's ``checkpoint.tl``."""
+    """Backend for the files of XGBoost, LightGBM and Treelite.
+
+    They are ``xgboost.json``, ``xgboost.ubj``, ``model.txt`` and ``checkpoint.tl``.
+    """
 
     name = "fil"
     preferred_kinds = ("CPU",)
@@ -66,7 +72,7 @@ class TreesBackend:
 
         Raises:
             NotFoundError: there is no model file.
-            ConfigError: a parameter nobody can read, or the library is not installed.
+            ConfigError: a parameter is invalid, or the library is not installed.
             InternalError: the library cannot read the file.
         """
         kind = _model_type(config, source)
@@ -75,7 +81,7 @@ class TreesBackend:
             forest = _TYPES[kind][1](source.name, path, max(1, source.cpus // concurrent_instances(config)))
         except ConfigError:
             raise
-        except Exception as error:  # each library has classes of its own
+        except Exception as error:  # each library has other classes of errors
             raise load_failure(source, path, str(error).strip().partition("\nStack trace")[0]) from error
         plan = plan_trees(config, source.settings, kind, forest.classes)
         warn_of_unused(config, _USED | _WITHOUT_EFFECT, "fil")
@@ -83,7 +89,7 @@ class TreesBackend:
 
 
 class TreesModel:
-    """An opened forest, shared by all instances."""
+    """Opened forest, shared by all instances."""
 
     def __init__(self, source: Source, forest: Forest, plan: TreePlan) -> None:
         self._source = source
@@ -91,13 +97,13 @@ class TreesModel:
         self._plan = plan
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` leaves out, and check the rest. Raises ConfigError."""
+        """Fill in what ``config`` omits, and check the rest. Raises ConfigError."""
         given = next((list(row.dims) for row in config.output if row.name == _OUTPUT), [])
         width = output_width(self._plan, self.forest)
         if self._plan.probabilities and self.forest.classes == 2 and given == [1]:
             width = 1
         outputs = [TensorInfo(_OUTPUT, "FP32", (-1, width))]
-        if any(row.name == _CONTRIBUTIONS for row in config.output):  # they are costly: only where they are asked for
+        if any(row.name == _CONTRIBUTIONS for row in config.output):  # costly, so computed only if configured
             outputs.append(TensorInfo(_CONTRIBUTIONS, "FP32", (-1, *contributions_shape(config.name, self.forest))))
         complete_from_tensors(
             config,
@@ -107,7 +113,7 @@ class TreesModel:
         )
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance on the CPU. Raises ConfigError: a GPU is asked for."""
+        """Return an instance on the CPU. Raises ConfigError if it is placed on a GPU."""
         if placement.kind == "GPU":
             raise ConfigError(
                 f"model '{config.name}' asks for a GPU, but forests run on the CPU here: set the instance group's kind "
@@ -120,7 +126,7 @@ class TreesModel:
             return finished(forest.predict(table), plan, forest.classes, (*dims.get(_OUTPUT, ()), 1)[0])
 
         def contributions(table: Array) -> Array:
-            assert forest.contributions is not None  # or the configuration was refused
+            assert forest.contributions is not None  # otherwise `complete` has refused the configuration
             return forest.contributions(table).reshape(len(table), *dims[_CONTRIBUTIONS])
 
         answers = {_OUTPUT: values, _CONTRIBUTIONS: contributions}
@@ -133,11 +139,14 @@ class TreesModel:
         return array_instance(placement.name, config, run, quick=True)
 
     def close(self) -> None:
-        """Nothing to give back: the library frees the forest."""
+        """Do nothing, because the library frees the forest."""
 
 
 def plan_trees(config: ModelConfig, settings: Mapping[str, str], kind: str, classes: int) -> TreePlan:
-    """What the parameters ask of a forest with so many classes. Raises ConfigError."""
+    """Return the output that the parameters request of a forest with ``classes``.
+
+    Raises ConfigError.
+    """
     classifier = get_bool(config, settings, "is_classifier", default=classes > 0)
     output_class = get_bool(config, settings, "output_class", default=classifier)
     probabilities = get_bool(config, settings, "predict_proba", default=False)
@@ -155,16 +164,17 @@ def plan_trees(config: ModelConfig, settings: Mapping[str, str], kind: str, clas
 
 
 def output_width(plan: TreePlan, forest: Forest) -> int:
-    """How many values a row of the output has."""
+    """Return the number of values in a row of the output."""
     if plan.probabilities:
         return forest.classes
     return 1 if plan.classes else forest.width
 
 
 def contributions_shape(model: str, forest: Forest) -> tuple[int, ...]:
-    """What a row of ``treeshap_output`` is: a value for each feature and one more, for each value if there are several.
+    """Return the shape of a row of ``treeshap_output``.
 
-    Raises ConfigError: the forest cannot tell, which a row of zeros shows.
+    It is a value for each feature and one more, for each of the forest's values if there are several. Raises
+    ConfigError if the forest cannot compute it, which is tried with a row of zeros.
     """
     if forest.contributions is None:
         raise ConfigError(
@@ -173,7 +183,7 @@ def contributions_shape(model: str, forest: Forest) -> tuple[int, ...]:
         )
     try:
         values = forest.contributions(np.zeros((1, forest.features), np.float32))
-    except Exception as error:  # each library has classes of its own
+    except Exception as error:  # each library has other classes of errors
         reason = str(error).strip().partition("\nStack trace")[0]
         raise ConfigError(f"model '{model}' asks for {_CONTRIBUTIONS}: {reason[:300]}; leave the output out") from error
     each, several = forest.features + 1, values.shape[1] // (forest.features + 1)
@@ -181,9 +191,9 @@ def contributions_shape(model: str, forest: Forest) -> tuple[int, ...]:
 
 
 def finished(values: Array, plan: TreePlan, classes: int, width: int) -> Array:
-    """A forest's values as they are answered.
+    """Return a forest's values in the requested form.
 
-    A binary classifier's one value is the probability of its second class; probabilities of width 2 give both.
+    A binary classifier's only value is the probability of its second class; probabilities of width 2 contain both.
     """
     if plan.probabilities:
         if classes == 2 and values.shape[1] == 1 and width == 2:
@@ -199,11 +209,11 @@ def finished(values: Array, plan: TreePlan, classes: int, width: int) -> Array:
 
 
 def _model_type(config: ModelConfig, source: Source) -> str:
-    """The parameter ``model_type``, or what the file's name says. Raises ConfigError."""
+    """Return the parameter ``model_type``, or the type of the file's name. Raises ConfigError."""
     given = get_parameter(config, source.settings, "model_type")
     if given == "xgboost":
         raise ConfigError(
-            f"model '{config.name}': XGBoost has given up its old binary format: load the model with an older XGBoost "
+            f"model '{config.name}': XGBoost has removed its old binary format: load the model with an older XGBoost "
             "and save it as xgboost.ubj, with model_type xgboost_ubj"
         )
     if given:
@@ -215,5 +225,5 @@ def _model_type(config: ModelConfig, source: Source) -> str:
     endings = {".ubj": "xgboost_ubj", ".json": "xgboost_json", ".txt": "lightgbm", ".tl": "treelite_checkpoint"}
     if name:
         return endings.get(Path(name).suffix, "xgboost_json")
-    there = [kind for kind, (file, _) in _TYPES.items() if (source.path / file).is_file()]
-    return there[0] if there else "xgboost_json"
+    present = [kind for kind, (file, _) in _TYPES.items() if (source.path / file).is_file()]
+    return present[0] if present else "xgboost_json"

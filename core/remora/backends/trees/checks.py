@@ -1,7 +1,6 @@
-"""Is every tree of a forest a tree? Pure; the law: libraries follow a file's child numbers unchecked, this does not.
+"""Checks of a forest's tree structure, because libraries follow child numbers unchecked.
 
-A child that is not there, a feature that no row has, or a tree that leads back into itself ends the process or keeps it
-busy for ever.
+A missing child, an invalid feature, or a cycle would crash the process or keep it busy forever. Pure.
 """
 
 from __future__ import annotations
@@ -12,32 +11,32 @@ from remora.errors import InternalError
 from remora.messages import Array
 
 _DEEPEST = 4096
-"""Libraries go down some trees by calling themselves; far deeper ones than any that was ever grown end the process."""
+"""Deepest accepted tree, far above real ones, because libraries recurse into trees and would overflow the stack."""
 
 
 def check_tree(left: Array, right: Array, feature: Array, inner: Array, features: int) -> int:
-    """How deep a tree is whose nodes are numbered from 0, the root.
+    """Check a tree whose nodes are numbered from 0, the root, and return its depth.
 
     Args:
-        left: the left child of each node.
-        right: the right child of each node.
-        feature: what each node looks at.
-        inner: which nodes have children at all.
-        features: how many features a row has.
+        left: left child of each node.
+        right: right child of each node.
+        feature: feature that each node tests.
+        inner: True for nodes with children.
+        features: number of features in a row.
 
     Raises:
-        InternalError: it is no tree.
+        InternalError: the nodes do not form a tree.
     """
     if not len(left) == len(right) == len(feature) == len(inner):
         raise InternalError("a tree of the forest has nodes without children's numbers")
     children = np.concatenate([left[inner], right[inner]])
     if children.size and (children.min() < 1 or children.max() >= len(left)):
         raise InternalError("a tree of the forest has a child that is not there")
-    if len(np.unique(children)) != len(children):  # then no way from the root can meet itself
+    if len(np.unique(children)) != len(children):  # with one parent each, no path from the root can form a cycle
         raise InternalError("a tree of the forest has a node with two parents")
-    seen = feature[inner]
-    if seen.size and (seen.min() < 0 or seen.max() >= features):
-        raise InternalError(f"a tree of the forest looks at a feature that is not among the {features}")
+    tested = feature[inner]
+    if tested.size and (tested.min() < 0 or tested.max() >= features):
+        raise InternalError(f"a tree of the forest tests a feature that is not among the {features}")
     return _depth(left, right, inner)
 
 

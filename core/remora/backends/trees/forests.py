@@ -1,6 +1,7 @@
-"""Forests of decision trees, each run by the library that grew it; the law: formats that hold data only, no pickles.
+"""Forests of decision trees, each run by the library that grew it.
 
-A forest gives one row of values for each row of features: regression values, or probabilities of classes.
+Only formats that hold data are read, never pickles. A forest gives one row of values for each row of features:
+regression values, or probabilities of classes.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ _EXTRA = "trees"
 
 
 Predict = Callable[[Array], Array]
-"""Rows of features, FP32, to rows of values, FP32; any number of threads may call it."""
+"""Maps rows of features, FP32, to rows of values, FP32. Any number of threads may call it."""
 
 
 class Forest(NamedTuple):
-    """What a forest is. ``classes`` is 0 for a regression, 2 for a binary classifier.
+    """Loaded forest.
 
-    ``width`` is how many values `Predict` gives for a row: 1 for a binary classifier, the probability of the second
-    class. ``contributions`` gives what each feature has added to each value of a row, and what there was without any
-    (SHAP values): ``features`` + 1 for each value. None where the library cannot tell.
+    ``classes`` is 0 for a regression, 2 for a binary classifier. ``width`` is the number of values that `Predict`
+    returns for a row: 1 for a binary classifier, the probability of the second class. ``contributions`` returns the
+    SHAP values of a row: the part of each feature and the base value, ``features`` + 1 for each value. None if the
+    library cannot compute them.
     """
 
     features: int
@@ -40,15 +42,18 @@ class Forest(NamedTuple):
 
 
 def xgboost_forest(model: str, path: Path, threads: int) -> Forest:
-    """A model that XGBoost saved as JSON or UBJSON. Raises ConfigError without XGBoost, and its own errors."""
+    """Load a model that XGBoost saved as JSON or UBJSON.
+
+    Raises ConfigError without XGBoost, and XGBoost's own errors.
+    """
     xgboost = import_framework("xgboost", model, "XGBoost", _EXTRA)
     data = path.read_bytes()
-    told = read_xgboost(data)
+    document = read_xgboost(data)
     booster = xgboost.Booster({"nthread": threads})
     booster.load_model(bytearray(data))
-    if told.objective == "multi:softmax":  # the same trees; only the last step would throw the probabilities away
+    if document.objective == "multi:softmax":  # the same trees, without the last step that would drop the probabilities
         booster.set_param({"objective": "multi:softprob"})
-    classes = told.classes or (2 if told.objective.startswith("binary:") else 0)
+    classes = document.classes or (2 if document.objective.startswith("binary:") else 0)
 
     def predict(rows: Array) -> Array:
         return _table(booster.inplace_predict(rows, validate_features=False), len(rows))
@@ -57,11 +62,16 @@ def xgboost_forest(model: str, path: Path, threads: int) -> Forest:
         table = xgboost.DMatrix(rows, feature_types=booster.feature_types, nthread=threads)
         return _table(booster.predict(table, pred_contribs=True, validate_features=False), len(rows))
 
-    return Forest(told.features, classes, classes if classes > 2 else max(told.targets, 1), predict, contributions)
+    return Forest(
+        document.features, classes, classes if classes > 2 else max(document.targets, 1), predict, contributions
+    )
 
 
 def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
-    """A model in LightGBM's text format. Raises ConfigError without LightGBM, and its own errors."""
+    """Load a model in LightGBM's text format.
+
+    Raises ConfigError without LightGBM, and LightGBM's own errors.
+    """
     text = checked_text(path.read_text(encoding="utf-8", errors="replace"))
     lightgbm = import_framework("lightgbm", model, "LightGBM", _EXTRA)
     booster = lightgbm.Booster(model_str=text)
@@ -80,7 +90,10 @@ def lightgbm_forest(model: str, path: Path, threads: int) -> Forest:
 
 
 def treelite_forest(model: str, path: Path, threads: int) -> Forest:
-    """A checkpoint of Treelite: how forests of scikit-learn come here. Raises ConfigError without Treelite."""
+    """Load a checkpoint of Treelite, the way to serve forests of scikit-learn.
+
+    Raises ConfigError without Treelite.
+    """
     treelite = import_framework("treelite", model, "Treelite", _EXTRA)
     data = path.read_bytes()
     check_checkpoint(data)

@@ -1,6 +1,6 @@
-"""Is a checkpoint of Treelite a forest? Pure; the law: every length and number is looked at before it is followed.
+"""Check of a Treelite checkpoint before the library reads it.
 
-The layout is that of Treelite 4, whose reader takes a file at its word.
+The layout is that of Treelite 4, whose reader trusts every length and number. Here each is checked before use. Pure.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ class _Reader:
         self.at = 0
 
     def array(self, dtype: str, length: int = -1) -> Array:
-        """The next array; its length comes first, and is ``length`` where that is given."""
+        """Return the next array.
+
+        Its length precedes it and must be ``length`` unless that is negative.
+        """
         found = int(self._values("<u8", 1)[0])
         if length >= 0 and found != length:
-            raise InternalError(f"the checkpoint has {found} of what there should be {length} at byte {self.at}")
+            raise InternalError(f"the checkpoint has {found} instead of {length} values at byte {self.at}")
         return self._values(dtype, found)
 
     def number(self, dtype: str = "<i4") -> Any:
         return self._values(dtype, 1)[0].item()
 
     def nothing(self) -> None:
-        """Fields of later versions, which nobody has seen yet."""
+        """Skip the extension fields of later versions, which must be empty."""
         if self.number():
             raise InternalError("the checkpoint is of a later version of Treelite: save it with Treelite 4")
 
@@ -52,7 +55,7 @@ class _Reader:
 
 
 def check_checkpoint(data: bytes) -> None:
-    """Raises InternalError: it is no forest, or of another version."""
+    """Check a checkpoint. Raises InternalError for an invalid forest or another version."""
     reader = _Reader(data)
     version = [reader.number() for _ in range(3)]
     if version[0] != 4:
@@ -70,7 +73,7 @@ def check_checkpoint(data: bytes) -> None:
 
 
 def _check_outputs(reader: _Reader, trees: int) -> int:
-    """How many values a leaf has."""
+    """Return the number of values in a leaf."""
     task = reader.number("u1")
     averages = reader.number("u1")
     targets = reader.number()
@@ -79,16 +82,16 @@ def _check_outputs(reader: _Reader, trees: int) -> int:
     if averages > 1 or targets < 1 or classes.min() < 1:
         raise InternalError("the checkpoint has fewer classes than one")
     if shape[0] not in (1, targets) or shape[1] not in (1, most) or (task == _MULTICLASS and most < 2):
-        raise InternalError("the checkpoint's leaves are not those of its classes")
+        raise InternalError("the checkpoint's leaves do not match its classes")
     target, chosen = reader.array("<i4", trees), reader.array("<i4", trees)
     limits = classes[np.maximum(target, 0)] if ((target >= -1) & (target < targets)).all() else None
     if limits is None or ((chosen < -1) | (chosen >= limits)).any():
         raise InternalError("a tree of the forest belongs to a class that is not there")
-    # A leaf's vector is spread over targets and classes: over all of them, unless the tree says which is its own.
+    # A leaf's vector covers all targets and classes, unless the tree names its target or class.
     wide = np.stack([np.where(target < 0, targets, 1), np.where(chosen < 0, most, 1)], 1)
     if (wide != shape).any():
-        raise InternalError("the checkpoint's leaves are not those of its trees")
-    reader.array("u1")  # what is done with the sums: the library knows the names
+        raise InternalError("the checkpoint's leaves do not match its trees")
+    reader.array("u1")  # the postprocessor, which the library validates
     reader.number("<f4"), reader.number("<f4")
     reader.array("<f8", targets * most)
     reader.array("u1")
@@ -119,9 +122,9 @@ def _check_tree(reader: _Reader, value: str, features: int, leaf: int) -> None:
     categories = reader.array("<u4")
     _sizes(reader.array("<u8", nodes), reader.array("<u8", nodes), len(categories))
     for dtype in ("<u8", "<f8", "<f8"):
-        told = reader.array(dtype)
+        statistics = reader.array(dtype)
         present = reader.array("u1")
-        if {len(told), len(present)} - {0, nodes} or present.max(initial=0) > 1:
+        if {len(statistics), len(present)} - {0, nodes} or present.max(initial=0) > 1:
             raise InternalError("a tree of the forest has statistics of other nodes")
     reader.nothing()
     reader.nothing()

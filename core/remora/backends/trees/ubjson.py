@@ -1,6 +1,7 @@
-"""UBJSON as XGBoost writes it, as plain values and arrays; the law: every length is checked before anything is read.
+"""Reader of UBJSON as XGBoost writes it, into plain values and arrays.
 
-Pure. What other writers may do, such as containers without a count of one kind or lengths of another type, is refused.
+Every length is checked before reading. Features of other writers, such as containers without a count or lengths of
+another type, are refused. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _MAX_DEPTH = 32
 
 
 def read_ubjson(data: bytes) -> Any:
-    """The value that ``data`` is; arrays of one type of numbers are numpy's. Raises InternalError: it is none."""
+    """Parse ``data``, with arrays of one number type as numpy arrays.
+
+    Raises InternalError for invalid data.
+    """
     reader = _Reader(data)
     value = reader.value(reader.take(1), 0)
     if reader.at != len(data):
@@ -57,7 +61,7 @@ class _Reader:
             self.at -= len(first)
             key = self._text()
             if key in found:
-                raise InternalError(f"the UBJSON document says '{key[:20]}' twice")
+                raise InternalError(f"the UBJSON document has the key '{key[:20]}' twice")
             found[key] = self.value(self.take(1), depth + 1)
         return found
 

@@ -1,6 +1,6 @@
-"""Is a model of XGBoost a forest? Pure; the law: its JSON or UBJSON is looked at before the library reads it.
+"""Check of an XGBoost model, JSON or UBJSON, before the library reads it.
 
-XGBoost trusts the numbers of nodes, categories and classes in a file, and ends the process over some that are wrong.
+XGBoost trusts the numbers of nodes, categories and classes in a file, and crashes the process on some wrong ones. Pure.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from remora.messages import Array
 _PER_NODE = ("right_children", "split_indices", "split_conditions", "parents", "default_left", "split_type",
              "loss_changes", "sum_hessian")  # fmt: skip
 _MOST_CATEGORY_BYTES = 256 << 20
-"""A set of categories is as long as its highest one asks for, one bit each."""
+"""Largest memory for the sets of categories, each a bit set up to its highest category."""
 _MOST_INTEGER = 2**32 - 1
 
 
 class XGBoostModel(NamedTuple):
-    """What a model says of itself. ``classes`` is 0 where there are none."""
+    """Parameters of a model. ``classes`` is 0 for a regression."""
 
     objective: str
     features: int
@@ -33,10 +33,10 @@ class XGBoostModel(NamedTuple):
 
 
 def read_xgboost(data: bytes) -> XGBoostModel:
-    """What a model says of itself, when all in it fits. Raises InternalError."""
+    """Check a model and return its parameters. Raises InternalError."""
     if not data.startswith(b"{"):
         raise InternalError("it is neither JSON nor UBJSON")
-    if data[1:2] in (b'"', b" ", b"\n", b"\r", b"\t"):  # as XGBoost tells them apart
+    if data[1:2] in (b'"', b" ", b"\n", b"\r", b"\t"):  # XGBoost's own rule
         document = json.loads(data, object_pairs_hook=_once)
     else:
         document = read_ubjson(data)
@@ -49,18 +49,22 @@ def read_xgboost(data: bytes) -> XGBoostModel:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InternalError("the document says something twice")
+        raise InternalError("the document has a key twice")
     return found
 
 
 def _check_learner(learner: Mapping[str, Any]) -> XGBoostModel:
-    said = learner["learner_model_param"]
-    features, classes, targets = int(said["num_feature"]), int(said.get("num_class", 0)), int(said.get("num_target", 1))
+    params = learner["learner_model_param"]
+    features, classes, targets = (
+        int(params["num_feature"]),
+        int(params.get("num_class", 0)),
+        int(params.get("num_target", 1)),
+    )
     groups = max(classes, targets, 1)
     if min(features, classes, targets) < 0 or max(features, groups) > _MOST_INTEGER // 2:
-        raise InternalError("the forest has fewer features or classes than none")
+        raise InternalError(f"num_feature, num_class and num_target must be from 0 to {_MOST_INTEGER // 2}")
     objective = learner["objective"]
-    for settings in objective.values():  # so many values are written to where there is room for the model's classes
+    for settings in objective.values():  # the library writes this number of values into room for the model's classes
         if isinstance(settings, dict) and int(settings.get("num_class", classes)) != classes:
             raise InternalError(f"the forest's objective is not for the {classes} classes that the forest has")
     booster = learner["gradient_booster"]
@@ -74,16 +78,16 @@ def _check_learner(learner: Mapping[str, Any]) -> XGBoostModel:
 
 
 def _check_forest(model: Mapping[str, Any], features: int, groups: int) -> None:
-    trees, told = model["trees"], _integers(model["tree_info"])
-    if len(told) != len(trees) or int(model["gbtree_model_param"]["num_trees"]) != len(trees):
-        raise InternalError(f"the forest has {len(trees)} trees and says that it has others")
-    if told.size and (told.min() < 0 or told.max() >= groups):
+    trees, groups_of_trees = model["trees"], _integers(model["tree_info"])
+    if len(groups_of_trees) != len(trees) or int(model["gbtree_model_param"]["num_trees"]) != len(trees):
+        raise InternalError(f"the forest has {len(trees)} trees, which its counts contradict")
+    if groups_of_trees.size and (groups_of_trees.min() < 0 or groups_of_trees.max() >= groups):
         raise InternalError("a tree of the forest belongs to a class that is not there")
     rounds = _integers(model.get("iteration_indptr", [0, len(trees)]))
     if not rounds.size or rounds[0] != 0 or rounds[-1] != len(trees) or (np.diff(rounds) < 0).any():
         raise InternalError("the forest's rounds are not those of its trees")
     wide = max((int(tree["tree_param"].get("size_leaf_vector", 1)) for tree in trees), default=1)
-    if groups > max(len(trees), wide, 1):  # limits first: a row of the output has so many values
+    if groups > max(len(trees), wide, 1):  # checked first, because a row of the output has this number of values
         raise InternalError(f"the forest gives {groups} values and has {len(trees)} trees")
     room = _MOST_CATEGORY_BYTES
     for tree in trees:
@@ -93,12 +97,12 @@ def _check_forest(model: Mapping[str, Any], features: int, groups: int) -> None:
 
 
 def _check_tree(tree: Mapping[str, Any], features: int, groups: int) -> int:
-    """How many bytes its sets of categories take."""
+    """Check a tree and return the bytes of its sets of categories."""
     param, left = tree["tree_param"], _integers(tree["left_children"])
     nodes, vector = len(left), int(param.get("size_leaf_vector", 1))
     lengths = {len(tree[key]) for key in _PER_NODE if key in tree}
     if not nodes or nodes != int(param["num_nodes"]) or lengths != {nodes}:
-        raise InternalError("a tree of the forest has nodes without children's numbers, or other things they need")
+        raise InternalError("a tree of the forest has nodes without children's numbers or other fields")
     if not 0 <= vector <= groups or int(param.get("num_feature", features)) > features:
         raise InternalError("a tree of the forest is for other rows, or other values")
     right, split = _integers(tree["right_children"]), _integers(tree["split_indices"])
@@ -119,9 +123,9 @@ def _check_tree(tree: Mapping[str, Any], features: int, groups: int) -> int:
 
 
 def _check_vectors(tree: Mapping[str, Any], places: Array, nodes: int, vector: int) -> None:
-    """Leaves with a value for each target say which of the tree's vectors is theirs."""
+    """Check the vectors of a tree whose leaves have a value for each target."""
     if not tree.keys() >= set(_PER_NODE):
-        raise InternalError("a tree of the forest has nodes without the things they need")
+        raise InternalError("a tree of the forest has nodes without required fields")
     if "leaf_weights" not in tree:
         if len(tree["base_weights"]) != nodes * vector:
             raise InternalError("a tree of the forest has leaves without values")

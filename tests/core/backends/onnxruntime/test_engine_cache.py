@@ -16,8 +16,8 @@ from remora.backends.onnxruntime.engine_cache import (
     engine_folder,
     gpu_and_tensorrt,
     load_tensorrt,
+    log_build_progress,
     needed_tensorrt,
-    telling,
 )
 from remora.errors import UnavailableError
 from remora.system.gpus import Gpu
@@ -130,7 +130,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(
 
     monkeypatch.setattr(onnx_engines, "cache_directory", refuse)
     assert engine_folder("") is None
-    assert "TensorRT's engines are not kept: no place for a cache" in caplog.text
+    assert "TensorRT's engines are not cached: no place for a cache" in caplog.text
 
 
 def test_a_build_is_said_to_go_on_until_it_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,7 +150,7 @@ def test_a_build_is_said_to_go_on_until_it_ends(caplog: pytest.LogCaptureFixture
     ready, log = Ready(), logging.getLogger("remora.backends.onnxruntime.engine_cache")
     log.addHandler(ready)
     try:
-        with caplog.at_level(logging.INFO), telling("m", every_s=0.001):
+        with caplog.at_level(logging.INFO), log_build_progress("m", every_s=0.001):
             assert ready.enough.wait(30)
     finally:
         log.removeHandler(ready)

@@ -13,10 +13,10 @@ from remora.backends.onnxruntime.plan import (
     Device,
     concurrent_instances,
     first_device,
-    insists_on_gpu,
     plan_graphs,
     plan_providers,
     plan_session,
+    requires_gpu,
 )
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
@@ -122,8 +122,8 @@ def test_the_first_device_is_a_gpu_where_one_is_wanted_and_there(text: str, cuda
 
 
 def test_only_a_gpu_asked_for_by_name_is_insisted_on() -> None:
-    assert insists_on_gpu(config("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU }]"))
-    assert not insists_on_gpu(config("instance_group [{ kind: KIND_AUTO gpus: [0] }]"))
+    assert requires_gpu(config("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU }]"))
+    assert not requires_gpu(config("instance_group [{ kind: KIND_AUTO gpus: [0] }]"))
 
 
 def test_the_cpu_comes_last_in_every_chain() -> None:
@@ -237,8 +237,8 @@ def test_clients_cannot_have_a_graph_made_for_every_shape_that_a_specification_l
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ('input { key: "z" value { dim: 1 } }', "names 'z', which is no input of it"),
-        ("graph_lower_bound { batch_size: 1 }", "graph_lower_bound is not offered"),
+        ('input { key: "z" value { dim: 1 } }', "names 'z', which is not an input"),
+        ("graph_lower_bound { batch_size: 1 }", "graph_lower_bound is not supported"),
     ],
 )
 def test_specifications_that_cannot_be_kept_are_refused(spec: str, reason: str) -> None:

@@ -75,7 +75,7 @@ def test_the_library_reads_the_trees_and_nothing_that_it_would_trust() -> None:
         ("left_child=1 -1", "left_child=1", "without children's numbers"),
         ("leaf_value=0.1 0.2 0.3", "leaf_value=0.1", "without children's numbers"),
         ("num_leaves=3", "num_leaves=2147483647", "without children's numbers"),
-        ("num_leaves=3", "num_leaves=3\nnum_leaves=3", "says 'num_leaves' twice"),
+        ("num_leaves=3", "num_leaves=3\nnum_leaves=3", "key 'num_leaves' twice"),
         ("split_feature=0 3", "split_feature=0 4", "not among the 4"),
         ("left_child=1 -1", "left_child=x -1", "a word for a number.*'x'"),
         ("left_child=1 -1", "left_child=1 -0_1", "a word for a number.*1 -0_1"),
@@ -98,13 +98,13 @@ def test_the_library_reads_the_trees_and_nothing_that_it_would_trust() -> None:
         # The head.
         ("num_class=1", "num_class=1000000000", "has 1000000000 classes"),
         ("max_feature_idx=3", "max_feature_idx=2000000000", "not as many feature_names"),
-        ("max_feature_idx=3\n", "", "does not say its max_feature_idx"),
+        ("max_feature_idx=3\n", "", "has no max_feature_idx"),
         ("objective=binary sigmoid:1", "objective=multiclass num_class:9", "for 9 classes, the forest for 1"),
-        ("objective=binary sigmoid:1", "objective=multiclassova", "does not say for how many classes"),
+        ("objective=binary sigmoid:1", "objective=multiclassova", "has no number of classes"),
         ("\nend of trees", "", "not a whole model"),
         # What the library reads otherwise than it looks.
-        ("label_index=0", "=tree_sizes=0 99999999", "says '=tree_sizes=0 999999', which is no key"),
-        ("num_cat=1", "=num_leaves=99\nnum_cat=1", "which is no key"),
+        ("label_index=0", "=tree_sizes=0 99999999", "line '=tree_sizes=0 999999', which is not key"),
+        ("num_cat=1", "=num_leaves=99\nnum_cat=1", "which is not key"),
         ("num_cat=1", "internal_value=0\0\nnum_cat=1", "a zero byte"),
     ],
 )

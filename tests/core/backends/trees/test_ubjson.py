@@ -45,7 +45,7 @@ def test_arrays_of_one_type_are_arrays(marker: str, dtype: str) -> None:
         (b"[#" + length(2**62), "wants 1 bytes"),
         (b"S" + length(2**62), "wants"),
         (b"[$l#" + length(2) + b"1234", "wants 8 bytes"),
-        (b"{" + text("a") + b"Z" + text("a") + b"Z}", "says 'a' twice"),
+        (b"{" + text("a") + b"Z" + text("a") + b"Z}", "key 'a' twice"),
         (b"[" * 1_000_000, "nested deeper than 32"),
         (b"[$Z#" + length(9), "the type b'Z'"),
         (b"[$l#l\0\0\0\1", "b'l' for b'L'"),
