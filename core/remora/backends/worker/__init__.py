@@ -1,5 +1,6 @@
-"""Python models in processes of their own: a crash takes one model's requests along and nothing else.
+"""Python models in worker processes.
 
-`model` is what the engine sees, `keeper` keeps a process alive, `link` is one life of it, `channel` and `pipes` carry
-messages, `wire` and `forms` say what they look like, `serving` is the other side.
+A crash fails only the requests of one model. `model` is the engine's view, `supervisor` keeps a process alive,
+`connection` is one worker process run, `channel` and `pipes` transport messages, `wire` and `encoding` define their
+format, `main_loop` runs inside the worker.
 """

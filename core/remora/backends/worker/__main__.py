@@ -1,4 +1,7 @@
-"""A worker process's beginning: takes over the descriptors it was started with, then serves as long as its server."""
+"""Entry point of a worker process.
+
+It takes over the file descriptors that it inherited and serves until the server closes the connection or exits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(options: dict[str, Any]) -> None:
-    """Serve. ``options`` (from `keeper`): ``lifeline``, ``ends`` where there is shared memory, ``memory_limit``."""
+    """Serve requests of the server.
+
+    ``options`` (from `supervisor`): ``lifeline``, ``ends`` if there is shared memory, ``memory_limit``.
+    """
     sys.argv = [sys.argv[-1]]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_the_server()
@@ -37,6 +43,9 @@ def main(options: dict[str, Any]) -> None:
 
 
 def _die_with_the_server() -> None:
-    """Where the system can: also when the server is killed and the model's code never gives the interpreter free."""
+    """Have Linux kill this process when the server dies.
+
+    This works even if model code never releases the GIL.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,5 +1,6 @@
-"""What a worker asks of the server: log lines, metrics, calls of other models; the law: nothing here waits, since
-whoever reads the worker's messages does it.
+"""Handler of a worker's callbacks to the server (log lines, metrics, calls of other models).
+
+It runs in the thread that reads the worker's messages, so its methods never wait.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from remora.messages import InferForm, InputSpec, Outcome, OutputSpec, Request
 
 
 class WorkerCallbacks:
-    """Does what one instance's worker asks for.
+    """Handler of the callbacks of one instance's worker.
 
     Args:
         model: the model's name; its log lines go to the logger ``remora.model.<name>``.
-        instance: the instance's name; may be set once it is known.
-        owner: stands for the instance where somebody waits for it.
-        calls: the engine, for calls of other models; None where there is none.
-        now_ns: a clock, for the log's budget.
+        instance: the instance's name; may be set later.
+        owner: identifies the instance in the origin of its calls.
+        calls: returns the engine, for calls of other models; None without an engine.
+        now_ns: clock for the log's budget.
     """
 
     def __init__(
@@ -50,45 +51,51 @@ class WorkerCallbacks:
         self._cancels: dict[tuple[WorkerConnection, int], Callable[[], None]] = {}
         self._outcomes = OutcomeWriter()
 
-    def run(self, link: WorkerConnection, message: Message) -> None:
-        """Do what the message asks for. What the worker gets wrong is answered or logged, never raised."""
+    def run(self, connection: WorkerConnection, message: Message) -> None:
+        """Run the callback in a message.
+
+        Errors of the worker are answered or logged, never raised.
+        """
         try:
-            self._run(link, message)
+            self._run(connection, message)
         except RemoraError as error:
-            link.tell(MessageKind.REFUSED, message.number, [Draft(error_head(error))])
+            connection.post(MessageKind.REFUSED, message.number, [Draft(error_head(error))])
         except MetricError as error:
-            link.tell(
+            connection.post(
                 MessageKind.REFUSED, message.number, [Draft(head(error=["INVALID_ARG", str(error), True, False]))]
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            refusal = InternalError(f"the worker of '{self.instance}' asked for nonsense: {error!r}")
-            link.tell(MessageKind.REFUSED, message.number, [Draft(error_head(refusal))])
+            refusal = InternalError(f"the worker of '{self.instance}' sent an invalid callback: {error!r}")
+            connection.post(MessageKind.REFUSED, message.number, [Draft(error_head(refusal))])
 
-    def _run(self, link: WorkerConnection, message: Message) -> None:
+    def _run(self, connection: WorkerConnection, message: Message) -> None:
         item = message.items[0]
         fields = item.head.fields
         match message.kind:
             case MessageKind.LOG:
-                self.log_record(link, fields)
+                self.log_record(connection, fields)
             case MessageKind.METRIC:
                 self._metrics.change(fields)
             case MessageKind.METRIC_CALL:
-                link.tell(MessageKind.ANSWER, message.number, [Draft(head(value=self._metrics.ask(fields)))])
+                connection.post(MessageKind.ANSWER, message.number, [Draft(head(value=self._metrics.call(fields)))])
             case MessageKind.CALL:
-                self._call(link, message.number, item)
+                self._call(connection, message.number, item)
             case MessageKind.CALL_CANCEL:
-                cancel = self._cancels.get((link, message.number))
+                cancel = self._cancels.get((connection, message.number))
                 if cancel is not None:
                     cancel()
             case MessageKind.MODEL_CALL:
                 threading.Thread(
-                    target=self._model_call, args=(link, message.number, item), name="remora model call", daemon=True
+                    target=self._model_call,
+                    args=(connection, message.number, item),
+                    name="remora model call",
+                    daemon=True,
                 ).start()
 
     # -- log --------------------------------------------------------------------------------------------------------
 
     def log_lines(self, level: int, lines: Sequence[str], request_ids: Sequence[str]) -> None:
-        """What the model has printed."""
+        """Log the output that the model has printed."""
         now_ns = self._now_ns()
         dropped = self._budget.take_dropped(now_ns)
         if dropped:
@@ -96,9 +103,12 @@ class WorkerCallbacks:
         for line in lines[: self._budget.grant(len(lines), now_ns)]:
             self._emit(level, f"{self.instance}: {line}", request_ids, "(output)", 0, "")
 
-    def log_record(self, link: WorkerConnection, fields: dict[str, Any]) -> None:
-        """A line that the model's code has logged; the worker keeps to a budget of its own."""
-        ids = fields["requests"] or link.current
+    def log_record(self, connection: WorkerConnection, fields: dict[str, Any]) -> None:
+        """Log a record of the model's code.
+
+        The worker has limited the rate already.
+        """
+        ids = fields["requests"] or connection.current
         self._emit(fields["level"], fields["text"], ids, fields["file"], fields["line"], fields["function"])
 
     def _emit(self, level: int, text: str, ids: Sequence[str], file: str, line: int, function: str) -> None:
@@ -111,7 +121,7 @@ class WorkerCallbacks:
 
     # -- calls of other models --------------------------------------------------------------------------------------
 
-    def _call(self, link: WorkerConnection, number: int, item: Item) -> None:
+    def _call(self, connection: WorkerConnection, number: int, item: Item) -> None:
         fields = item.head.fields
         caller = self._caller()
         specs = tuple(InputSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in item.head.tensors)
@@ -130,27 +140,27 @@ class WorkerCallbacks:
         call = ModelCall(
             fields["model"], fields["version"], form, item.arrays, fields["decoupled"], fields.get("trace", 0)
         )
-        key = (link, number)
-        self._cancels[key] = _nothing
+        key = (connection, number)
+        self._cancels[key] = _no_cancel
         try:
-            cancel = caller.submit(call, partial(self._answer, link, number), self._origin(link, fields))
+            cancel = caller.submit(call, partial(self._answer, connection, number), self._origin(connection, fields))
         except RemoraError:
             self._cancels.pop(key, None)
             raise
-        if key in self._cancels:  # else it is answered already
+        if key in self._cancels:  # otherwise the call is answered already
             self._cancels[key] = cancel
 
-    def _answer(self, link: WorkerConnection, number: int, outcome: Outcome) -> None:
+    def _answer(self, connection: WorkerConnection, number: int, outcome: Outcome) -> None:
         draft = self._outcomes.draft(outcome)
         final = bool(draft.flags & FINAL) or not isinstance(outcome, tuple)
         if final:
-            self._cancels.pop((link, number), None)
-        link.tell(MessageKind.CALL_STREAMED, number, [draft._replace(flags=FINAL if final else 0)])
+            self._cancels.pop((connection, number), None)
+        connection.post(MessageKind.CALL_STREAMED, number, [draft._replace(flags=FINAL if final else 0)])
 
-    def _origin(self, link: WorkerConnection, fields: dict[str, Any]) -> Origin:
+    def _origin(self, connection: WorkerConnection, fields: dict[str, Any]) -> Origin:
         requests: list[Request] = []
         for number, index in fields["requests"]:
-            requests += link.requests_of(number)[index : index + 1]
+            requests += connection.requests_of(number)[index : index + 1]
         busy = Busy(self._owner) if fields["held"] else None
         return Origin(tuple(requests), busy, frozenset(fields["loading"]))
 
@@ -159,16 +169,16 @@ class WorkerCallbacks:
             raise InvalidArgumentError("calls of other models are not offered here")
         return self._calls()
 
-    def _model_call(self, link: WorkerConnection, number: int, item: Item) -> None:
+    def _model_call(self, connection: WorkerConnection, number: int, item: Item) -> None:
         try:
-            link.tell(MessageKind.ANSWER, number, [Draft(head(value=self._control(link, item)))])
+            connection.post(MessageKind.ANSWER, number, [Draft(head(value=self._control(connection, item)))])
         except RemoraError as error:
-            link.tell(MessageKind.REFUSED, number, [Draft(error_head(error))])
+            connection.post(MessageKind.REFUSED, number, [Draft(error_head(error))])
         except Exception as error:
             refusal = InternalError(f"{type(error).__name__}: {error}")
-            link.tell(MessageKind.REFUSED, number, [Draft(error_head(refusal))])
+            connection.post(MessageKind.REFUSED, number, [Draft(error_head(refusal))])
 
-    def _control(self, link: WorkerConnection, item: Item) -> bool | None:
+    def _control(self, connection: WorkerConnection, item: Item) -> bool | None:
         fields = item.head.fields
         caller = self._caller()
         if fields["do"] == "is_ready":
@@ -179,33 +189,36 @@ class WorkerCallbacks:
         parameters: dict[str, str | bytes] = dict(fields["texts"])
         for tensor, array in zip(item.head.tensors, item.arrays, strict=True):
             parameters[tensor.name] = array.tobytes()
-        caller.load(fields["model"], parameters, self._origin(link, fields))
+        caller.load(fields["model"], parameters, self._origin(connection, fields))
         return None
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def forget(self, link: WorkerConnection) -> None:
-        """That worker is gone: end its calls and its metrics."""
-        for key in [key for key in self._cancels if key[0] is link]:
+    def forget(self, connection: WorkerConnection) -> None:
+        """Cancel the calls and remove the metrics of a worker that has ended."""
+        for key in [key for key in self._cancels if key[0] is connection]:
             cancel = self._cancels.pop(key, None)
             if cancel is not None:
                 cancel()
         self._metrics.retire()
 
 
-def _nothing() -> None:
-    """What cancels a call that is just being made."""
+def _no_cancel() -> None:
+    """Stand in for a call's cancel function while the call is being submitted."""
 
 
 class _Metrics:
-    """The metrics of one worker in the server's registry. Claims and series go by numbers that the worker gives."""
+    """Metrics of one worker in the server's registry.
+
+    The worker chooses the numbers of claims and series.
+    """
 
     def __init__(self) -> None:
         self._claims: dict[int, tuple[_Holder, Claim]] = {}
         self._series: dict[int, Series] = {}
 
-    def ask(self, fields: dict[str, Any]) -> float | None:
-        """Do what has an answer: make a family or a series, read a value. Raises MetricError."""
+    def call(self, fields: dict[str, Any]) -> float | None:
+        """Create a family or a series, or read a value. Raises MetricError."""
         number = fields["number"]
         match fields["do"]:
             case "claim":
@@ -222,7 +235,7 @@ class _Metrics:
         return None
 
     def change(self, fields: dict[str, Any]) -> None:
-        """Do what has no answer: count, or let go of a family."""
+        """Update a series or release a family, without an answer."""
         if fields["do"] == "forget":
             self._claims.pop(fields["number"], None)
             return
@@ -230,13 +243,13 @@ class _Metrics:
         {"increment": series.increment, "set": series.set, "observe": series.observe}[fields["do"]](fields["value"])
 
     def retire(self) -> None:
-        """End all of them."""
+        """Remove all metrics."""
         REGISTRY.retire(self)
         self._claims.clear()
         self._series.clear()
 
 
 class _Holder:
-    """Keeps a family exported as long as the model's own object lives."""
+    """Object that keeps a family exported as long as the model's own object exists."""
 
     __slots__ = ("__weakref__",)

@@ -1,14 +1,15 @@
-"""Messages between a server and a worker through memory that both see; the law: who reads never waits to write, and who
-sleeps is woken or looks again soon.
+"""Channel through shared memory between a server and a worker.
 
-On each side two threads may read. The *front* waits for one answer: it has taken the reader's role, and the other side
-wakes it. While nobody does, the *background* thread is woken instead and handles what comes; or, on the server's side,
-an *event loop* that waits for an answer without holding the role. Each message is handled while the role is held, so
-that messages are handled in their order. Only who reads may say in the ring that it sleeps; it looks once more after
-saying so, and it never sleeps longer than it was told to.
+On each side two threads may read. The *front* waits for one answer: it holds the reader role, and the other side wakes
+it. Without a front, the other side wakes the *background* thread, which handles all messages; or, on the server's side,
+an *event loop* that waits for an answer without holding the role. A message is handled while the role is held, so
+messages are handled in order. Only the reader marks itself in the ring as sleeping; it checks the ring once more
+afterwards and never sleeps longer than its timeout.
 
-Large tensors lie in the arena of the side that sends them. The receiver sees them as views, and sends back the room
-when the last view is gone. A side that finds no room in its arena or ring waits: that is the back-pressure.
+Large tensors lie in the arena of the sender. The receiver sees them as views, and returns the room when the last view
+is released. A side without room in its arena or ring waits: that is the backpressure.
+
+Invariant: a reading thread never waits to write, and a sleeping reader is woken or times out.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ ALIGNMENT = 64
 
 
 class ArenaError(Exception):
-    """Something was given back that is not in use: the other end is confused."""
+    """Released memory that is not in use, an error of the other end."""
 
 
 class Arena:
-    """First fit, lowest offset first; neighbours that are free become one. Not thread-safe.
+    """First-fit allocator of byte ranges that merges free neighbours. Not thread-safe.
 
     Args:
-        size: how many bytes there are.
+        size: in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -55,11 +56,11 @@ class Arena:
 
     @property
     def used_bytes(self) -> int:
-        """How much is in use."""
+        """Number of bytes in use."""
         return sum(self._used.values())
 
     def allocate(self, length: int) -> int | None:
-        """The offset of ``length`` free bytes, None when there is no such stretch now."""
+        """Return the offset of ``length`` free bytes, or None if no range is large enough."""
         need = max(length + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)
         for index, (offset, room) in enumerate(self._free):
             if room >= need:
@@ -73,7 +74,7 @@ class Arena:
         return None
 
     def free(self, offset: int) -> None:
-        """Take back what ``allocate`` gave. Raises ArenaError when that is not in use."""
+        """Free an allocation. Raises ArenaError if the offset is not in use."""
         length = self._used.pop(offset, None)
         if length is None:
             raise ArenaError(f"offset {offset} was given back but is not in use")
@@ -86,8 +87,11 @@ class Arena:
         insort(self._free, (offset, length))
 
     def surplus(self, keep: int) -> tuple[int, int] | None:
-        """Touched memory that nobody uses, beyond the first ``keep`` bytes, as (offset, length): what can be handed
-        back to the system. It counts as untouched from then on. None while something there is in use."""
+        """Return the unused but touched memory beyond the first ``keep`` bytes, or None.
+
+        The result, (offset, length), can be released to the system and counts as untouched from then on. It starts
+        after the last allocation in use.
+        """
         start = max([keep, *(offset + length for offset, length in self._used.items())])
         if self._high <= start:
             return None
@@ -97,12 +101,12 @@ class Arena:
 
 RING_BYTES = HEADER_BYTES + (256 << 10)
 KEEP_BYTES = 32 << 20
-"""How much memory of an arena stays when nothing is in it."""
+"""Bytes of an empty arena that are not released to the system."""
 _ROOM_POLL_MS = 5
 _GIVING_BACK_S = 0.001
-"""Giving the role back takes less, once the last look at the ring is done."""
+"""Upper bound on the time between the last check of the ring and the release of the reader role."""
 _MOMENT_S = 0.002
-"""What even those may wait who must not wait: a message that is being written takes less, one without room more."""
+"""Lock timeout of sends that must not wait: longer than writing a message, shorter than waiting for room."""
 
 Handle = Callable[[Message], None]
 
@@ -112,12 +116,15 @@ class PeerLostError(Exception):
 
 
 class NoRoomError(Exception):
-    """A message larger than the arena, or one that found no room in time."""
+    """A message larger than the arena, or without room within its timeout."""
 
 
 class Ends(NamedTuple):
-    """The file descriptors of one side: the memory, what wakes this side's threads, what wakes the server's event loop,
-    and what wakes the other side's threads."""
+    """File descriptors of one side.
+
+    They are the memory, the event fds that wake this side's threads and the server's event loop, and those that wake
+    the other side's threads.
+    """
 
     memory: int
     front: int
@@ -128,7 +135,10 @@ class Ends(NamedTuple):
 
 
 def create(arena_bytes: int) -> tuple[Ends, Ends]:
-    """Memory without a name and five wake-ups, for the server and for the worker. Untouched memory costs nothing."""
+    """Create anonymous memory and five event fds, for the server and for the worker.
+
+    Untouched memory costs nothing.
+    """
     memory = os.memfd_create("remora-worker", os.MFD_CLOEXEC)
     os.ftruncate(memory, 2 * RING_BYTES + 2 * arena_bytes)
     front, back, loop, peer_front, peer_back = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(5))
@@ -138,8 +148,10 @@ def create(arena_bytes: int) -> tuple[Ends, Ends]:
 
 
 def _fence() -> Callable[[], None]:
-    """A full memory barrier. Giving a lock back and taking it again orders what is before and after, on every
-    machine that Python runs on. Each user needs one of its own."""
+    """Return a full memory barrier for one user.
+
+    Releasing and acquiring a lock orders memory accesses on every machine that Python runs on.
+    """
     lock = threading.Lock()
     lock.acquire()
 
@@ -178,7 +190,7 @@ class MemoryChannel:
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._heads = Heads()
-        self._returned: deque[int] = deque()  # offsets of the other side's arena that nobody here looks at any more
+        self._returned: deque[int] = deque()  # offsets of the other side's arena without views here
         self._views: dict[int, weakref.ref[Array]] = {}
         self._peer = select.poll()
         self._peer.register(gone, select.POLLIN)
@@ -187,8 +199,8 @@ class MemoryChannel:
         self._front.register(ends.front, select.POLLIN)
         self._closed = False
         self._unwatch: Callable[[], None] | None = None
-        self._resting = AWAY  # whom the other side wakes while no front reads
-        self._wakes = {  # a reader's state -> what wakes it, here and on the other side
+        self._resting = AWAY  # the thread that the other side wakes while no front reads
+        self._wakes = {  # a reader's state -> the event fds that wake it, here and on the other side
             WAITING: (ends.front, ends.peer_front),
             AWAY: (ends.back, ends.peer_back),
             LOOP: (ends.loop, ends.loop),
@@ -199,12 +211,12 @@ class MemoryChannel:
 
     @property
     def back_fd(self) -> int:
-        """Readable when the background thread has to call ``background``."""
+        """File descriptor that is readable when the background thread must call ``background``."""
         return self._ends.back
 
     @property
     def memory_fd(self) -> int:
-        """The shared memory."""
+        """File descriptor of the shared memory."""
         return self._ends.memory
 
     # -- sending ----------------------------------------------------------------------------------------------------
@@ -219,14 +231,15 @@ class MemoryChannel:
         end_ns: int = 0,
         wait_s: float | None = None,
     ) -> bool:
-        """Send a message, waiting for room at most ``wait_s`` (None: as long as the other side lives; 0: not at all).
+        """Send a message, waiting at most ``wait_s`` for room.
 
-        False when a message that may not wait found no room. Threads that read must not wait. An execution is for the
-        front alone: the background thread is not woken for it, and the front finds it when it reads again.
+        None waits as long as the other side lives; 0 does not wait, and returns False without room. Reading threads
+        must not wait. An execution is for the front only: it does not wake the background thread, and the front finds
+        it at its next read.
 
         Raises:
             PeerLostError: the other side is gone.
-            NoRoomError: the tensors are larger than the arena, or the time is over.
+            NoRoomError: the tensors are larger than the arena, or the timeout has passed.
         """
         if not self._sending.acquire(timeout=-1 if wait_s != 0 else _MOMENT_S):
             return False
@@ -267,7 +280,7 @@ class MemoryChannel:
 
     def _check_size(self, items: Drafts) -> None:
         if isinstance(items, Stack):
-            return  # nothing of it lies in the arena
+            return  # stacks do not use the arena
         large = sum(array.nbytes for item in items for array in item.arrays if array.nbytes >= INLINE_BYTES)
         if large > self._arena.size:
             raise NoRoomError(f"tensors of {large} bytes are more than the {self._arena.size} that may be on their way")
@@ -288,25 +301,25 @@ class MemoryChannel:
     def _wait_for_room(self, end: float | None) -> None:
         if end is not None and time.monotonic() >= end:
             raise NoRoomError("found no room in time: the other side keeps what it got, or does not read")
-        # The other side may sleep on what makes room here, and this side's reader on the news of it.
+        # Either reader may be asleep: the other side's frees room, and this side's learns of it.
         self._wake()
         self._nudge()
         if self._peer.poll(_ROOM_POLL_MS):
             raise PeerLostError
 
     def _wake(self) -> None:
-        wakes = self._wakes.get(self._out.state)  # none when the other side is awake
+        wakes = self._wakes.get(self._out.state)  # None if the other side is awake
         if wakes is not None:
             os.eventfd_write(wakes[1], 1)
 
     def _nudge(self) -> None:
-        """Wake this side's own reader, if it sleeps."""
+        """Wake this side's reader if it sleeps."""
         wakes = self._wakes.get(self._in.state)
         if wakes is not None:
             os.eventfd_write(wakes[0], 1)
 
     def _return_room(self) -> None:
-        """Tell the other side which of its room is free again; nobody is woken for that. ``_sending`` is held."""
+        """Return freed room to the other side without waking it. The caller holds ``_sending``."""
         while self._returned:
             offsets = [self._returned.popleft() for _ in range(min(len(self._returned), 256))]
             record = wire.encode(MessageKind.RELEASE, 0, [Draft(wire.head(offsets=offsets))])
@@ -315,7 +328,7 @@ class MemoryChannel:
                 return
 
     def tidy(self) -> None:
-        """What can be done when there is time: give back room, and memory that is not needed. Never waits."""
+        """Return room and release unneeded memory, for idle moments. Never waits."""
         if self._sending.acquire(blocking=False):
             try:
                 if not self._closed:
@@ -333,17 +346,17 @@ class MemoryChannel:
     # -- receiving --------------------------------------------------------------------------------------------------
 
     def front(self) -> _Front:
-        """Take the reader's role for a ``with`` block, to call ``next``."""
+        """Return a context that holds the reader role, to call ``next``."""
         return self._as_front
 
     def enter(self) -> None:
-        """Take the reader's role; see ``front``."""
+        """Take the reader role, see ``front``."""
         self._reading.acquire()
         if not self._closed:
             self._in.state = AWAKE
 
     def leave(self) -> None:
-        """Give it back: from now on the background thread is woken, or the event loop."""
+        """Release the reader role to the background thread or the event loop."""
         if not self._closed:
             self._in.state = self._resting
             if not self._in.empty:
@@ -351,9 +364,9 @@ class MemoryChannel:
         self._reading.release()
 
     def watch(self, watcher: Watcher, work: Callable[[int], None]) -> None:
-        """Have an event loop call ``work``, which calls ``turn``, instead of waking the background thread.
+        """Have an event loop call ``work`` instead of waking the background thread.
 
-        Raises PeerLostError when the channel is closed.
+        ``work`` must call ``turn``. Raises PeerLostError if the channel is closed.
         """
         with self._sending:
             if self._closed:
@@ -361,20 +374,20 @@ class MemoryChannel:
             self._unwatch = watcher.watch(self._ends.loop, work)
         self._resting = LOOP
         if self._reading.acquire(blocking=False):
-            self.leave()  # else whoever reads says so when it ends
+            self.leave()  # otherwise the current reader does so when it ends
 
     def rouse(self) -> None:
-        """Wake the background thread, for what is no message."""
+        """Wake the background thread without a message."""
         with self._sending:
             if not self._closed:
                 os.eventfd_write(self._ends.back, 1)
 
     def next(self, timeout_s: float) -> Message | None:
-        """The next message; None after ``timeout_s`` or earlier. Only the front calls.
+        """Return the next message, or None after ``timeout_s`` or earlier. Only the front calls.
 
         Raises:
-            WireError, RingError: the other side has written nonsense.
-            PeerLostError: it is gone, and everything it has sent was read.
+            WireError, RingError: the other side has sent invalid data.
+            PeerLostError: the other side is gone, and all its messages were read.
         """
         message = self._take()
         if message is not None:
@@ -395,23 +408,32 @@ class MemoryChannel:
         return message
 
     def rest(self) -> Iterator[Message]:
-        """What has come besides, without waiting; raises as ``next`` does. Only the front calls."""
+        """Yield available messages without waiting. Only the front calls.
+
+        Raises as ``next`` does.
+        """
         while (message := self._take()) is not None:
             yield message
 
     def background(self, handle: Handle) -> None:
-        """Handle all that has come, unless a front is reading. Raises as ``next`` does, and what ``handle`` raises."""
+        """Handle all available messages unless a front is reading.
+
+        Raises as ``next`` does; exceptions of ``handle`` propagate.
+        """
         self._read_all(self._ends.back, handle)
 
     def turn(self, wake: int, handle: Handle) -> None:
-        """The same in the event loop that watches; ``wake`` is what its ``work`` was given."""
+        """Handle all available messages in the watching event loop.
+
+        ``wake`` is the argument of its ``work``.
+        """
         self._read_all(wake, handle)
 
     def _read_all(self, wake: int, handle: Handle) -> None:
         _drain(wake)
         while not self._reading.acquire(timeout=_GIVING_BACK_S):
             if self._in.state in (AWAKE, WAITING):
-                return  # who reads will look once more before it gives the role back; else it has done so already
+                return  # the reader checks once more before it releases the role
         try:
             if self._closed:
                 return
@@ -442,10 +464,10 @@ class MemoryChannel:
     def _fetch(self, offset: int, length: int) -> Array:
         if offset + length > len(self._in_memory) or offset in self._views:
             raise WireError(f"{length} bytes at {offset} are not in the arena, or in use")
-        # Made of plain memory, so that all views of the array keep the array itself and not what is below it.
+        # Built on plain memory, so that all views of the array keep the array itself alive, not its base.
         array: Array = np.frombuffer(self._in_memory, np.uint8, length, offset)
 
-        def gone(_: weakref.ref[Array]) -> None:  # may strike anywhere: it only takes a note
+        def gone(_: weakref.ref[Array]) -> None:  # may run anywhere, so it only records the offset
             self._views.pop(offset, None)
             self._returned.append(offset)
 
@@ -453,7 +475,7 @@ class MemoryChannel:
         return array
 
     def close(self) -> None:
-        """Give the descriptors back; views stay valid as long as somebody has them. Later sends are refused."""
+        """Close the descriptors and refuse later sends. Views stay valid while they are referenced."""
         with self._sending, self._reading:
             if self._closed:
                 return
@@ -465,7 +487,7 @@ class MemoryChannel:
 
 
 class _Front:
-    """The reader's role as a context."""
+    """Context that holds the reader role."""
 
     def __init__(self, channel: MemoryChannel) -> None:
         self._channel = channel

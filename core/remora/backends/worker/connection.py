@@ -1,8 +1,9 @@
-"""One life of one worker process: what was asked of it and who gets its answers; the law: whatever was asked is
-answered exactly once, by the worker or by its end.
+"""Connection to one worker process run, with its outstanding executions and requests.
 
-Messages are handled by whoever reads: the thread that runs an execution, the event loop that has begun one, or the
-keeper's thread. None of them waits here.
+Messages are handled by the thread that reads them: the thread that runs an execution, the event loop that has begun
+one, or the supervisor's thread. Handlers never wait.
+
+Invariant: every execution and request is answered exactly once, by the worker or by the end of its process.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Messa
 from remora.errors import InternalError, RemoraError
 from remora.messages import Outcome, Request, Streamed, Watcher
 
-_LAST_WORDS_S = 5.0
-"""How long to wait for the keeper to say why the process ended."""
-LOOK_S = 0.025
-"""How often who waits for an execution looks whether its requests were cancelled or its time is over."""
+_EXIT_REASON_WAIT_S = 5.0
+"""How long to wait for the supervisor to set the reason of the exit."""
+POLL_S = 0.025
+"""Interval at which a waiting thread checks for cancellation and timeout."""
 
 
 class Channel(Protocol):
-    """See `channel.MemoryChannel`, whose methods these are."""
+    """Interface of `channel.MemoryChannel` and `pipes.PipeChannel`."""
 
     @property
     def back_fd(self) -> int: ...
@@ -65,8 +66,10 @@ class Channel(Protocol):
 
 
 class _Stream:
-    """The answers to one request of a decoupled model, handed on by a thread of their own: a client that reads slowly
-    holds up nobody else, and the worker is told how far it has come."""
+    """Answers to one request of a decoupled model, delivered by a separate thread.
+
+    The thread keeps a slow client from delaying other streams, and notifies the worker of each answer read.
+    """
 
     def __init__(self, execution: Execution, index: int, read: Callable[[int], None]) -> None:
         self._send = execution.send
@@ -77,10 +80,10 @@ class _Stream:
         self.open = True
 
     def put(self, streamed: Streamed) -> None:
-        """Hand one on. Does not wait."""
+        """Queue an answer without waiting."""
         self.open = not streamed.final
         if self._thread is None and streamed.final:
-            self._send(self._index, streamed)  # a final one never waits for the client
+            self._send(self._index, streamed)  # because a final answer never waits for the client
             return
         self._queue.put(streamed)
         if self._thread is None:
@@ -88,7 +91,10 @@ class _Stream:
             self._thread.start()
 
     def hand_over(self) -> None:
-        """Let another execution go on with the stream, once all that this one has sent is handed on."""
+        """Close the stream for this execution after its answers are delivered.
+
+        Another execution continues it.
+        """
         self.open = False
         if self._thread is not None:
             self._queue.put(None)
@@ -107,8 +113,10 @@ class _Stream:
 
 
 class _Running:
-    """An execution that the worker has not done with: its streams if it is decoupled, and if it was begun by an event
-    loop, who waits for its end and until when."""
+    """An execution that the worker has not finished.
+
+    It has the streams of a decoupled model, or ``done`` and a deadline if an event loop has begun it.
+    """
 
     def __init__(
         self, execution: Execution, streams: list[_Stream], done: Done | None = None, timeout_s: float = 0
@@ -118,17 +126,20 @@ class _Running:
         self.done = done
         self.timeout_s = timeout_s
         self.end: float | None = None
-        self.late: frozenset[int] = frozenset()  # which requests the model has returned without an answer to
-        self.early: set[int] = set()  # which of these were answered before that was known here
-        self.told: set[int] | None = None  # of which cancels the worker was told; None until it knows the execution
+        self.late: frozenset[int] = frozenset()  # requests without an answer when the model returned
+        self.early: set[int] = set()  # late requests answered before the DONE message
+        self.sent_cancels: set[int] | None = None  # indices whose cancel was sent; None until the execution was sent
         self.answer: Message | None = None
 
-    def has_its_turn(self) -> None:
-        """The worker goes to work on it: from now on its time counts."""
+    def start_timer(self) -> None:
+        """Start the timeout, because the worker starts this execution now."""
         self.end = time.monotonic() + self.timeout_s if self.timeout_s else None
 
-    def answered(self, message: Message) -> None:
-        """The worker's ``execute`` has returned. Streams that it has answered by that are ended by the scheduler."""
+    def set_answer(self, message: Message) -> None:
+        """Record that the worker's ``execute`` has returned.
+
+        Streams answered by that return are closed, and the scheduler ends them.
+        """
         if message.kind is MessageKind.DONE:
             for stream, item in zip(self.streams, message.items, strict=False):
                 stream.open = stream.open and is_open(item)
@@ -136,20 +147,20 @@ class _Running:
 
 
 class _Late(NamedTuple):
-    """An execution that has ended, and which of its requests the model still has to answer."""
+    """An execution that has ended, with the indices of its unanswered requests."""
 
     execution: Execution
     open: set[int]
 
 
 class WorkerConnection:
-    """A connection to a running worker.
+    """Connection to a running worker.
 
     Args:
         channel: to the process.
         process: running.
-        instance: the instance's name, for errors; may be set once it is known.
-        aside: handles what is neither an answer nor a streamed one: log lines, metrics, calls of other models.
+        instance: the instance's name, for errors; may be set later.
+        handle_other: handles messages that are not answers: log lines, metrics, calls of other models.
     """
 
     def __init__(
@@ -157,47 +168,50 @@ class WorkerConnection:
         channel: Channel,
         process: WorkerProcess,
         instance: str,
-        aside: Callable[[WorkerConnection, Message], None],
+        handle_other: Callable[[WorkerConnection, Message], None],
     ) -> None:
         self.channel = channel
         self.process = process
         self.ended = threading.Event()
-        self.dozing = False
-        """The keeper looks after executions only when it is woken."""
+        self.polled_slowly = False
+        """True while the supervisor polls slowly, so that a new execution must wake it."""
         self.reason = ""
         self.restarts = False
         self.instance = instance
-        self._lied = False  # what it has said last may be nonsense, or missing
-        self._aside = aside
+        self._broke_protocol = False  # its last messages may be invalid or missing
+        self._handle_other = handle_other
         self._numbers = itertools.count(1)
-        self._asked: dict[int, Future[Sequence[Item]]] = {}
+        self._pending: dict[int, Future[Sequence[Item]]] = {}
         self._running: dict[int, _Running] = {}
         self._late: dict[int, _Late] = {}
         self._watched: tuple[Watcher, MemoryChannel] | None = None
         self._flushing = threading.Lock()
         self._outbox: deque[tuple[MessageKind, int, Sequence[Draft]]] = deque()
 
-    # -- asking -----------------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------------
 
-    def ask(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Future[Sequence[Item]]:
-        """Ask for something that is no execution; the future gets the answer's items, or a RemoraError."""
+    def request(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Future[Sequence[Item]]:
+        """Send a request other than an execution and return a future.
+
+        The future receives the answer's items, or a RemoraError.
+        """
         number = next(self._numbers) & 0xFFFFFFFF
         future: Future[Sequence[Item]] = Future()
-        self._asked[number] = future
-        with suppress(PeerLostError):  # the end of the process answers, soon
+        self._pending[number] = future
+        with suppress(PeerLostError):  # ``end`` answers
             self.channel.send(kind, number, items)
         if self.ended.is_set():
-            self._fail(self.died())
+            self._fail(self.exit_error())
         return future
 
-    def tell(self, kind: MessageKind, number: int, items: Sequence[Draft] = ()) -> None:
-        """Send something without waiting; it goes out later when there is no room now."""
+    def post(self, kind: MessageKind, number: int, items: Sequence[Draft] = ()) -> None:
+        """Send a message without waiting, or queue it until there is room."""
         self._outbox.append((kind, number, items))
         self.flush()
 
     def flush(self) -> bool:
-        """Send what could not be sent, in its order; False when something is left for the next time."""
-        while self._outbox:  # once more after giving the lock back: whoever found it taken relies on that
+        """Send queued messages in order and return False if some remain."""
+        while self._outbox:  # checked again after the release, for threads that found the lock taken
             if not self._flushing.acquire(blocking=False):
                 return False
             try:
@@ -214,11 +228,11 @@ class WorkerConnection:
             if not self.channel.send(kind, number, items, wait_s=0):
                 return False
         except PeerLostError:
-            self._outbox.clear()  # the end of the process answers
+            self._outbox.clear()  # ``end`` answers
             return True
         except NoRoomError as error:
             if kind is MessageKind.CALL_STREAMED:  # the model waits for an answer
-                failure = InternalError(f"the answer does not get into the worker process: {error}")
+                failure = InternalError(f"the answer does not fit into the worker's memory: {error}")
                 self._outbox[0] = (kind, number, [Draft(error_head(failure), flags=FINAL)])
                 return True
         self._outbox.popleft()
@@ -235,13 +249,13 @@ class WorkerConnection:
         number = next(self._numbers) & 0xFFFFFFFF
         streams = [self._stream_of(number, execution, at) for at in range(len(execution.requests) if decoupled else 0)]
         running = self._running[number] = _Running(execution, streams, timeout_s=timeout_s)
-        running.has_its_turn()
+        running.start_timer()
         done = False
         try:
             with self.channel.front():
                 sent = self.channel.send(MessageKind.EXECUTE, number, drafts, wait_s=0)
                 message = self._await(number, running) if sent else None
-            if message is None:  # there is no room now: who reads must not wait for it
+            if message is None:  # no room now, and the reading thread must not wait for it
                 self.channel.send(MessageKind.EXECUTE, number, drafts, wait_s=timeout_s or None)
                 with self.channel.front():
                     message = self._await(number, running)
@@ -252,45 +266,52 @@ class WorkerConnection:
             return outcomes
         except NoRoomError as error:
             raise InternalError(
-                f"the inputs do not get into the worker process of '{self.instance}': {error}; send smaller requests "
+                f"the inputs cannot be sent to the worker process of '{self.instance}': {error}; send smaller requests "
                 "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
             ) from None
         except PeerLostError:
-            self.ended.wait(_LAST_WORDS_S)
-            raise self.died() from None
+            self.ended.wait(_EXIT_REASON_WAIT_S)
+            raise self.exit_error() from None
         except (WireError, RingError) as error:
-            raise self.confused(error) from None
+            raise self.fail_protocol(error) from None
         finally:
             if not done or not any(stream.open for stream in streams):
                 self._running.pop(number, None)
 
     def begin(self, drafts: Drafts, execution: Execution, timeout_s: float, watcher: Watcher, done: Done) -> bool:
-        """The same from an event loop, without waiting: ``done`` is told what ``execute`` would have returned or
-        raised. Behind another that was begun it waits for its turn, and is told a NotBegunError if that never comes.
-        False when nothing was begun: there is no room now, the worker is gone, or another loop watches it."""
+        """Begin a batch from an event loop without waiting.
+
+        ``done`` receives what ``execute`` would have returned or raised. A batch queued behind another receives a
+        NotBegunError if the worker dies before starting it. Returns False if nothing was begun, because there is no
+        room now, the worker is gone, or another loop watches it.
+        """
         channel = self._watched_by(watcher)
         if channel is None:
             return False
         number = next(self._numbers) & 0xFFFFFFFF
         running = self._running[number] = _Running(execution, [], done, timeout_s)
-        behind = list(self._running)[:1] != [number]  # asked afterwards: who ends the one before finds this one there
+        # After registering, so that the thread that ends the previous batch sees this one.
+        behind = list(self._running)[:1] != [number]
         if not behind:
-            running.has_its_turn()
+            running.start_timer()
         sent = False
         with suppress(PeerLostError, NoRoomError):
             sent = channel.send(MessageKind.EXECUTE, number, drafts, wait_s=0)
         if not sent or self.ended.is_set():
-            return self._running.pop(number, None) is None  # its end may have been told already
-        running.told = set()
-        if self.dozing:
-            self.dozing = False
+            return self._running.pop(number, None) is None  # ``end`` may have reported it already
+        running.sent_cancels = set()
+        if self.polled_slowly:
+            self.polled_slowly = False
             channel.rouse()
-        for request in execution.requests if behind else ():  # the worker may get to it before the next look
-            request.when_cancelled(lambda: self._tell_cancelled(number))
+        for request in execution.requests if behind else ():  # the worker may start it before the next check
+            request.when_cancelled(lambda: self._send_cancels(number))
         return True
 
     def _watched_by(self, watcher: Watcher) -> MemoryChannel | None:
-        """The channel, if this loop watches it; the first one that asks does."""
+        """Return the channel if this loop watches it.
+
+        The first loop that calls this becomes the watching one.
+        """
         channel = self.channel
         if self._watched is None and isinstance(channel, MemoryChannel):
 
@@ -298,7 +319,7 @@ class WorkerConnection:
                 try:
                     channel.turn(wake, self.handle)
                 except (WireError, RingError) as error:
-                    self.confused(error)
+                    self.fail_protocol(error)
 
             try:
                 channel.watch(watcher, turn)
@@ -309,15 +330,15 @@ class WorkerConnection:
 
     def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
         return _Stream(
-            execution, index, lambda index: self.tell(MessageKind.STREAM_READ, number, [Draft(flags=index << 8)])
+            execution, index, lambda index: self.post(MessageKind.STREAM_READ, number, [Draft(flags=index << 8)])
         )
 
     def _await(self, number: int, running: _Running) -> Message:
-        running.told = set()
+        running.sent_cancels = set()
         while running.answer is None:
-            message = self.channel.next(LOOK_S)
+            message = self.channel.next(POLL_S)
             if message is None:
-                self._tell_cancelled(number)
+                self._send_cancels(number)
                 if self._overdue(running):
                     raise PeerLostError
             else:
@@ -325,7 +346,7 @@ class WorkerConnection:
         return running.answer
 
     def _overdue(self, running: _Running) -> bool:
-        """Has it taken too long? Then the process is ended."""
+        """Return True and kill the process if the execution has timed out."""
         if running.end is None or time.monotonic() < running.end:
             return False
         self.reason = f"it did not answer within {running.timeout_s:g} s (execute-timeout) and was ended"
@@ -342,37 +363,40 @@ class WorkerConnection:
         return outcomes_from(message.items)
 
     def _expect_late(self, message: Message, running: _Running) -> None:
-        """The worker has returned; it may still answer the requests that it has given nothing for."""
+        """Track the requests that a returned execution has not answered.
+
+        The worker may still answer them.
+        """
         if isinstance(message.items, Stacked):
-            return  # answers, all of them
+            return  # a stack holds only answers
         items = enumerate(message.items)
         running.late = frozenset(index for index, item in items if is_open(item) and not item.flags & AGAIN)
-        left = set(running.late - running.early)
-        if left:
-            self._late[message.number] = _Late(running.execution, left)
-            for index in running.late & left:
+        unanswered = set(running.late - running.early)
+        if unanswered:
+            self._late[message.number] = _Late(running.execution, unanswered)
+            for index in running.late & unanswered:
                 cancel = [Draft(flags=index << 8)]
                 request = running.execution.requests[index]
                 request.when_cancelled(partial(self._cancel_late, message.number, cancel))
 
     def _cancel_late(self, number: int, cancel: Sequence[Draft]) -> None:
         if number in self._late:
-            self.tell(MessageKind.CANCEL, number, cancel)
+            self.post(MessageKind.CANCEL, number, cancel)
 
     # -- handling ---------------------------------------------------------------------------------------------------
 
     def handle(self, message: Message) -> None:
-        """Do what a message asks for. Called by who reads; does not wait."""
+        """Process a message in the reading thread, without waiting."""
         match message.kind:
             case MessageKind.DONE | MessageKind.FAILED:
                 running = self._running.get(message.number)
-                future = self._asked.pop(message.number, None)
+                future = self._pending.pop(message.number, None)
                 if running is not None and not running.streams and message.kind is MessageKind.DONE:
                     self._expect_late(message, running)
                 if running is not None and running.done is not None:
                     self._finish(message, running)
                 elif running is not None:
-                    running.answered(message)
+                    running.set_answer(message)
                 elif future is None:
                     return
                 elif message.kind is MessageKind.DONE:
@@ -382,7 +406,7 @@ class WorkerConnection:
             case MessageKind.STREAMED:
                 self._stream(message)
             case _:
-                self._aside(self, message)
+                self._handle_other(self, message)
 
     def _finish(self, message: Message, running: _Running) -> None:
         result: Sequence[Outcome | None] | RemoraError
@@ -393,12 +417,12 @@ class WorkerConnection:
         self._end(message.number, result)
 
     def _end(self, number: int, result: Sequence[Outcome | None] | Exception) -> None:
-        """Tell the loop that has begun an execution how it ended, unless that was told before."""
+        """Report the end of an execution to its event loop unless it was reported before."""
         running = self._running.pop(number, None)
         if running is None or running.done is None:
             return
         for following in list(self._running.values())[:1]:
-            following.has_its_turn()
+            following.start_timer()
         running.done(result)
 
     def _stream(self, message: Message) -> None:
@@ -427,45 +451,48 @@ class WorkerConnection:
             self._late.pop(message.number, None)
 
     def requests_of(self, number: int) -> Sequence[Request]:
-        """The requests of an execution that is under way, or has left requests open; none when it is not."""
+        """Return the requests of an execution with unanswered requests, else an empty sequence."""
         running = self._running.get(number) or self._late.get(number)
         return running.execution.requests if running is not None else ()
 
     @property
     def current(self) -> Sequence[str]:
-        """The ids of the requests that the model works on."""
+        """Ids of the requests that the model is processing."""
         running = next((each for each in list(self._running.values()) if each.answer is None), None)
         return [request.form.id for request in running.execution.requests if request.form.id] if running else ()
 
     @property
     def streaming(self) -> bool:
-        """Is an execution under way, or are answers still to come from one?"""
+        """True if an execution is running or has open streams."""
         return bool(self._running)
 
-    def look(self) -> None:
-        """Look after the executions that no thread waits for: cancelled requests, time that is over."""
+    def check_executions(self) -> None:
+        """Handle cancellation and timeouts of the executions that no thread waits for."""
         for number, running in list(self._running.items()):
             if running.streams or running.done is not None:
-                self._tell_cancelled(number)
+                self._send_cancels(number)
             if running.done is not None and self._overdue(running):
                 return
 
-    def _tell_cancelled(self, number: int) -> None:
+    def _send_cancels(self, number: int) -> None:
         running = self._running.get(number)
-        if running is None or (told := running.told) is None:
+        if running is None or (sent_cancels := running.sent_cancels) is None:
             return
         for index, request in enumerate(running.execution.requests):
-            if request.cancelled and index not in told:
-                self.tell(MessageKind.CANCEL, number, [Draft(flags=index << 8)])
-                told.add(index)  # afterwards: another thread may look meanwhile, and twice does no harm
+            if request.cancelled and index not in sent_cancels:
+                self.post(MessageKind.CANCEL, number, [Draft(flags=index << 8)])
+                sent_cancels.add(index)  # afterwards, because sending twice is harmless
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def end(self, reason: str) -> None:
-        """The process is gone: everything that was asked fails. ``reason`` counts unless a better one is known."""
+        """Fail all outstanding work after the process has ended.
+
+        ``reason`` applies unless a more precise one is known.
+        """
         self.reason = self.reason or reason
         self.ended.set()
-        error = self.died()
+        error = self.exit_error()
         self._fail(error)
         begun: Exception = error
         for number in list(self._running):
@@ -475,7 +502,7 @@ class WorkerConnection:
                     stream.put(Streamed(error, True))
             if running is not None and running.done is not None:
                 self._end(number, begun)
-                begun = error if self._lied else NotBegunError()  # a worker runs what it is sent in order
+                begun = error if self._broke_protocol else NotBegunError()  # a worker runs batches in order
         for late in list(self._late.values()):
             for index in list(late.open):
                 late.execution.send(index, Streamed(error, True))
@@ -484,24 +511,24 @@ class WorkerConnection:
         self.process.close()
 
     def _fail(self, error: RemoraError) -> None:
-        for number in list(self._asked):
-            if (future := self._asked.pop(number, None)) is not None:
+        for number in list(self._pending):
+            if (future := self._pending.pop(number, None)) is not None:
                 future.set_exception(error)
 
-    def died(self) -> InternalError:
-        """What those are told who were waiting [Y13]."""
+    def exit_error(self) -> InternalError:
+        """Return the error for outstanding work of an ended worker [Y13]."""
         return InternalError(
             f"Stub process '{self.instance}' is not healthy: {self.reason or 'its process does not answer'}"
             + ("; the server starts it again" if self.restarts else ""),
             from_model=True,
         )
 
-    def confused(self, error: Exception) -> InternalError:
-        """The worker has written nonsense into the shared memory: it cannot be trusted and is ended."""
+    def fail_protocol(self, error: Exception) -> InternalError:
+        """Kill a worker that has sent invalid data, because it cannot be trusted."""
         self.reason = f"it broke the protocol ({error}) and was ended: native code that the model uses may be at fault"
-        self._lied = True
+        self._broke_protocol = True
         self.process.kill()
-        return self.died()
+        return self.exit_error()
 
 
 def _failure(message: Message) -> RemoraError:

@@ -1,4 +1,7 @@
-"""Requests and outcomes as the items of messages, and back; the law: pure, and each head is written in one place."""
+"""Conversion of requests and outcomes to the items of messages, and back. Pure.
+
+Each kind of head is encoded in one place.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,22 @@ _NO_OUTCOME = wire.head(none=True)
 
 
 class RequestWriter:
-    """Makes items of requests. The same form with the same shapes has the same head, which is made once."""
+    """Encoder of requests that caches the heads of equal forms with equal shapes."""
 
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}
 
     def drafts(self, requests: Sequence[Request]) -> Drafts:
-        """Requests as what a message carries: a stack when they look alike."""
+        """Return requests as the content of a message, a stack if they are alike."""
         columns = _alike(requests)
         if columns is None:
             return [self.draft(request) for request in requests]
         return Stack(self._head(requests[0], [column[0] for column in columns]), columns)
 
     def draft(self, request: Request) -> Draft:
-        """The request as an item."""
+        """Return the request as an item."""
         arrays = list(request.inputs.values())
-        if request.trace is not None:  # no head that comes again
+        if request.trace is not None:  # this head does not recur
             return Draft(
                 _request_head(request, trace=[request.trace.id, request.trace.context]), arrays, request.form.id
             )
@@ -42,7 +45,7 @@ class RequestWriter:
         head = self._heads.get(key)
         if head is None:
             head = _request_head(request)
-            # Clients choose ids and parameters: a form with an id does not come again, and a long one is not kept.
+            # Clients choose ids and parameters, so a form with an id does not recur, and a long one is not cached.
             if not request.form.id and len(head) <= wire.LONGEST_REMEMBERED:
                 if len(self._heads) >= _REMEMBERED:
                     self._heads.clear()
@@ -51,7 +54,7 @@ class RequestWriter:
 
 
 def _alike(requests: Sequence[Request]) -> list[tuple[Array, ...]] | None:
-    """The inputs of requests that can be stacked, each input's arrays together; None when they cannot."""
+    """Return the inputs of stackable requests by column, or None if they cannot be stacked."""
     count = len(requests)
     if count < 2:
         return None
@@ -71,7 +74,7 @@ def _alike(requests: Sequence[Request]) -> list[tuple[Array, ...]] | None:
 
 
 def _stackable(column: Sequence[Array]) -> bool:
-    """May these arrays of one datatype be stacked: are they small, and of one shape?"""
+    """Return True if these arrays of one datatype are small and of one shape."""
     first = column[0]
     shape = first.shape
     return (
@@ -97,37 +100,40 @@ def _request_head(request: Request, **more: Any) -> bytes:
 
 
 class TraceMark(NamedTuple):
-    """What a worker knows of a request's trace: what its calls are to name, see ``messages.RequestTrace``."""
+    """A request's trace as the worker knows it, see ``messages.RequestTrace``.
+
+    The worker's calls refer to it by its id.
+    """
 
     id: int
     context: str
 
     def over(self, model: Any) -> Any:
-        """The server follows what is asked of it."""
+        """Return the model unchanged, because the server traces the calls."""
         return model
 
     def taken(self, request: Request) -> None:
-        """The server has noted that."""
+        """Do nothing, because the server has attached the trace."""
 
 
 class RequestReader:
-    """Makes requests of items; remembers the forms, since most requests look like one before. Not thread-safe."""
+    """Decoder of requests with a cache of forms, because most requests recur. Not thread-safe."""
 
     def __init__(self) -> None:
         self._forms: dict[int, _Form] = {}
 
     def requests(self, items: Sequence[Item]) -> list[Request]:
-        """The requests, their inputs the items' arrays. Raises WireError."""
+        """Return the requests, with the items' arrays as inputs. Raises WireError."""
         if not isinstance(items, Stacked):
             return [self.request(item) for item in items]
         _, names, form, requested, rows, trace = self._form(items.head)
         if trace is not None:
             raise WireError("a stack of requests that are traced")
-        # The columns have one length, and there is one for each name: the head says so.
+        # zip is safe: the decoder has checked that there is one column per name and that all have one length.
         return [Request(form, dict(zip(names, row)), requested, rows, None) for row in zip(*items.columns)]  # noqa: B905
 
     def request(self, item: Item) -> Request:
-        """The request, its inputs the item's arrays. Raises WireError."""
+        """Return the request, with the item's arrays as inputs. Raises WireError."""
         _, names, form, requested, rows, trace = self._form(item.head)
         if item.id:
             form = replace(form, id=item.id)
@@ -136,18 +142,18 @@ class RequestReader:
         return request
 
     def _form(self, head: wire.MessageHeader) -> _Form:
-        known = self._forms.get(id(head))
-        if known is None or known.head is not head:
-            known = _form_of(head)
+        form = self._forms.get(id(head))
+        if form is None or form.head is not head:
+            form = _form_of(head)
             if head.remembered:
                 if len(self._forms) >= _REMEMBERED:
                     self._forms.clear()
-                self._forms[id(head)] = known
-        return known
+                self._forms[id(head)] = form
+        return form
 
 
 class _Form(NamedTuple):
-    """What a head says about requests."""
+    """Request fields of a decoded head."""
 
     head: wire.MessageHeader
     names: tuple[str, ...]
@@ -175,18 +181,23 @@ def _form_of(head: wire.MessageHeader) -> _Form:
         trace = TraceMark(int(mark[0]), str(mark[1])) if mark else None
         return _Form(head, names, form, tuple(fields["requested"]), fields["rows"], trace)
     except (LookupError, TypeError, ValueError) as error:
-        raise WireError(f"an item that is no request: {error!r}") from None
+        raise WireError(f"an item that is not a request: {error!r}") from None
 
 
 class OutcomeWriter:
-    """Makes items of outcomes; heads of responses without parameters are made once. Not thread-safe but harmless."""
+    """Encoder of outcomes that caches the heads of responses without parameters.
+
+    Not thread-safe, but a race only repeats work.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}
 
     def drafts(self, outcomes: Sequence[Outcome | None], again: Collection[int] = ()) -> Drafts:
-        """The outcomes of an execution as what a message carries: a stack when they look alike. The model wants to see
-        the requests ``again`` of these indices."""
+        """Return the outcomes of an execution, as a stack if they are alike.
+
+        ``again`` are the indices of the requests that the model wants to be scheduled again.
+        """
         outputs = None if again else _alike_answers(outcomes)
         if outputs is None:
             drafts = [self.draft(outcome) for outcome in outcomes]
@@ -199,7 +210,10 @@ class OutcomeWriter:
         )
 
     def draft(self, outcome: Outcome | None, index: int = 0) -> Draft:
-        """An outcome of the request at ``index`` as an item; None is one too: the answer comes later, or never."""
+        """Return an outcome of the request at ``index`` as an item.
+
+        None is an outcome too: the answer comes later, or never.
+        """
         flags = index << 8
         if type(outcome) is Response and not outcome.parameters:
             tensors = outcome.outputs
@@ -227,7 +241,7 @@ class OutcomeWriter:
 
 
 def _alike_answers(outcomes: Sequence[Outcome | None]) -> list[tuple[Tensor, ...]] | None:
-    """The outputs of answers that can be stacked, each output's tensors together; None when they cannot."""
+    """Return the outputs of stackable answers by column, or None if they cannot be stacked."""
     count = len(outcomes)
     if count < 2 or [type(outcome) for outcome in outcomes].count(Response) < count:
         return None
@@ -250,35 +264,35 @@ def _alike_answers(outcomes: Sequence[Outcome | None]) -> list[tuple[Tensor, ...
 
 
 def error_head(error: RemoraError) -> bytes:
-    """An error as a head."""
+    """Return an error as a head."""
     return wire.head(error=[error.code, error.message, error.from_model, error.answered])
 
 
 def error_from(item: Item) -> RemoraError | None:
-    """The error that an item is, None when it is none. Raises WireError."""
-    told = item.head.fields.get("error")
-    if told is None:
+    """Return the error in an item, or None. Raises WireError."""
+    error = item.head.fields.get("error")
+    if error is None:
         return None
     try:
-        code, message, from_model, answered = told
+        code, message, from_model, answered = error
     except (TypeError, ValueError):
-        raise WireError("an item whose error is none") from None
+        raise WireError("an item whose error is malformed") from None
     return error_of(str(code), str(message), from_model=bool(from_model), answered=bool(answered))
 
 
 def outcomes_from(items: Sequence[Item]) -> list[Response | RemoraError | None]:
-    """The outcomes that items are. Raises WireError."""
+    """Return the outcomes in items. Raises WireError."""
     if not isinstance(items, Stacked) or items.head.fields:
         return [outcome_from(item) for item in items]
     heads = items.head.tensors
-    if len(heads) == 1:  # as most models have it
+    if len(heads) == 1:  # the common case
         name, datatype = heads[0].name, heads[0].datatype
         return [Response([Tensor(name, datatype, array)]) for array in items.columns[0]]
     return [Response(_tensors(item)) for item in items]
 
 
 def outcome_from(item: Item) -> Response | RemoraError | None:
-    """The outcome that an item is. Raises WireError."""
+    """Return the outcome in an item. Raises WireError."""
     fields = item.head.fields
     if not fields:
         return Response(_tensors(item))
@@ -289,7 +303,7 @@ def outcome_from(item: Item) -> Response | RemoraError | None:
         return None
     parameters = fields.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise WireError("an item whose parameters are none")
+        raise WireError("an item whose parameters are not an object")
     return Response(_tensors(item), dict(parameters))
 
 
@@ -299,17 +313,17 @@ def _tensors(item: Item) -> list[Tensor]:
 
 
 def turns_again(items: Sequence[Item]) -> frozenset[int]:
-    """Which requests of an execution the model wants to see again."""
-    if isinstance(items, Stacked):  # without flags
+    """Return the indices of the requests that the model wants to be scheduled again."""
+    if isinstance(items, Stacked):  # stacks have no flags
         return frozenset()
     return frozenset(index for index, item in enumerate(items) if item.flags & AGAIN)
 
 
 def is_open(item: Item) -> bool:
-    """Does this outcome say that the answer comes later, or never?"""
+    """Return True if the answer comes later, or never."""
     return "none" in item.head.fields
 
 
 def index_of(item: Item) -> tuple[int, bool]:
-    """Which request of its execution an item answers, and whether this is its last answer."""
+    """Return the index of the answered request, and True if this is its last answer."""
     return item.flags >> 8, bool(item.flags & FINAL)

@@ -1,6 +1,6 @@
-"""What a worker prints and logs, on its way into the server's log; the law: a flood costs neither memory nor the log.
+"""Line splitting and rate limiting of a worker's output. Pure.
 
-Pure: bytes and times come in as arguments, lines go out as values.
+Bytes and times are arguments, lines are results. Invariant: a flood of output neither fills memory nor floods the log.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ _NS = 1_000_000_000
 
 
 class Budget:
-    """How many lines may still be logged in this second. Not thread-safe.
+    """Limit on logged lines per second. Not thread-safe.
 
     Args:
-        per_second: the most in any one second of the given clock.
+        per_second: most lines in one second of the given clock.
     """
 
     def __init__(self, per_second: int = LINES_PER_SECOND) -> None:
@@ -24,7 +24,7 @@ class Budget:
         self._dropped = 0
 
     def grant(self, lines: int, now_ns: int) -> int:
-        """How many of so many lines may be logged now; the rest is counted as dropped."""
+        """Return how many of ``lines`` may be logged now and count the rest as dropped."""
         if now_ns // _NS != self._second:
             self._second, self._left = now_ns // _NS, self._per_second
         granted = min(lines, self._left)
@@ -33,7 +33,10 @@ class Budget:
         return granted
 
     def take_dropped(self, now_ns: int) -> int:
-        """How many were dropped in the seconds before this one; 0 as long as the flood goes on within one second."""
+        """Return and reset the number of lines dropped in earlier seconds.
+
+        Returns 0 while the second of the drops still lasts.
+        """
         if now_ns // _NS == self._second or not self._dropped:
             return 0
         dropped, self._dropped = self._dropped, 0
@@ -41,13 +44,16 @@ class Budget:
 
 
 class Lines:
-    """Cuts a stream of bytes into lines. Not thread-safe."""
+    """Splitter of a byte stream into lines. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` completes; longer ones than LONGEST_LINE come in parts. Empty ones are left out."""
+        """Return the lines that ``data`` completes.
+
+        Lines longer than LONGEST_LINE are split; empty lines are omitted.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             lines.append(self._rest)
@@ -55,7 +61,7 @@ class Lines:
         return [part for line in lines for part in _parts(line)]
 
     def end(self) -> list[str]:
-        """What is left when the stream has ended."""
+        """Return the rest after the end of the stream."""
         rest, self._rest = self._rest, b""
         return _parts(rest)
 

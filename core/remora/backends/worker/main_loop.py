@@ -1,9 +1,9 @@
-"""A worker's life: it opens one model, makes it an instance and runs what the server sends; the law: the model's code
-runs in the process's first thread, and that thread alone answers for it.
+"""Main loop of a worker, which opens one model, starts its instance and runs executions.
 
-The *front* is the first thread: between executions it waits for messages. A second thread reads while it is busy:
-cancelled requests, answers to the model's calls, how far clients have read; and it ends the process when the server is
-gone. The process is the in-thread backend's: requests and answers are those of `python`, and only their way differs.
+The *front* is the process's first thread: it runs the model's code and waits for messages between executions. A second
+thread reads while the front is busy (cancellations, answers to the model's calls, clients' reads) and ends the process
+when the server is gone. Requests and answers are those of the in-thread backend in `python`; only their transport
+differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remora.backends.python import PythonBackend, PythonModel, metrics
 from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.connection import Channel
 from remora.backends.worker.encoding import OutcomeWriter, RequestReader, error_head, index_of
-from remora.backends.worker.proxies import Questions, ServerCalls, ServerLog, ServerMetrics
+from remora.backends.worker.proxies import ServerCalls, ServerLog, ServerMetrics, ServerRequests
 from remora.backends.worker.wire import Draft, Drafts, Item, Message, MessageKind, head
 from remora.errors import CancelledError, InternalError, RemoraError, about
 from remora.messages import Outcome, Request, Streamed
@@ -36,7 +36,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.logs import set_levels
 
 AHEAD = 16
-"""How many answers of one stream may be on their way before the client has read one."""
+"""Most answers of one stream in flight that the client has not read."""
 _IDLE_S = 1.0
 
 
@@ -46,7 +46,7 @@ class Worker:
     Args:
         channel: to the server.
         lifeline: readable, or hung up, when the server is gone.
-        memory_limit: bytes of address space the model may use beyond what is shared with the server; 0 for no limit.
+        memory_limit: bytes of address space the model may use beyond the memory shared with the server; 0 for no limit.
     """
 
     def __init__(self, channel: Channel, lifeline: socket.socket, memory_limit: int) -> None:
@@ -55,23 +55,23 @@ class Worker:
         self._memory_limit = memory_limit
         self._inbox: deque[Message] = deque()
         self._late: SimpleQueue[tuple[_Executing, int, Streamed]] = SimpleQueue()
-        self._kick, self._kicked = os.pipe()
-        for fd in (self._kick, self._kicked):
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         self._executing: dict[int, _Executing] = {}
         self._reader = RequestReader()
         self._writer = OutcomeWriter()
-        self._questions = Questions(channel)
-        self._calls = ServerCalls(self._questions, self._place_of)
+        self._requests = ServerRequests(channel)
+        self._calls = ServerCalls(self._requests, self._place_of)
         self._model: PythonModel | None = None
         self._instance: Instance | None = None
         self._failure: RemoraError | None = None
         self._decoupled = False
 
     def run(self) -> None:
-        """Serve until the server says that it is enough, or is gone."""
+        """Serve until the server sends CLOSE or is gone."""
         os.register_at_fork(after_in_child=self._forked)
-        metrics.report_to(ServerMetrics(self._questions))
+        metrics.report_to(ServerMetrics(self._requests))
         threading.Thread(target=self._in_background, name="remora background", daemon=True).start()
         while True:
             try:
@@ -92,12 +92,12 @@ class Worker:
                     if message is None:
                         self._channel.tidy()
                     else:
-                        self._aside_or_later(message)
-                for message in self._channel.rest():  # the background is not to be woken for it
-                    self._aside_or_later(message)
+                        self._handle_or_queue(message)
+                for message in self._channel.rest():  # spares waking the background thread
+                    self._handle_or_queue(message)
                 return self._inbox.popleft()
 
-    # -- what the server asks ---------------------------------------------------------------------------------------
+    # -- requests of the server -------------------------------------------------------------------------------------
 
     def _do(self, message: Message) -> None:
         number, begin_ns = message.number, monotonic_ns()
@@ -107,14 +107,14 @@ class Worker:
             kind = MessageKind.DONE
         except RemoraError as error:
             kind, drafts = MessageKind.FAILED, [Draft(error_head(error))]
-        except Exception as error:  # ours, not the model's: that has its own words by now
+        except Exception as error:  # a fault of this engine, because the model's exceptions are RemoraErrors here
             failure = InternalError(f"{type(error).__name__}: {error}", from_model=True)
             kind, drafts = MessageKind.FAILED, [Draft(error_head(failure))]
         try:
             self._channel.send(kind, number, drafts, begin_ns=begin_ns, end_ns=monotonic_ns())
         except NoRoomError as error:
             failure = InternalError(
-                f"the outputs do not get out of the worker process: {error}; let the model answer with less or raise "
+                f"the outputs cannot be sent to the server: {error}; let the model return less or raise "
                 "--backend-config=python,transfer-limit-byte-size=BYTES",
                 from_model=True,
             )
@@ -140,7 +140,7 @@ class Worker:
                 self._decoupled = config.model_transaction_policy.decoupled
                 self._instance = self._opened().instance(config, Placement(name, kind, device_id))
                 gc.collect()
-                gc.freeze()  # what the model has made by now stays: no collection need look at it again
+                gc.freeze()  # the objects of the loaded model stay, so the collector may skip them
                 return []
         raise InternalError(f"a worker does not know what to do with {message.kind.name}")
 
@@ -206,7 +206,7 @@ class Worker:
         try:
             executing.open_with(self._reader.requests(message.items), streams=self._decoupled)
             if isinstance(message.items, list):
-                message.items.clear()  # the requests alone hold the tensors' memory from now on
+                message.items.clear()  # so that only the requests hold the tensors' memory
             outcomes, again = executing.run(instance)
             drafts = self._writer.drafts(outcomes, again)
             executing.returned(outcomes, again)
@@ -219,7 +219,7 @@ class Worker:
                 self._executing.pop(number, None)
 
     def stream(self, executing: _Executing, index: int, streamed: Streamed) -> None:
-        """Send an answer that streams, or that comes after its execution; waits while the client is far behind.
+        """Send a streamed or late answer, waiting while the client is too far behind.
 
         Any thread may call.
         """
@@ -229,7 +229,7 @@ class Worker:
         try:
             self._channel.send(MessageKind.STREAMED, executing.number, [draft])
         except NoRoomError as error:
-            failure = InternalError(f"an output does not get out of the worker process: {error}", from_model=True)
+            failure = InternalError(f"an output cannot be sent to the server: {error}", from_model=True)
             self._channel.send(
                 MessageKind.STREAMED, executing.number, [self._writer.draft(Streamed(failure, True), index)]
             )
@@ -240,9 +240,9 @@ class Worker:
                 self._executing.pop(executing.number, None)
 
     def stream_soon(self, executing: _Executing, index: int, streamed: Streamed) -> None:
-        """The same by the background thread; takes no lock."""
+        """Send an answer from the background thread. Takes no lock."""
         self._late.put((executing, index, streamed))
-        os.write(self._kicked, b"\0")
+        os.write(self._wake_write, b"\0")
 
     def _request_ids(self) -> Sequence[str]:
         executing = list(self._executing.values())
@@ -255,21 +255,21 @@ class Worker:
                     return number, index
         return None
 
-    # -- the background ---------------------------------------------------------------------------------------------
+    # -- background thread ------------------------------------------------------------------------------------------
 
     def _in_background(self) -> None:
         poller = select.poll()
-        for fd in (self._channel.back_fd, self._lifeline.fileno(), self._kick):
+        for fd in (self._channel.back_fd, self._lifeline.fileno(), self._wake_read):
             poller.register(fd, select.POLLIN)
         while True:
             events = {fd for fd, _ in poller.poll()}
             if self._lifeline.fileno() in events and self._lifeline.fileno() != self._channel.back_fd:
-                os._exit(0)  # the server is gone, and nobody is left to answer
+                os._exit(0)  # the server is gone
             try:
                 if self._channel.back_fd in events:
-                    self._channel.background(self._aside_or_later)
-                if self._kick in events:
-                    os.read(self._kick, 4096)
+                    self._channel.background(self._handle_or_queue)
+                if self._wake_read in events:
+                    os.read(self._wake_read, 4096)
                     self._send_late()
             except PeerLostError:
                 os._exit(0)
@@ -282,32 +282,33 @@ class Worker:
                 return
             self.stream(executing, index, streamed)
 
-    def _aside_or_later(self, message: Message) -> None:
-        if not self._aside(message):
+    def _handle_or_queue(self, message: Message) -> None:
+        if not self._handle_aside(message):
             self._inbox.append(message)
 
-    def _aside(self, message: Message) -> bool:
-        """Do what does not concern the model's thread; False for what does."""
+    def _handle_aside(self, message: Message) -> bool:
+        """Handle a message and return True, or return False if it is for the model's thread."""
         match message.kind:
-            case (
-                MessageKind.EXECUTE
-            ):  # known from now on: what is told of it may be read before the model's thread gets to it
+            case MessageKind.EXECUTE:
+                # Registered now, because messages about it may be read before the model's thread starts it.
                 self._executing[message.number] = _Executing(self, message.number)
                 return False
             case MessageKind.CANCEL | MessageKind.STREAM_READ:
                 executing = self._executing.get(message.number)
                 if executing is not None:
-                    executing.told(message)
+                    executing.update(message)
             case MessageKind.ANSWER | MessageKind.REFUSED | MessageKind.CALL_STREAMED:
-                if message.kind is MessageKind.CALL_STREAMED or not self._questions.answered(message):
-                    self._calls.answered(message)
+                if message.kind is MessageKind.CALL_STREAMED or not self._requests.handle_answer(message):
+                    self._calls.handle_answer(message)
             case _:
                 return False
         return True
 
     def _forked(self) -> None:
-        """In a child that the model's code has forked: the channel is its parent's. The child may live on, but if it
-        comes back to this loop it ends."""
+        """Detach a child that the model's code has forked from its parent's channel.
+
+        The child may continue, but ends if it returns to this loop.
+        """
         self._channel.send = _orphan  # type: ignore[method-assign]
         self._channel.next = _orphan  # type: ignore[method-assign]
 
@@ -317,7 +318,10 @@ def _orphan(*_: object, **__: object) -> Any:
 
 
 class _Executing:
-    """A batch that the model has not done with. It has no requests until the model's thread opens it."""
+    """A batch that the model has not finished.
+
+    It has no requests until the model's thread opens it.
+    """
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.number = number
@@ -329,17 +333,22 @@ class _Executing:
         self._cancelled: list[int] = []
 
     def open_with(self, requests: list[Request], *, streams: bool) -> None:
-        """Begin; some of the requests may be cancelled already. ``streams``: each has a stream of answers."""
+        """Set the requests, some of which may be cancelled already.
+
+        ``streams``: each has a stream of answers.
+        """
         self.open = set(range(len(requests)))
         if streams:  # 2 us each
             self.ahead = [threading.Semaphore(AHEAD) for _ in requests]
         self.requests = requests
-        for index in tuple(self._cancelled):  # a later one finds the requests there
+        for index in tuple(self._cancelled):  # later cancels find the requests
             requests[index].cancel()
 
     def run(self, instance: Instance) -> tuple[Sequence[Outcome | None], frozenset[int]]:
-        """Run the requests; their outcomes, and which want another turn. A batch may have waited for this: what was
-        cancelled by now does not run, where each request has one answer."""
+        """Run the requests and return their outcomes and the indices to schedule again.
+
+        Requests cancelled before the batch started do not run, unless the model is decoupled.
+        """
         requests = self.requests
         kept = [at for at, request in enumerate(requests) if not request.cancelled]
         if self.ahead or len(kept) == len(requests):
@@ -360,12 +369,12 @@ class _Executing:
         return outcomes, frozenset(kept[at] for at in execution.again)
 
     def returned(self, outcomes: Sequence[object], again: frozenset[int]) -> None:
-        """The model's ``execute`` has returned; what it has answered, or wants to see again, is done with."""
+        """Close the requests that ``execute`` has answered or that run again."""
         self.done = True
         self.open -= {index for index, outcome in enumerate(outcomes) if outcome is not None} | again
 
-    def told(self, message: Message) -> None:
-        """Requests were cancelled, or answers were read."""
+    def update(self, message: Message) -> None:
+        """Apply a message about cancelled requests or about answers that were read."""
         for item in message.items:
             index, _ = index_of(item)
             if message.kind is MessageKind.CANCEL:
@@ -376,7 +385,7 @@ class _Executing:
                 self.ahead[index].release()
 
     def close(self) -> None:
-        """The execution has failed as a whole."""
+        """Close all requests, because the execution has failed as a whole."""
         self.done = True
         self.open.clear()
 

@@ -1,5 +1,6 @@
-"""Python models in worker processes, as the engine sees them; the law: no code of a model runs in the server's process,
-and a model cannot tell where it runs.
+"""Engine's view of Python models in worker processes.
+
+Invariant: no code of a model runs in the server's process, and a model cannot detect where it runs.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 
 LOOP_BYTES = 256 << 10
-"""An event loop copies no more than this into shared memory at once: it takes some 50 us."""
+"""Most bytes that an event loop copies into shared memory at once, which takes some 50 us."""
 
 
 class WorkerModel:
-    """One version of a Python model. The process that has opened it becomes its first instance's.
+    """One version of a Python model.
+
+    The process that has opened the model becomes that of its first instance.
 
     Raises:
         RemoraError: as ``PythonBackend.open`` does in a thread.
@@ -44,12 +47,12 @@ class WorkerModel:
     def _open(self) -> WorkerInstance:
         instance = WorkerInstance(self._source, self._settings, self._python)
         try:
-            instance.keeper.ask(MessageKind.OPEN, self._opening)
+            instance.supervisor.request(MessageKind.OPEN, self._opening)
         except InvalidArgumentError as error:
-            instance.abandon()
+            instance.discard()
             raise ConfigError(error.message, from_model=error.from_model) from None
         except BaseException:
-            instance.abandon()
+            instance.discard()
             raise
         return instance
 
@@ -57,31 +60,34 @@ class WorkerModel:
         """Let the model's ``auto_complete_config`` fill in its configuration, in its process."""
         self._spare = self._spare or self._open()
         try:
-            (item,) = self._spare.keeper.ask(MessageKind.COMPLETE, [_config_draft(config)])
+            (item,) = self._spare.supervisor.request(MessageKind.COMPLETE, [_config_draft(config)])
         except InvalidArgumentError as error:
             raise ConfigError(error.message, from_model=error.from_model) from None
         config.Clear()
         config.MergeFromString(item.arrays[0].tobytes())
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """A new instance, initialized, in a process of its own. Raises InternalError when it does not start."""
+        """Create and initialize an instance in a separate process.
+
+        Raises InternalError if it fails to start.
+        """
         instance, self._spare = self._spare or self._open(), None
         try:
             instance.start(config, placement, self._opening)
         except BaseException:
-            instance.abandon()
+            instance.discard()
             raise
         return instance
 
     def close(self) -> None:
-        """End the process that has become no instance."""
+        """End the process that no instance has used."""
         if self._spare is not None:
-            self._spare.abandon()
+            self._spare.discard()
             self._spare = None
 
 
 class WorkerInstance:
-    """One worker process, and the next one when it dies."""
+    """Instance in a worker process that is restarted after a crash."""
 
     quick = False
     ahead = True
@@ -92,58 +98,61 @@ class WorkerInstance:
         self._settings = settings
         self._decoupled = False
         self._writer = RequestWriter()
-        errands = WorkerCallbacks(source.name, source.name, self, source.calls, monotonic_ns)
-        self._errands = errands
-        self.keeper = Supervisor(source.name, errands, settings, python)
+        callbacks = WorkerCallbacks(source.name, source.name, self, source.calls, monotonic_ns)
+        self._callbacks = callbacks
+        self.supervisor = Supervisor(source.name, callbacks, settings, python)
 
     def start(self, config: ModelConfig, placement: Placement, opening: Sequence[Draft]) -> None:
         """Make the opened model an instance. Raises InternalError."""
         self.name = placement.name
         self._decoupled = config.model_transaction_policy.decoupled
-        self._errands.instance = placement.name
+        self._callbacks.instance = placement.name
         starting = [_config_draft(config, placement=[placement.name, placement.kind, placement.device_id])]
         steps: Steps = [(MessageKind.OPEN, opening), (MessageKind.START, starting)]
-        self.keeper.ask(MessageKind.START, starting)
-        self.keeper.serve(placement.name, steps)
+        self.supervisor.request(MessageKind.START, starting)
+        self.supervisor.serve(placement.name, steps)
 
     @property
     def remote(self) -> bool:
-        """See ``RemoteInstance.remote``."""
-        return self.keeper.in_memory and not self._decoupled
+        """True if an event loop may begin batches, see ``RemoteInstance.remote``."""
+        return self.supervisor.in_memory and not self._decoupled
 
     @property
     def trouble(self) -> str:
-        """Why it does not serve now; empty when it does."""
-        return self.keeper.trouble
+        """Reason why the worker cannot run now, empty if it can."""
+        return self.supervisor.trouble
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run the batch in the worker; see ``Instance.execute``.
+        """Run the batch in the worker, see ``Instance.execute``.
 
         Raises:
-            RemoraError: what the model's code raised [Y03, Y04], or an InternalError when the worker died, was
-                ended because it took too long, or does not serve now.
+            RemoraError: an error of the model's code [Y03, Y04], or an InternalError if the worker died, was killed
+                because it took too long, or cannot run now.
         """
-        link = self.keeper.link()
+        connection = self.supervisor.wait_for_connection()
         drafts = self._writer.drafts(execution.requests)
-        return link.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
+        return connection.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
 
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
-        """Begin a batch in the worker; see ``RemoteInstance.begin``. Much data is better copied by a thread."""
-        link = self.keeper.serving
-        if link is None:
+        """Begin a batch in the worker, see ``RemoteInstance.begin``.
+
+        Returns False for large batches, because a thread should copy them.
+        """
+        connection = self.supervisor.serving
+        if connection is None:
             return False
         drafts = self._writer.drafts(execution.requests)
         if nbytes_of(drafts) > LOOP_BYTES:
             return False
-        return link.begin(drafts, execution, self._settings.execute_timeout_s, watcher, done)
+        return connection.begin(drafts, execution, self._settings.execute_timeout_s, watcher, done)
 
     def close(self) -> None:
         """Let the model finalize and end its process."""
-        self.keeper.close()
+        self.supervisor.close()
 
-    def abandon(self) -> None:
-        """End a process whose model has not started."""
-        self.keeper.close()
+    def discard(self) -> None:
+        """End the process of a model that has not started."""
+        self.supervisor.close()
 
 
 def _interpreter(source: Source, config: ModelConfig) -> Path:

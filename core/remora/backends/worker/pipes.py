@@ -1,9 +1,8 @@
-"""Messages between a server and a worker through a socket, for systems without anonymous shared memory (macOS).
+"""Channel over a socket, for systems without anonymous shared memory (macOS).
 
-The law: the same promises as `channel`, with copies.
-
-Only the background thread reads the socket. What it reads goes to the front while there is one, else it is handled
-there and then. Each message has its length in four bytes before it.
+It keeps the same promises as `channel`, but copies all data. Only the background thread reads the socket. It passes
+messages to the front while there is a front, and handles them itself otherwise. Each message has a four-byte length
+prefix.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class PipeChannel:
 
     @property
     def back_fd(self) -> int:
-        """Readable when the background thread has to call ``background``."""
+        """File descriptor that is readable when the background thread must call ``background``."""
         return self._socket.fileno()
 
     def send(
@@ -53,7 +52,10 @@ class PipeChannel:
         end_ns: int = 0,
         wait_s: float | None = None,
     ) -> bool:
-        """See ``MemoryChannel.send``. What has begun to be sent is sent to its end."""
+        """Send a message, see ``MemoryChannel.send``.
+
+        A message whose sending has begun is always sent completely.
+        """
         record = wire.encode(kind, number, items, begin_ns=begin_ns, end_ns=end_ns)
         if len(record) > LONGEST_BYTES:
             raise NoRoomError(f"a message of {len(record)} bytes; the longest is {LONGEST_BYTES}")
@@ -84,11 +86,11 @@ class PipeChannel:
         return bool(poller.poll(timeout))
 
     def tidy(self) -> None:
-        """Nothing is kept that could be tidied."""
+        """Do nothing, because this channel holds no memory to release."""
 
     @contextmanager
     def front(self) -> Iterator[None]:
-        """Take the reader's role, to call ``next``."""
+        """Take the reader role, to call ``next``."""
         with self._arrived:
             self._has_front = True
         try:
@@ -98,7 +100,10 @@ class PipeChannel:
                 self._has_front = False
 
     def next(self, timeout_s: float) -> Message | None:
-        """The next message; None after ``timeout_s``. Raises PeerLostError when the other side is gone."""
+        """Return the next message, or None after ``timeout_s``.
+
+        Raises PeerLostError if the other side is gone.
+        """
         with self._arrived:
             if not self._inbox and not self._lost:
                 self._arrived.wait(timeout_s)
@@ -109,11 +114,14 @@ class PipeChannel:
         return None
 
     def rest(self) -> Sequence[Message]:
-        """Nothing: the background thread reads it anyway."""
+        """Return nothing, because the background thread reads all messages."""
         return ()
 
     def background(self, handle: Handle) -> None:
-        """Read what has come and hand it on. Raises WireError, PeerLostError, and what ``handle`` raises."""
+        """Read available data and pass on its messages.
+
+        Raises WireError, PeerLostError, and the exceptions of ``handle``.
+        """
         try:
             data = self._socket.recv(_CHUNK, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -148,7 +156,7 @@ class PipeChannel:
             yield wire.decode(record, self._heads)
 
     def close(self) -> None:
-        """Whoever waits is told that the other side is gone."""
+        """Wake waiting threads with PeerLostError."""
         with self._arrived:
             self._lost = True
             self._arrived.notify_all()

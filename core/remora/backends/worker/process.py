@@ -1,8 +1,9 @@
-"""A worker's process: starting it, hearing of its end, ending it; the law: never a fork of the server, and no process
-outlives what started it.
+"""Start and end of a worker's process.
 
-The process is a fresh interpreter in a session of its own, so that a terminal's Ctrl-C does not reach it and all that
-it starts can be ended with it.
+The process is a fresh interpreter in a separate session, so that a terminal's Ctrl-C does not reach it and its child
+processes can be killed with it.
+
+Invariant: the server is never forked, and no process outlives its server.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ _BOOT = (
 
 
 class WorkerProcess:
-    """A running worker.
+    """A running worker process.
+
+    The thread that creates it must live as long as the process, because the system ends the process when that thread
+    ends.
 
     Args:
-        options: what ``remora.backends.worker.__main__`` takes, JSON values.
-        pass_fds: the descriptors that ``options`` name; they keep their numbers.
+        options: the options of ``remora.backends.worker.__main__``, JSON values.
+        pass_fds: the descriptors in ``options``; they keep their numbers.
         label: shown in process lists.
-        python: the interpreter. The server's own finds what the server finds; any other its own packages first, and
-            the server's behind them.
-
-    The thread that makes it must live as long as the process: the system ends the process when that thread ends.
+        python: the interpreter. The server's interpreter has the server's path; any other finds its own packages first,
+            then the server's.
     """
 
     def __init__(self, options: dict[str, object], pass_fds: Sequence[int], label: str, python: Path) -> None:
@@ -49,7 +51,7 @@ class WorkerProcess:
             pass_fds=tuple(pass_fds),
             start_new_session=True,
         )
-        self._lock = threading.Lock()  # between a kill and the moment when the process's number may be another's
+        self._lock = threading.Lock()  # prevents a kill after the pid may belong to another process
         self.pid = self._popen.pid
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
@@ -58,20 +60,23 @@ class WorkerProcess:
         for fd in (self.stdout, self.stderr):
             os.set_blocking(fd, False)
         self.exit_fd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
-        """Readable when the process has ended; -1 where the system has no such thing."""
+        """File descriptor that is readable when the process has ended; -1 without pidfd_open."""
 
     def kill(self) -> None:
-        """End it and all that it has started, at once. Harmless when it has ended."""
+        """Kill the process and its child processes. Does nothing if it has ended."""
         with self._lock:
             self._kill()
 
     def _kill(self) -> None:
-        if self._popen.returncode is None:  # not yet reaped: its number is still its own
+        if self._popen.returncode is None:  # not yet reaped, so the pid is still valid
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def ended(self) -> bool:
-        """Has it ended? Then what it has started is ended too."""
+        """Return True if the process has ended.
+
+        Its child processes are then killed too.
+        """
         with self._lock:
             if self._popen.returncode is not None:
                 return True
@@ -79,16 +84,16 @@ class WorkerProcess:
                 return self._popen.poll() is not None
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
-            self._kill()  # the orphans of its session, while the number is still taken
+            self._kill()  # kills the rest of its session, while the pid is still valid
             self._popen.wait()
             return True
 
     def reason(self) -> str:
-        """Why it ended, in words."""
+        """Return a text that explains why the process ended."""
         return end_in_words(self._popen.returncode)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for pipe in (self._popen.stdout, self._popen.stderr):
             if pipe is not None:
                 pipe.close()
@@ -98,13 +103,13 @@ class WorkerProcess:
 
 
 def server_paths() -> list[str]:
-    """Where the server finds itself and its dependencies, for an interpreter that is not its own."""
+    """Return the import paths of the server and its dependencies, for another interpreter."""
     here = str(Path(__file__).resolve().parents[3])
     return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 
 
 def end_in_words(code: int | None) -> str:
-    """What an exit status means and what can be done about it. Pure."""
+    """Return a text with the meaning of an exit status and its remedy. Pure."""
     if code is None:
         return "its process does not answer"
     if code >= 0:

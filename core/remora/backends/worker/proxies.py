@@ -1,5 +1,6 @@
-"""What a model's code reaches in the server, from inside its worker: log, metrics, other models; the law: the model
-sees what it would see in a thread of the server.
+"""Worker-side proxies for the server's log, metrics and other models.
+
+A model sees the same interfaces as in a thread of the server.
 """
 
 from __future__ import annotations
@@ -27,32 +28,38 @@ _LONGEST_TEXT = 1 << 16
 
 
 class Sending(Protocol):
-    """The part of a channel that is needed here."""
+    """Interface for sending over a channel."""
 
     def send(
         self, kind: MessageKind, number: int = 0, items: Sequence[Draft] = (), *, wait_s: float | None = None
     ) -> bool: ...
 
 
-class Questions:
-    """Asks the server and waits for the answers, which come in by another thread."""
+class ServerRequests:
+    """Requests to the server that wait for an answer.
+
+    Another thread receives the answers.
+    """
 
     def __init__(self, channel: Sending) -> None:
         self.channel = channel
         self.numbers = itertools.count(1)
-        self._asked: dict[int, Future[Item]] = {}
+        self._pending: dict[int, Future[Item]] = {}
 
-    def ask(self, kind: MessageKind, draft: Draft) -> Item:
-        """The answer's item. Raises RemoraError: the server's refusal."""
+    def request(self, kind: MessageKind, draft: Draft) -> Item:
+        """Send a request and return the item of the answer.
+
+        Raises RemoraError if the server refuses.
+        """
         number = next(self.numbers)
         future: Future[Item] = Future()
-        self._asked[number] = future
+        self._pending[number] = future
         self.channel.send(kind, number, [draft])
         return future.result()
 
-    def answered(self, message: Message) -> bool:
-        """Take an answer in; False when nobody waits for it."""
-        future = self._asked.pop(message.number, None)
+    def handle_answer(self, message: Message) -> bool:
+        """Pass an answer to its waiting thread, or return False if there is no such thread."""
+        future = self._pending.pop(message.number, None)
         if future is None:
             return False
         error = error_from(message.items[0])
@@ -64,7 +71,10 @@ class Questions:
 
 
 class ServerLog(logging.Handler):
-    """Sends what the process logs to the server; what is too much is dropped and counted."""
+    """Log handler that sends records to the server.
+
+    Records beyond the limit are dropped and counted.
+    """
 
     def __init__(self, channel: Sending, request_ids: Callable[[], Sequence[str]]) -> None:
         super().__init__()
@@ -96,7 +106,7 @@ class ServerLog(logging.Handler):
         }
         try:
             self._channel.send(MessageKind.LOG, 0, [Draft(head(**fields))], wait_s=0.1)
-        except Exception:  # a log line is no reason to fail
+        except Exception:  # because a log line must not fail the model
             self.handleError(record)
 
 
@@ -104,19 +114,19 @@ class ServerLog(logging.Handler):
 
 
 class ServerMetrics:
-    """Stands for the server's registry of metrics; see ``custom_metrics.Registry``, whose methods these are."""
+    """Proxy for the server's registry of metrics, see ``custom_metrics.Registry``."""
 
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
+    def __init__(self, requests: ServerRequests) -> None:
+        self._requests = requests
         self._numbers = itertools.count(1)
 
     def claim(
         self, name: str, description: str, kind: MetricKind, *, holder: object, owner: object = None
     ) -> ServerClaim:
-        """Ask for a family. Raises MetricError."""
+        """Create a family. Raises MetricError."""
         number = next(self._numbers)
-        self._ask(do="claim", number=number, name=name, description=description, kind=kind.value)
-        channel = self._questions.channel
+        self._request(do="claim", number=number, name=name, description=description, kind=kind.value)
+        channel = self._requests.channel
         forget = [Draft(head(do="forget", number=number))]
         weakref.finalize(holder, _try_to_send, channel, forget).atexit = False
         return ServerClaim(number, kind)
@@ -124,36 +134,36 @@ class ServerMetrics:
     def series(
         self, claim: ServerClaim, labels: Mapping[str, str], buckets: Sequence[float] | None = None
     ) -> ServerSeries:
-        """Ask for a series. Raises MetricError."""
+        """Create a series. Raises MetricError."""
         number = next(self._numbers)
         bounds = None if buckets is None else [float(bound) for bound in buckets]
-        self._ask(do="series", number=number, claim=claim.number, labels=dict(labels), buckets=bounds)
+        self._request(do="series", number=number, claim=claim.number, labels=dict(labels), buckets=bounds)
         return ServerSeries(self, number, claim.kind)
 
     def retire(self, owner: object) -> None:
-        """The server does that by itself when the worker goes."""
+        """Do nothing, because the server removes the metrics when the worker ends."""
 
-    def _ask(self, **fields: Any) -> Any:
+    def _request(self, **fields: Any) -> Any:
         try:
             draft = Draft(head(**fields))
         except TypeError as error:
             raise MetricError(str(error)) from None
         try:
-            return self._questions.ask(MessageKind.METRIC_CALL, draft).head.fields.get("value")
+            return self._requests.request(MessageKind.METRIC_CALL, draft).head.fields.get("value")
         except RemoraError as error:
             raise MetricError(str(error)) from None
 
     def change(self, do: str, number: int, value: float) -> None:
-        """Count, without waiting for an answer."""
-        self._questions.channel.send(MessageKind.METRIC, 0, [Draft(head(do=do, number=number, value=float(value)))])
+        """Update a series without waiting for an answer."""
+        self._requests.channel.send(MessageKind.METRIC, 0, [Draft(head(do=do, number=number, value=float(value)))])
 
     def value(self, number: int) -> float:
-        """Read a series."""
-        return float(self._ask(do="value", number=number))
+        """Return the value of a series."""
+        return float(self._request(do="value", number=number))
 
 
 class ServerClaim:
-    """A hold on a family in the server."""
+    """Claim on a family in the server."""
 
     def __init__(self, number: int, kind: MetricKind) -> None:
         self.number = number
@@ -161,7 +171,10 @@ class ServerClaim:
 
 
 class ServerSeries(LocalSeries):
-    """A series in the server; what its kind does not have is refused here."""
+    """Proxy for a series in the server.
+
+    Operations that its kind does not support are refused here.
+    """
 
     __slots__ = ("_metrics", "_number")
 
@@ -188,7 +201,10 @@ class ServerSeries(LocalSeries):
 
 
 def _try_to_send(channel: Sending, items: Sequence[Draft]) -> None:
-    """From a destructor, which may run anywhere: if it cannot be sent now, the worker's end says the same."""
+    """Send from a destructor, which may run anywhere.
+
+    A failure is ignored, because the worker's end has the same effect.
+    """
     try:
         channel.send(MessageKind.METRIC, 0, items, wait_s=0)
     except Exception:
@@ -199,22 +215,25 @@ def _try_to_send(channel: Sending, items: Sequence[Draft]) -> None:
 
 
 class ServerCalls:
-    """Stands for the engine; see ``calling.ModelCaller``, whose methods these are.
+    """Proxy for the engine, see ``calling.ModelCaller``.
 
     Args:
-        questions: reaches the server.
-        place_of: the number and index of a request that this worker is executing; None for others.
+        requests: to the server.
+        place_of: returns the execution number and index of a request that this worker is executing; None for others.
     """
 
-    def __init__(self, questions: Questions, place_of: Callable[[Request], tuple[int, int] | None]) -> None:
-        self._questions = questions
+    def __init__(self, requests: ServerRequests, place_of: Callable[[Request], tuple[int, int] | None]) -> None:
+        self._requests = requests
         self._place_of = place_of
         self._replies: dict[int, Callable[[Outcome], None]] = {}
 
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
-        """Hand a call in. Raises RemoraError; a refusal by the server comes as the answer."""
+        """Submit a call. Raises RemoraError.
+
+        A refusal by the server arrives as the answer.
+        """
         form = call.form
-        number = next(self._questions.numbers)
+        number = next(self._requests.numbers)
         tensors = [(spec.name, spec.datatype, array.shape) for spec, array in zip(form.inputs, call.data, strict=True)]
         fields = {
             "model": call.model,
@@ -230,7 +249,7 @@ class ServerCalls:
         }
         self._replies[number] = reply
         try:
-            self._questions.channel.send(MessageKind.CALL, number, [Draft(head(tensors, **fields), call.data, form.id)])
+            self._requests.channel.send(MessageKind.CALL, number, [Draft(head(tensors, **fields), call.data, form.id)])
         except BaseException as error:
             self._replies.pop(number, None)
             raise InternalError(f"the call of model '{call.model}' cannot be sent: {error}") from error
@@ -239,12 +258,12 @@ class ServerCalls:
     def _cancel(self, number: int) -> None:
         if number in self._replies:
             try:
-                self._questions.channel.send(MessageKind.CALL_CANCEL, number, [Draft()], wait_s=0)
+                self._requests.channel.send(MessageKind.CALL_CANCEL, number, [Draft()], wait_s=0)
             except Exception:
                 return
 
-    def answered(self, message: Message) -> None:
-        """Take an answer to a call in. Does not wait. Raises WireError."""
+    def handle_answer(self, message: Message) -> None:
+        """Pass an answer to its call. Does not wait. Raises WireError."""
         reply = self._replies.get(message.number)
         if reply is None:
             return
@@ -272,16 +291,18 @@ class ServerCalls:
         }
         tensors = [(name, datatype_of(array), array.shape) for name, array in files.items()]
         fields = {"do": "load", "model": model, "texts": texts, **self._origin(origin)}
-        self._questions.ask(MessageKind.MODEL_CALL, Draft(head(tensors, **fields), list(files.values())))
+        self._requests.request(MessageKind.MODEL_CALL, Draft(head(tensors, **fields), list(files.values())))
 
     def unload(self, model: str, *, unload_dependents: bool) -> None:
         """Take a model out of service. Raises RemoraError."""
         fields: dict[str, Any] = {"do": "unload", "model": model, "unload_dependents": unload_dependents}
-        self._questions.ask(MessageKind.MODEL_CALL, Draft(head(**fields)))
+        self._requests.request(MessageKind.MODEL_CALL, Draft(head(**fields)))
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Would a request to this version be taken?"""
-        answer = self._questions.ask(MessageKind.MODEL_CALL, Draft(head(do="is_ready", model=model, version=version)))
+        """Return True if a request to this version would be accepted."""
+        answer = self._requests.request(
+            MessageKind.MODEL_CALL, Draft(head(do="is_ready", model=model, version=version))
+        )
         return bool(answer.head.fields.get("value"))
 
     def _origin(self, origin: Origin) -> dict[str, object]:

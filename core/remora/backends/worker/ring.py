@@ -1,15 +1,16 @@
-"""A queue of byte records in memory that two processes share; the law: one writer, one reader, and what the other end
-wrote is checked before it is believed.
+"""Ring buffer of byte records in memory that two processes share.
 
-The memory holds three words on cache lines of their own, then the records:
+The memory holds three words on separate cache lines, then the records:
 
     0    tail   bytes ever written      (the writer's)
     64   head   bytes ever read         (the reader's)
-    128  state  AWAKE, WAITING, AWAY or LOOP  (the reader's): whom a writer has to wake
+    128  state  AWAKE, WAITING, AWAY or LOOP  (the reader's): the thread that the writer must wake
     256  data   records: the length in a word, the bytes, padding to the next word
 
 A record becomes visible when ``tail`` moves past it, its room becomes free when ``head`` does. Words are read and
-written whole, by the machine's own 8-byte moves. Neither waiting nor waking happens here.
+written whole, by the machine's own 8-byte moves. This module neither waits nor wakes threads.
+
+Invariant: one writer, one reader, and data of the other end is validated before use.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from collections.abc import Callable
 from remora.messages import Buffer
 
 AWAKE = 0
-"""The reader looks at the ring by itself."""
+"""The reader checks the ring without being woken."""
 WAITING = 1
-"""The thread that waits for an answer sleeps."""
+"""The front thread sleeps until an answer arrives."""
 AWAY = 2
-"""No thread waits for an answer; the background thread has to be woken."""
+"""No front thread waits; the writer must wake the background thread."""
 LOOP = 3
-"""An event loop waits for an answer, among other things."""
+"""An event loop waits for an answer; the writer must wake the loop."""
 
 _TAIL, _HEAD, _STATE = 0, 8, 16
 _WORDS = 32
@@ -34,15 +35,15 @@ _WORD = 8
 
 
 class RingError(Exception):
-    """What the other end left in the ring makes no sense: it writes where it must not."""
+    """Invalid ring state, written by the other end."""
 
 
 class Ring:
-    """One end of a ring; which end is decided by the methods that are called.
+    """Writer's or reader's end of a ring, depending on the called methods.
 
     Args:
         memory: the whole ring, zeroed before its first use; its length is HEADER_BYTES plus a power of two.
-        fence: lets no write that comes before it become visible after one that follows it.
+        fence: prevents a write before it from becoming visible after a write that follows it.
     """
 
     def __init__(self, memory: memoryview, fence: Callable[[], None]) -> None:
@@ -57,15 +58,15 @@ class Ring:
 
     @property
     def longest(self) -> int:
-        """The longest record that is taken, in bytes: a quarter of the ring, so that one record never fills it."""
+        """Largest record in bytes, a quarter of the ring, so that one record never fills it."""
         return self._capacity // 4
 
     def put(self, record: Buffer) -> bool:
-        """Write a record; False when there is no room for it now. Only the writer calls.
+        """Write a record, or return False if there is no room. Only the writer calls.
 
         Raises:
-            ValueError: a record longer than ``longest``.
-            RingError: the reader claims to have read what was never written.
+            ValueError: the record is larger than ``longest``.
+            RingError: the reader's position is ahead of the writer's.
         """
         size = len(record)
         if size > self.longest:
@@ -88,11 +89,11 @@ class Ring:
             self._data[: size - first] = record[first:]
         self._fence()
         self._words[_TAIL] = tail + need
-        self._fence()  # before the writer looks whether the reader sleeps
+        self._fence()  # before the writer checks whether the reader sleeps
         return True
 
     def take(self) -> bytearray | None:
-        """The next record, None when there is none. Only the reader calls. Raises RingError."""
+        """Return the next record, or None. Only the reader calls. Raises RingError."""
         head = self._words[_HEAD]
         used = self._words[_TAIL] - head
         if used == 0:
@@ -116,21 +117,21 @@ class Ring:
 
     @property
     def empty(self) -> bool:
-        """Is there nothing to read?"""
+        """True if all records have been read."""
         return self._words[_TAIL] == self._words[_HEAD]
 
     @property
     def state(self) -> int:
-        """Whom to wake after a ``put``."""
+        """Thread to wake after a ``put``."""
         return self._words[_STATE]
 
     @state.setter
     def state(self, state: int) -> None:
-        """Say who sleeps. The reader looks at the ring once more afterwards, before it sleeps."""
+        """Set the thread to wake. The reader checks the ring once more afterwards, before it sleeps."""
         self._words[_STATE] = state
         self._fence()
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         for view in (self._words, self._data, self._lengths):
             view.release()

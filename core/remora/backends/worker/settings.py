@@ -1,4 +1,7 @@
-"""What an operator, or a model, can say about where code runs; the law: read once, what is wrong is refused by name."""
+"""Settings of worker processes and the choice between process and thread.
+
+They are read once; an invalid setting is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,15 @@ PROCESS, THREAD = "process", "thread"
 
 
 class WorkerSettings(NamedTuple):
-    """Settings of the python backend: ``--backend-config=python,KEY=VALUE``.
+    """Settings of the python backend (``--backend-config=python,KEY=VALUE``).
 
     Attributes:
-        execute_timeout_s: ``execute-timeout``, seconds: a worker that runs longer is ended and started again. 0: never.
+        execute_timeout_s: ``execute-timeout``, seconds: a worker whose execution takes longer is killed and restarted.
+            0: never.
         finalize_timeout_s: ``finalize-timeout``, seconds that a model's finalize may take.
         memory_limit: ``memory-limit``, bytes of address space that the model's process may use. 0: no limit.
-        transfer_bytes: ``transfer-limit-byte-size``, bytes of tensors that may be on their way in each direction.
-        transport: ``transport``: ``memory`` where the system has it, else ``pipe``; ``auto`` chooses.
+        transfer_bytes: ``transfer-limit-byte-size``, bytes of tensors in flight in each direction.
+        transport: ``transport``: ``memory`` if the system supports it, else ``pipe``; ``auto`` chooses.
     """
 
     execute_timeout_s: float = 0.0
@@ -31,7 +35,7 @@ class WorkerSettings(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> WorkerSettings:
-        """From ``--backend-config`` pairs. Raises ConfigError for values that are none."""
+        """Read the settings from ``--backend-config`` pairs. Raises ConfigError for invalid values."""
         return cls(
             _number(settings, "execute-timeout", 0.0),
             _number(settings, "finalize-timeout", 30.0),
@@ -42,16 +46,22 @@ class WorkerSettings(NamedTuple):
 
 
 def isolation(config: ModelConfig, settings: Mapping[str, str]) -> str:
-    """Where a model runs: what it says itself by the parameter ISOLATION, else what the server says; a thread when
-    neither says anything. Raises ConfigError for anything but PROCESS and THREAD."""
+    """Return where a model runs, PROCESS or THREAD.
+
+    The model's parameter ISOLATION takes precedence over the server's setting; the default is THREAD. Raises
+    ConfigError for other values.
+    """
     if "ISOLATION" in config.parameters:
-        said = config.parameters["ISOLATION"].string_value.lower()
-        return _choice(said, f"parameter ISOLATION of model '{config.name}'", (PROCESS, THREAD))
+        value = config.parameters["ISOLATION"].string_value.lower()
+        return _choice(value, f"parameter ISOLATION of model '{config.name}'", (PROCESS, THREAD))
     return _choice(settings.get("isolation", THREAD).lower(), "--backend-config=python,isolation", (PROCESS, THREAD))
 
 
 def asks_for_environment(source: Source, config: ModelConfig) -> bool:
-    """Whether a model asks for packages of its own. Most ask for nothing, and never import what would see to it."""
+    """Return True if a model needs additional packages.
+
+    Most models do not, and this check avoids importing `environment` for them.
+    """
     return "EXECUTION_ENV_PATH" in config.parameters or (source.model_dir / "requirements.txt").is_file()
 
 
@@ -68,7 +78,8 @@ def _number(settings: Mapping[str, str], key: str, default: float, least: float 
     return value
 
 
-def _choice(said: str, where: str, known: tuple[str, ...]) -> str:
-    if said not in known:
-        raise ConfigError(f"{where}: '{said}' is none of {', '.join(known)}")
-    return said
+def _choice(value: str, where: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ConfigError(f"{where}: '{value}' must be one of {', '.join(known)}")
+
+    return value

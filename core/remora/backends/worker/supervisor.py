@@ -1,8 +1,8 @@
-"""Keeps one worker process alive: starts it, drains what it prints, notices its end and starts it again; the law: one
-thread owns the process, and whoever needs it is told at once when it is not there.
+"""Supervisor that starts a worker process, logs its output and restarts it after its end.
 
-A worker that has served is started again at once, and later and later the more often it fails. The first start is the
-load's: when it fails, so does the load.
+A worker that has served is restarted immediately after its first failure, and with growing delay after repeated ones.
+The first start belongs to the load: if it fails, so does the load. One thread owns the process, and callers get an
+error immediately while there is no worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from remora.backends.worker import channel as channels
 from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.channel import MemoryChannel, NoRoomError, PeerLostError
-from remora.backends.worker.connection import LOOK_S, WorkerConnection
+from remora.backends.worker.connection import POLL_S, WorkerConnection
 from remora.backends.worker.logs import Lines
 from remora.backends.worker.pipes import PipeChannel
 from remora.backends.worker.process import WorkerProcess
@@ -33,11 +33,11 @@ from remora.errors import InternalError, RemoraError
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0
-"""A worker that has lived so long has not failed again, but anew."""
+"""A failure after this run time counts as a first failure."""
 START_WAIT_S = 30.0
-"""How long a load waits for its process to be there: a machine that starts many at once takes its time."""
+"""How long a load waits for its process to start, which is slow if many start at once."""
 RESTART_WAIT_S = 5.0
-"""How long an execution waits for a worker that is just being started again."""
+"""How long an execution waits for a worker that is being restarted."""
 _IDLE_S = 1.0
 _CHUNK = 1 << 16
 
@@ -45,22 +45,28 @@ Steps = Sequence[tuple[MessageKind, Sequence[Draft]]]
 
 
 class Backoff:
-    """How long to wait before the next start. Pure: told how long each life was."""
+    """Restart delays as a function of the run times of earlier processes. Pure."""
 
     def __init__(self) -> None:
         self._failures = 0
 
-    def delay_s(self, lived_s: float) -> float:
-        """Seconds to wait now that a worker has ended after ``lived_s``; 0 for the first failure in a long time."""
-        self._failures = 1 if lived_s >= STEADY_S else self._failures + 1
+    def delay_s(self, run_s: float) -> float:
+        """Return the seconds to wait after a worker that ran for ``run_s``.
+
+        The result is 0 for the first failure in a long time.
+        """
+        self._failures = 1 if run_s >= STEADY_S else self._failures + 1
         return 0.0 if self._failures == 1 else min(FIRST_DELAY_S * 2 ** (self._failures - 2), LONGEST_DELAY_S)
 
 
 class _State(NamedTuple):
-    """Where the worker stands. ``link`` only while it serves; ``since`` and ``delay_s`` only while it waits."""
+    """State of the worker.
+
+    ``connection`` is set only while the worker serves, ``retry_at`` only while a restart is pending.
+    """
 
     trouble: str
-    link: WorkerConnection | None = None
+    connection: WorkerConnection | None = None
     starting: bool = False
     retry_at: float = 0.0
 
@@ -69,95 +75,101 @@ class Supervisor:
     """One worker and its successors.
 
     Args:
-        name: the instance's name, or the model's while it is only being opened.
-        errands: does what the worker asks for.
-        settings: the operator's.
-        python: the interpreter that the worker runs on.
+        name: the instance's name, or the model's name until the instance starts.
+        callbacks: handles the worker's callbacks.
+        settings: the operator's settings.
+        python: the interpreter of the worker.
     """
 
-    def __init__(self, name: str, errands: WorkerCallbacks, settings: WorkerSettings, python: Path) -> None:
+    def __init__(self, name: str, callbacks: WorkerCallbacks, settings: WorkerSettings, python: Path) -> None:
         self.name = name
         self._python = python
-        self._errands = errands
+        self._callbacks = callbacks
         self._settings = settings
         self._changed = threading.Condition()
         self._state = _State("it is being started", starting=True)
         self._closing = threading.Event()
         self.in_memory = settings.transport != "pipe" and hasattr(os, "memfd_create") and hasattr(os, "eventfd")
-        """Whether messages travel through shared memory."""
-        self._steps: Steps | None = None  # what a new process is told before it serves
-        self._living: WorkerConnection | None = None
+        """True if messages travel through shared memory."""
+        self._steps: Steps | None = None  # sent to a new process before it serves
+        self._current: WorkerConnection | None = None
         self._lines = {1: Lines(), 2: Lines()}
-        self._thread = threading.Thread(target=self._live, name=f"remora worker {name}", daemon=True)
-        self._log = errands.logger
+        self._thread = threading.Thread(target=self._run, name=f"remora worker {name}", daemon=True)
+        self._log = callbacks.logger
         self._thread.start()
 
-    # -- for those who need the worker ------------------------------------------------------------------------------
+    # -- for callers ------------------------------------------------------------------------------------------------
 
     @property
     def trouble(self) -> str:
-        """Why the worker does not serve now; empty when it does."""
-        return "" if self._state.link is not None else self._state.trouble
+        """Reason why the worker cannot run now, empty if it can."""
+        return "" if self._state.connection is not None else self._state.trouble
 
     @property
     def serving(self) -> WorkerConnection | None:
-        """The connection, when the worker serves now."""
-        return self._state.link
+        """Connection of the serving worker, or None."""
+        return self._state.connection
 
     @property
     def pid(self) -> int:
-        """The process's number, 0 when there is none."""
-        link = self._state.link
-        return link.process.pid if link is not None else 0
+        """Process id, 0 if there is no process."""
+        connection = self._state.connection
+        return connection.process.pid if connection is not None else 0
 
-    def link(self) -> WorkerConnection:
-        """The connection. Waits a moment for a worker that is being started. Raises InternalError without one."""
+    def wait_for_connection(self) -> WorkerConnection:
+        """Return the connection, waiting a moment for a worker that is starting.
+
+        Raises InternalError if there is none.
+        """
         state = self._state
-        if state.link is not None:
-            return state.link
+        if state.connection is not None:
+            return state.connection
         patience_s = START_WAIT_S if self._steps is None else RESTART_WAIT_S
         with self._changed:
             self._changed.wait_for(lambda: not self._state.starting, patience_s)
             state = self._state
-        if state.link is not None:
-            return state.link
-        left = max(state.retry_at - time.monotonic(), 0.0)
-        again = "it is being started again" if state.starting else f"the server starts it again in {left:.1f} s"
+        if state.connection is not None:
+            return state.connection
+        remaining_s = max(state.retry_at - time.monotonic(), 0.0)
+        again = "it is being started again" if state.starting else f"the server starts it again in {remaining_s:.1f} s"
         raise InternalError(f"Stub process '{self.name}' is not healthy: {state.trouble}; {again}", from_model=True)
 
-    def ask(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Sequence[Item]:
-        """Ask the worker and wait for its answer. Raises RemoraError: the worker's own, or that it died."""
-        return self.link().ask(kind, items).result()
+    def request(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Sequence[Item]:
+        """Send a request to the worker and return its answer.
+
+        Raises RemoraError: the worker's own, or an InternalError if it died.
+        """
+        return self.wait_for_connection().request(kind, items).result()
 
     def serve(self, name: str, steps: Steps) -> None:
-        """From now on the worker is to live: a new one is told ``steps`` first."""
+        """Restart the worker after failures from now on, sending ``steps`` to a new process first."""
         self.name = name
         self._steps = steps
-        link = self._state.link
-        if link is not None:
-            link.instance = name
-            link.restarts = True
+        connection = self._state.connection
+        if connection is not None:
+            connection.instance = name
+            connection.restarts = True
 
     def close(self) -> None:
-        """Let the model finalize, then end the process; returns when it is gone."""
+        """Let the model finalize, then end the process and wait for its end."""
         state = self._state
         self._closing.set()
-        if state.link is not None:
+        if state.connection is not None:
             with suppress(RemoraError, TimeoutError):
-                state.link.ask(MessageKind.CLOSE).result(self._settings.finalize_timeout_s)
-                state.link.ended.wait(_GOODBYE_S)
-        living = self._living
-        if living is not None:
-            living.process.kill()
+                state.connection.request(MessageKind.CLOSE).result(self._settings.finalize_timeout_s)
+                state.connection.ended.wait(_EXIT_WAIT_S)
+        current = self._current
+        if current is not None:
+            current.process.kill()
         self._thread.join()
 
-    # -- the keeper's thread ----------------------------------------------------------------------------------------
+    # -- the supervisor's thread ------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         backoff = Backoff()
         while True:
             begin = time.monotonic()
-            reason = self._one_life()
+            reason = self._run_process()
             if self._closing.is_set() or self._steps is None:
                 self._set(_State(reason))
                 return
@@ -178,30 +190,30 @@ class Supervisor:
             self._state = state
             self._changed.notify_all()
 
-    def _one_life(self) -> str:
-        """Start a process and keep it until it ends; returns why it ended."""
+    def _run_process(self) -> str:
+        """Start a process, supervise it until it ends and return the reason of its end."""
         try:
-            link, lifeline = self._start()
+            connection, lifeline = self._start()
         except OSError as error:
             return f"its process cannot be started: {error}"
-        self._living = link
+        self._current = connection
         try:
             if self._closing.is_set():
-                link.process.kill()
-            self._prepare(link)
-            reason = self._watch(link)
+                connection.process.kill()
+            self._prepare(connection)
+            reason = self._watch(connection)
         finally:
-            link.process.kill()
+            connection.process.kill()
             lifeline.close()
-        while not link.process.ended():
+        while not connection.process.ended():
             self._closing.wait(0.01)
-        self._drain(link, (link.process.stdout, link.process.stderr), ended=True)
-        reason = reason or link.process.reason()
-        self._set(_State(link.reason or reason, starting=True))
-        self._living = None
-        link.end(reason)
-        self._errands.forget(link)
-        return link.reason
+        self._drain(connection, (connection.process.stdout, connection.process.stderr), ended=True)
+        reason = reason or connection.process.reason()
+        self._set(_State(connection.reason or reason, starting=True))
+        self._current = None
+        connection.end(reason)
+        self._callbacks.forget(connection)
+        return connection.reason
 
     def _start(self) -> tuple[WorkerConnection, socket.socket]:
         settings = self._settings
@@ -224,61 +236,68 @@ class Supervisor:
             theirs.close()
         gone = process.exit_fd if process.exit_fd >= 0 else lifeline.fileno()
         channel = MemoryChannel(ends, gone, serves=True) if ends is not None else PipeChannel(lifeline)
-        return WorkerConnection(channel, process, self.name, self._errands.run), lifeline
+        return WorkerConnection(channel, process, self.name, self._callbacks.run), lifeline
 
-    def _prepare(self, link: WorkerConnection) -> None:
-        """Tell a new process what it has to know; the first one is told by who loads the model."""
+    def _prepare(self, connection: WorkerConnection) -> None:
+        """Send the steps to a new process.
+
+        The first process gets them from the loader.
+        """
         if self._steps is None:
-            self._set(_State("", link))
+            self._set(_State("", connection))
             return
-        link.restarts = True
+        connection.restarts = True
         for kind, items in self._steps:
-            future = link.ask(kind, items)
-        future.add_done_callback(lambda done: self._prepared(link, done.exception()))
+            future = connection.request(kind, items)
+        future.add_done_callback(lambda done: self._prepared(connection, done.exception()))
 
-    def _prepared(self, link: WorkerConnection, error: BaseException | None) -> None:
+    def _prepared(self, connection: WorkerConnection, error: BaseException | None) -> None:
         if error is None:
             self._log.info("instance '%s' serves again", self.name)
-            self._set(_State("", link))
-        elif not link.ended.is_set():
-            link.reason = f"it could not be started again: {error}"
-            link.process.kill()
+            self._set(_State("", connection))
+        elif not connection.ended.is_set():
+            connection.reason = f"it could not be started again: {error}"
+            connection.process.kill()
 
-    def _watch(self, link: WorkerConnection) -> str:
-        """Do what comes up until the process ends; returns a reason when there is one besides how it ended."""
-        process, channel = link.process, link.channel
+    def _watch(self, connection: WorkerConnection) -> str:
+        """Handle events until the process ends.
+
+        Returns a reason, "" if the exit status explains the end.
+        """
+        process, channel = connection.process, connection.channel
         poller = select.poll()
         watched = (process.exit_fd, channel.back_fd, process.stdout, process.stderr)
         for fd in watched:
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
         while True:
-            link.dozing = True  # before looking: who begins something now sees it, or is seen
-            idle = link.dozing = link.flush() and not link.streaming
-            events = {fd for fd, _ in poller.poll((_IDLE_S if idle else LOOK_S) * 1000)}
-            for fd in self._drain(link, events & {process.stdout, process.stderr}):
+            connection.polled_slowly = True  # before the check, so that a new execution either sees the flag or is seen
+            idle = connection.polled_slowly = connection.flush() and not connection.streaming
+            events = {fd for fd, _ in poller.poll((_IDLE_S if idle else POLL_S) * 1000)}
+            for fd in self._drain(connection, events & {process.stdout, process.stderr}):
                 poller.unregister(fd)
             try:
                 if channel.back_fd in events or process.exit_fd in events:
-                    channel.background(link.handle)
-                link.look()
+                    channel.background(connection.handle)
+                connection.check_executions()
                 channel.tidy()
             except (WireError, RingError) as error:
-                link.confused(error)
+                connection.fail_protocol(error)
             except (PeerLostError, NoRoomError):
                 process.kill()
                 with suppress(KeyError):
                     poller.unregister(channel.back_fd)
             if (process.exit_fd < 0 or process.exit_fd in events) and process.ended():
                 with suppress(PeerLostError, WireError, RingError):
-                    channel.background(link.handle)  # its last words
+                    channel.background(connection.handle)  # its last messages
+
                 return ""
 
-    def _drain(self, link: WorkerConnection, fds: Sequence[int] | set[int], *, ended: bool = False) -> list[int]:
-        """Read what was printed and log it; returns the pipes that have come to their end."""
+    def _drain(self, connection: WorkerConnection, fds: Sequence[int] | set[int], *, ended: bool = False) -> list[int]:
+        """Log the printed output and return the pipes that are at their end."""
         closed: list[int] = []
         for fd in fds:
-            number, level = (1, logging.INFO) if fd == link.process.stdout else (2, logging.WARNING)
+            number, level = (1, logging.INFO) if fd == connection.process.stdout else (2, logging.WARNING)
             while True:
                 try:
                     data = os.read(fd, _CHUNK)
@@ -287,12 +306,12 @@ class Supervisor:
                 if not data:
                     closed.append(fd)
                     break
-                self._errands.log_lines(level, self._lines[number].feed(data), link.current)
+                self._callbacks.log_lines(level, self._lines[number].feed(data), connection.current)
                 if len(data) < _CHUNK or not ended:
                     break
             if ended:
-                self._errands.log_lines(level, self._lines[number].end(), link.current)
+                self._callbacks.log_lines(level, self._lines[number].end(), connection.current)
         return closed
 
 
-_GOODBYE_S = 2.0
+_EXIT_WAIT_S = 2.0

@@ -1,18 +1,19 @@
-"""The messages between the server and a worker, as bytes; the law: pure, nothing is unpickled, and whatever bytes come
-in, they become a message or a WireError.
+"""Binary format of the messages between the server and a worker. Pure.
 
     message   kind u8, layout u8, items u16, number u32, begin_ns u64, end_ns u64
     item      head length u32, id length u16, arrays u16, flags u32, then the head, the id, padding to 8 bytes
     array     place u32 (0 inline, 1 arena), reserved u32, offset u64, length u64
     inline    the bytes of the arrays that lie in the message itself, each at a multiple of 16
 
-That is the layout ITEMS. Small tensors of requests that look alike, most of all batches, travel as a STACK: one item
-without id and flags stands for all, and after its head come the bytes of the first array of each of them, end to end at
-a multiple of 16, then those of the second, and so on. So they are written and read at once, and no item is made.
+That is the layout ITEMS. Small tensors of similar requests, above all of batches, travel as a STACK: one item without
+id and flags stands for all, and after its head come the bytes of the first array of each item, end to end at a multiple
+of 16, then those of the second, and so on. They are written and read in one operation, without building items.
 
-A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and what else the kind of message says.
-Models see the same heads again and again, so both ends remember them. BYTES tensors travel as Triton writes them, each
-element with its length before it. All numbers are little-endian.
+A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and the fields of the message kind. The same
+heads recur, so both ends cache them. BYTES tensors have Triton's form, each element with a length prefix. All numbers
+are little-endian.
+
+Invariant: nothing is unpickled, and any bytes decode to a message or raise a WireError.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ from remora.messages import DTYPES, Array
 
 ITEMS, STACK = 1, 2
 INLINE_BYTES = 2048
-"""Tensors from this size on lie in the arena where there is one; smaller ones may be stacked."""
+"""Smallest tensor that is placed in the arena (if there is one); smaller ones may be stacked."""
 FINAL = 1
-"""The item's flag that says: no more answers to this request."""
+"""Item flag of the last answer to a request."""
 AGAIN = 2
-"""The item's flag that says: the model wants this request to be scheduled again."""
+"""Item flag of a request that the model wants to be scheduled again."""
 
 
 class MessageKind(IntEnum):
-    """What a message is for. The numbers are the wire's and never change their meaning."""
+    """Purpose of a message.
 
-    # the server asks, the worker answers with DONE or FAILED of the same number
+    The numbers are part of the wire format and never change their meaning.
+    """
+
+    # requests of the server; the worker answers with DONE or FAILED of the same number
     OPEN = 1
     COMPLETE = 2
     START = 3
@@ -50,14 +54,14 @@ class MessageKind(IntEnum):
     DONE = 10
     FAILED = 11
     STREAMED = 12
-    # the server tells
+    # notifications of the server
     CANCEL = 20
     RELEASE = 21
     STREAM_READ = 22
-    # the worker tells
+    # notifications of the worker
     LOG = 30
     METRIC = 31
-    # the worker asks, the server answers with ANSWER or REFUSED of the same number
+    # callbacks of the worker; the server answers with ANSWER or REFUSED of the same number
     METRIC_CALL = 40
     CALL = 41
     MODEL_CALL = 42
@@ -65,16 +69,19 @@ class MessageKind(IntEnum):
     REFUSED = 44
     CALL_STREAMED = 45
     CALL_CANCEL = 46
-    # a message too long for the ring lies in the arena
+    # a message too long for the ring, stored in the arena
     SPILLED = 50
 
 
 class WireError(Exception):
-    """Bytes that are no message of ours."""
+    """Bytes that are not a valid message."""
 
 
 class TensorHead(NamedTuple):
-    """How a tensor's bytes are to be read. ``nbytes`` is -1 for BYTES, whose length the shape does not tell."""
+    """Name, type and shape of a tensor in a message.
+
+    ``nbytes`` is -1 for BYTES, whose length does not follow from the shape.
+    """
 
     name: str
     datatype: str
@@ -84,9 +91,9 @@ class TensorHead(NamedTuple):
 
 
 class MessageHeader(NamedTuple):
-    """A decoded head: its tensors, and the other fields as plain JSON values.
+    """Decoded head with its tensors, and the other fields as plain JSON values.
 
-    ``remembered`` heads are the same object when their bytes come again.
+    ``remembered`` heads are the same object whenever their bytes recur.
     """
 
     tensors: tuple[TensorHead, ...]
@@ -95,7 +102,10 @@ class MessageHeader(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One request or answer of a message, decoded. ``arrays`` are parallel to ``head.tensors``."""
+    """One decoded request or answer of a message.
+
+    ``arrays`` are parallel to ``head.tensors``.
+    """
 
     head: MessageHeader
     id: str
@@ -104,8 +114,10 @@ class Item(NamedTuple):
 
 
 class Stacked(Sequence[Item]):
-    """The items of a decoded stack, each made when it is asked for. ``columns`` hold, for each of the head's tensors,
-    the arrays of all items; there is at least one."""
+    """Items of a decoded stack, each built on access.
+
+    ``columns`` hold, for each of the head's tensors, the arrays of all items; there is at least one column.
+    """
 
     def __init__(self, head: MessageHeader, columns: list[list[Array]]) -> None:
         self.head = head
@@ -131,7 +143,10 @@ class Message(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """One item to be encoded: a head made by ``head``, and arrays in the order of its tensors."""
+    """One item to encode.
+
+    Consists of a head built by ``head``, and arrays in the order of its tensors.
+    """
 
     head: bytes = b'{"tensors":[]}'
     arrays: Sequence[Array] = ()
@@ -140,30 +155,33 @@ class Draft(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Items to be encoded as one: ``columns`` hold, for each tensor of the head, the arrays of all items, which have
-    its shape, one dimension at least, and no elements of varying length."""
+    """Items to encode as one.
+
+    ``columns`` hold, for each tensor of the head, the arrays of all items. The arrays have the tensor's shape with at
+    least one dimension, and no elements of varying length.
+    """
 
     head: bytes
     columns: Sequence[Sequence[Array]]
 
 
 Drafts = Sequence[Draft] | Stack
-"""What a message is to carry."""
+"""Content of a message."""
 
 
 def nbytes_of(items: Drafts) -> int:
-    """How many bytes their arrays have."""
+    """Return the number of bytes in the arrays of the items."""
     if isinstance(items, Stack):
         return sum([len(column) * column[0].nbytes for column in items.columns])
     return sum([array.nbytes for item in items for array in item.arrays])
 
 
 Place = Callable[[Array], int | None]
-"""Puts an array into the arena and says at which offset, or says None to have it in the message itself."""
+"""Puts an array into the arena and returns its offset, or returns None to include it in the message."""
 
 Fetch = Callable[[int, int], Array]
-"""The bytes at (offset, length) of the arena, as an array of uint8 that tells its owner when the last view of it goes;
-raises WireError when nothing can lie there."""
+"""Returns the bytes at (offset, length) of the arena as an array of uint8, whose owner is notified when the last view
+of it is released. Raises WireError for an invalid range."""
 
 _MESSAGE = struct.Struct("<BBHIQQ")
 _ITEM = struct.Struct("<IHHI")
@@ -176,25 +194,31 @@ _ZEROS = bytes(16)
 _IN_ARENA = 1
 _REMEMBERED_HEADS = 512
 LONGEST_REMEMBERED = 4096
-"""The longest head that is kept, in bytes."""
+"""Size limit of a cached head, in bytes."""
 
 
 # -- heads ----------------------------------------------------------------------------------------------------------
 
 
 def head(tensors: Sequence[tuple[str, str, Sequence[int]]] = (), **fields: Any) -> bytes:
-    """A head's bytes: tensors as (name, datatype, shape), and JSON values. Raises TypeError for other values."""
+    """Encode a head from tensors as (name, datatype, shape), and JSON values.
+
+    Raises TypeError for other values.
+    """
     return json.dumps({**fields, "tensors": [[n, d, list(s)] for n, d, s in tensors]}, separators=(",", ":")).encode()
 
 
 class Heads:
-    """Reads heads and remembers them. Not thread-safe: each reader has its own."""
+    """Decoder of heads with a cache.
+
+    Not thread-safe; each reader has a separate one.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, MessageHeader] = {}
 
     def read(self, data: bytes) -> MessageHeader:
-        """The head of these bytes. Raises WireError."""
+        """Return the head in these bytes. Raises WireError."""
         known = self._known.get(data)
         if known is None:
             known = _read_head(data)
@@ -237,8 +261,9 @@ def encode(
     begin_ns: int = 0,
     end_ns: int = 0,
 ) -> bytes:
-    """A message's bytes. Arrays that ``place`` takes are referred to, the others, and those of a stack, are copied in.
+    """Encode a message.
 
+    Arrays that ``place`` accepts are referenced; other arrays, and those of a stack, are copied into the message.
     Arrays have a wire dtype; BYTES are object arrays of ``bytes``.
     """
     if isinstance(items, Stack):
@@ -280,7 +305,7 @@ def _encode_stack(prefix: bytes, stack: Stack) -> bytes:
         pieces.append(_ZEROS[:pad])
         try:
             data = b"".join(column)  # type: ignore[arg-type]  # arrays are buffers
-        except TypeError:  # one has gaps
+        except TypeError:  # an array has gaps
             data = b"".join([array.tobytes() for array in column])
         pieces.append(data)
         offset += pad + len(data)
@@ -288,10 +313,12 @@ def _encode_stack(prefix: bytes, stack: Stack) -> bytes:
 
 
 def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message:
-    """The message that ``data`` is. Arrays are writable views over ``data`` or over what ``fetch`` gives.
+    """Decode the message in ``data``.
+
+    Arrays are writable views over ``data`` or over the memory that ``fetch`` returns.
 
     Raises:
-        WireError: it is none.
+        WireError: the bytes are not a valid message.
     """
     try:
         kind, layout, count, number, begin_ns, end_ns = _MESSAGE.unpack_from(data)
@@ -318,7 +345,7 @@ def decode(data: bytearray, heads: Heads, fetch: Fetch | None = None) -> Message
 
 
 def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[MessageHeader, str, int]], int]:
-    """The heads, ids and flags of a message's items, and where its arrays begin."""
+    """Return the heads, ids and flags of a message's items, and the offset of its arrays."""
     offset = _MESSAGE.size
     read: list[tuple[MessageHeader, str, int]] = []
     last, found = b"", _NO_HEAD
@@ -329,7 +356,7 @@ def _read_items(data: bytearray, count: int, heads: Heads) -> tuple[list[tuple[M
         end = middle + id_length
         if end > len(data):
             raise WireError("a message ends in the middle of a head")
-        if head_length != len(last) or not data.startswith(last, offset):  # items of a batch mostly look alike
+        if head_length != len(last) or not data.startswith(last, offset):  # batch items mostly share a head
             last = bytes(data[offset:middle])
             found = heads.read(last)
         if len(found.tensors) != arrays:
@@ -378,7 +405,7 @@ def _array(data: bytearray, place: int, offset: int, length: int, tensor: Tensor
 
 
 def pack_elements(array: Array) -> bytes:
-    """The elements of a BYTES tensor, each with its length in four bytes before it [B02]."""
+    """Encode the elements of a BYTES tensor, each with a four-byte length prefix [B02]."""
     pieces: list[bytes] = []
     for element in array.reshape(-1).tolist():
         pieces += (_LENGTH.pack(len(element)), element)
@@ -386,7 +413,10 @@ def pack_elements(array: Array) -> bytes:
 
 
 def unpack_elements(data: memoryview, shape: tuple[int, ...]) -> Array:
-    """An object array of ``bytes``. Raises WireError when the bytes are not exactly its elements."""
+    """Decode an object array of ``bytes``.
+
+    Raises WireError if the bytes are not exactly its elements.
+    """
     count = math.prod(shape)
     if count * _LENGTH.size > len(data):
         raise WireError(f"{count} elements do not fit into {len(data)} bytes")

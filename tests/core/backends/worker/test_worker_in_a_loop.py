@@ -19,7 +19,7 @@ from fakes import FakeClock
 from held import Held
 from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
-from remora.backends.worker import connection as link
+from remora.backends.worker import connection as connections
 from remora.backends.worker.model import LOOP_BYTES, WorkerInstance
 from remora.backends.worker.wire import MessageKind
 from remora.errors import CancelledError, InternalError
@@ -195,7 +195,7 @@ def test_a_worker_that_dies_ends_its_batch_once_and_the_next_worker_is_watched_a
         error = await loop.run(request("die"))
         assert isinstance(error, InternalError)
         assert "is not healthy" in str(error)
-        await asyncio.to_thread(loop.instance.keeper.link)
+        await asyncio.to_thread(loop.instance.supervisor.wait_for_connection)
         (outcome,) = await loop.run(request())
         assert values(outcome) == [0, 2, 4]
 
@@ -206,8 +206,8 @@ def test_a_worker_that_dies_ends_its_batch_once_and_the_next_worker_is_watched_a
 def test_nothing_is_begun_in_a_worker_that_is_gone(loop: Loop) -> None:
     async def main() -> None:
         await loop.run(request())
-        link = loop.instance.keeper.link()
-        os.kill(loop.instance.keeper.pid, signal.SIGKILL)
+        link = loop.instance.supervisor.wait_for_connection()
+        os.kill(loop.instance.supervisor.pid, signal.SIGKILL)
         await asyncio.to_thread(link.ended.wait, PATIENCE_S)
         assert not link.begin([], Execution([]), 0, loop.mailbox, lambda _: None)  # type: ignore[arg-type]
 
@@ -236,13 +236,13 @@ def test_a_cancelled_request_is_told_to_the_worker(loop: Loop, caplog: pytest.Lo
 
 def test_a_cancel_is_not_told_before_the_request_and_lost(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        link, waits = loop.instance.keeper.link(), request("until cancelled")
+        link, waits = loop.instance.supervisor.wait_for_connection(), request("until cancelled")
         send = link.channel.send
 
         def leave_then_send(kind: MessageKind, *args: Any, **more: Any) -> bool:
             if kind is MessageKind.EXECUTE:
                 waits.cancel()
-                link.look()  # as the keeper does now and then
+                link.check_executions()  # as the supervisor does periodically
             return send(kind, *args, **more)
 
         monkeypatch.setattr(link.channel, "send", leave_then_send)
@@ -307,7 +307,7 @@ def test_when_a_worker_dies_the_batch_behind_has_not_begun(loop: Loop) -> None:
         died, never = await both(loop.begin(request("die")), loop.begin(request("count")))
         assert isinstance(died, InternalError)
         assert isinstance(never, NotBegunError)
-        await asyncio.to_thread(loop.instance.keeper.link)
+        await asyncio.to_thread(loop.instance.supervisor.wait_for_connection)
         assert values((await loop.run(request("how many")))[0]) == [0]
 
     go(main())
@@ -326,7 +326,7 @@ def test_the_time_of_a_batch_behind_another_begins_when_that_has_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    monkeypatch.setattr(link, "time", SimpleNamespace(monotonic=lambda: clock.now_ns / 1e9))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: clock.now_ns / 1e9))
     loop = Loop(folder, execute_timeout="100")
 
     async def ends_overdue(future: asyncio.Future[Any] | None) -> None:
@@ -342,13 +342,13 @@ def test_the_time_of_a_batch_behind_another_begins_when_that_has_ended(
         (folder / "go").touch()
         await asyncio.wait_for(first, PATIENCE_S)
         clock.advance(70 * 10**9)
-        loop.instance.keeper.link().look()
+        loop.instance.supervisor.wait_for_connection().check_executions()
         (folder / "go again").touch()
         assert [values(each) for (each,) in await both(first, second)] == [[0, 2, 4], [0, 2, 4]]
         over, never = loop.begin(request("forever")), loop.begin(request())
         await ends_overdue(over)
         assert isinstance((await both(over, never))[1], NotBegunError)
-        await asyncio.to_thread(loop.instance.keeper.link)
+        await asyncio.to_thread(loop.instance.supervisor.wait_for_connection)
         answered, over = loop.begin(request()), loop.begin(request("forever"))
         assert answered is not None
         await asyncio.wait_for(answered, PATIENCE_S)
@@ -360,7 +360,7 @@ def test_the_time_of_a_batch_behind_another_begins_when_that_has_ended(
 
 def test_what_is_cancelled_before_its_turn_does_not_run(loop: Loop) -> None:
     async def main() -> None:
-        link = loop.instance.keeper.link()
+        link = loop.instance.supervisor.wait_for_connection()
 
         async def behind(*cancelled: Request, others: Sequence[Request] = ()) -> Any:
             """Batches end in the order in which their cancels are told."""
@@ -368,7 +368,7 @@ def test_what_is_cancelled_before_its_turn_does_not_run(loop: Loop) -> None:
             first, second = loop.begin(runs), loop.begin(*cancelled, *others)
             for each in (*cancelled, runs):
                 each.cancel()
-                link.look()
+                link.check_executions()
             return (await both(first, second))[1]
 
         gone, ran = await behind(request("count"), others=[request("count")])

@@ -22,7 +22,7 @@ from held import Held
 from remora import custom_metrics
 from remora.backends import Execution, Placement, Source
 from remora.backends.python import PythonBackend
-from remora.backends.worker import supervisor as keeper
+from remora.backends.worker import supervisor as supervisors
 from remora.backends.worker.logs import LINES_PER_SECOND
 from remora.backends.worker.model import WorkerInstance, WorkerModel
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError
@@ -164,8 +164,8 @@ def test_a_model_answers_from_another_process(models: Models) -> None:
         "    def execute(self, requests):\n        return [answer(os.getpid()) for _ in requests]\n"
     )
     outcomes = run(instance, request(), request())
-    assert [values(outcome) for outcome in outcomes] == [[instance.keeper.pid]] * 2
-    assert instance.keeper.pid != os.getpid()
+    assert [values(outcome) for outcome in outcomes] == [[instance.supervisor.pid]] * 2
+    assert instance.supervisor.pid != os.getpid()
     assert not instance.quick
 
 
@@ -300,7 +300,7 @@ def test_a_cancelled_request_can_be_seen_in_the_worker(models: Models) -> None:
 def test_finalize_is_called(models: Models) -> None:
     marker = models.root / "finalized"
     instance = models.start(ANSWER + f"    def finalize(self):\n        open({str(marker)!r}, 'w').close()\n")
-    pid = instance.keeper.pid
+    pid = instance.supervisor.pid
     instance.close()
     assert marker.exists()
     assert gone(pid)
@@ -373,19 +373,19 @@ def test_a_model_that_does_not_start_says_why(models: Models, code: str, kind: t
 def test_a_load_waits_longer_for_its_process_than_a_request_for_a_new_one(
     fast: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, start, link = threading.Event(), keeper.WorkerProcess, keeper.Supervisor.link
+    asked, start, link = threading.Event(), supervisors.WorkerProcess, supervisors.Supervisor.wait_for_connection
 
     def started_late(*arguments: Any) -> Any:
         assert asked.wait(30)
         return start(*arguments)
 
-    def ask(self: keeper.Supervisor) -> Any:
+    def ask(self: supervisors.Supervisor) -> Any:
         asked.set()
         return link(self)
 
-    monkeypatch.setattr(keeper, "WorkerProcess", started_late)
-    monkeypatch.setattr(keeper.Supervisor, "link", ask)
-    monkeypatch.setattr(keeper, "RESTART_WAIT_S", 0.0)
+    monkeypatch.setattr(supervisors, "WorkerProcess", started_late)
+    monkeypatch.setattr(supervisors.Supervisor, "wait_for_connection", ask)
+    monkeypatch.setattr(supervisors, "RESTART_WAIT_S", 0.0)
     assert values(run(fast.start(ANSWER))[0]) == [7]
 
 
@@ -419,9 +419,9 @@ def test_a_fault_fails_its_own_requests(models: Models, fault: str, text: str) -
     with pytest.raises(InternalError, match=text) as caught:
         run(instance, request("now"))
     assert "m_0_0" in str(caught.value)
-    pid = instance.keeper.pid
+    pid = instance.supervisor.pid
     assert values(run(instance)[0]) == [7]
-    assert instance.keeper.pid == pid
+    assert instance.supervisor.pid == pid
 
 
 def test_none_is_an_error_of_that_request(models: Models) -> None:
@@ -453,12 +453,12 @@ def test_another_datatype_than_declared_is_answered_as_it_is(models: Models) -> 
 )
 def test_a_dead_worker_is_told_of_and_started_again(models: Models, fault: str, text: str) -> None:
     instance = models.start(once(fault))
-    pid = instance.keeper.pid
+    pid = instance.supervisor.pid
     said = failure(instance, request("now"), request("neighbour"))
     assert said.startswith("Stub process 'm_0_0' is not healthy: ")
     assert text in said
     assert values(run(instance)[0]) == [7]
-    assert instance.keeper.pid != pid
+    assert instance.supervisor.pid != pid
     assert gone(pid)
     assert instance.trouble == ""
 
@@ -524,7 +524,7 @@ def test_closing_does_not_wait_for_a_finalize_that_never_returns(fast: Models) -
     instance = fast.start(
         ANSWER + "    def finalize(self):\n        while True: time.sleep(1)\n", finalize_timeout="0.2"
     )
-    pid = instance.keeper.pid
+    pid = instance.supervisor.pid
     instance.close()
     assert gone(pid)
 
@@ -621,7 +621,7 @@ def test_a_model_chooses_its_isolation_itself(fast: Models) -> None:
     config = CONFIG + 'parameters { key: "ISOLATION" value { string_value: "process" } }'
     fast.settings["isolation"] = "thread"
     assert isinstance(fast.open(ANSWER, config), WorkerModel)
-    with pytest.raises(InvalidArgumentError, match="ISOLATION of model 'm': 'cloud' is none of process, thread"):
+    with pytest.raises(InvalidArgumentError, match="ISOLATION of model 'm': 'cloud' must be one of process, thread"):
         fast.open(ANSWER, CONFIG + 'parameters { key: "ISOLATION" value { string_value: "cloud" } }')
 
 
@@ -631,7 +631,7 @@ def test_a_model_chooses_its_isolation_itself(fast: Models) -> None:
 def test_no_memory_that_is_shared_with_a_worker_has_a_name_in_dev_shm(fast: Models) -> None:
     instance = fast.start(ANSWER)
     run(instance, request("", np.zeros(1 << 20, np.int32)))
-    for pid in (os.getpid(), instance.keeper.pid):
+    for pid in (os.getpid(), instance.supervisor.pid):
         mapped = Path(f"/proc/{pid}/maps").read_text()
         assert "/memfd:" in mapped, "where what is shared is to be seen"
         assert "/dev/shm/" not in mapped
@@ -641,7 +641,7 @@ def test_fifty_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_pat
     def cycle() -> int:
         models = Models(tmp_path, "auto")
         instance = models.start(ANSWER)
-        pid = instance.keeper.pid
+        pid = instance.supervisor.pid
         assert values(run(instance, request("", np.zeros(1 << 16, np.int32)))[0]) == [7]
         for each in reversed(models.opened):
             each.close()
