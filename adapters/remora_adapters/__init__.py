@@ -1,1 +1,4 @@
-"""Where remora runs: one module for each platform; the law: an adapter knows its host and the engine knows none."""
+"""Platform adapters, one module per platform.
+
+Invariant: no adapter imports another platform, and the engine imports no adapter.
+"""

@@ -1,8 +1,9 @@
-"""Google Cloud Run: one port that the platform names, requests that wait for a cold start, an end within ten seconds.
+"""Google Cloud Run host, with all protocols on the port that the platform sets.
 
     python -m remora_adapters.cloud_run [FLAG ...]
 
-The file system is memory: models are better mounted from a bucket or read from ``gs://`` than copied into the image's.
+Requests wait for a cold start, and shutdown takes less than ten seconds. The file system is in memory, so mount models
+from a bucket or read them from ``gs://`` instead of copying them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host, all_on_one_port, models_of, port_of
 
 MODEL_DIRECTORIES = ("/models", "/mnt/models")
-"""Where models are looked for when nothing says: the first of these that is there."""
+"""Default locations of the models, of which the first existing one is used."""
 _PORT = 8080
 _EXIT_S = 8
-"""SIGKILL comes 10 s after SIGTERM, and no request is sent in between."""
+"""Less than the 10 s between SIGTERM and SIGKILL, during which no request is sent."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """All on the port of ``PORT``: REST, health, metrics, and gRPC, which the platform passes on as it is.
+    """Return settings with REST, health, metrics and gRPC on ``PORT``.
 
-    ``REMORA_MODEL_REPOSITORY`` names the models' folder or URL. Raises ValueError for what is no port.
+    ``REMORA_MODEL_REPOSITORY`` is the models' folder or URL. Raises ValueError for an invalid port.
     """
     server = ServerOptions(
         http_address="0.0.0.0",
@@ -38,7 +39,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     from remora.cli import main as run
 
     return run(["serve", "--host-platform", "cloud_run", *(sys.argv[1:] if arguments is None else arguments)])

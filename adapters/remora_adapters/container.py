@@ -1,8 +1,8 @@
-"""A plain container: Triton's ports on all interfaces, and models where Triton's image and KServe mount them.
+"""Plain container host, with Triton's ports and the usual model mounts.
 
     python -m remora_adapters.container [FLAG ...]
 
-Every flag of `remora serve` holds here too, so a tritonserver command line carries over as it is.
+It accepts every flag of `remora serve`, so a tritonserver command line carries over unchanged.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host, models_of
 
 MODEL_DIRECTORIES = ("/models", "/mnt/models")
-"""Where models are looked for when neither flag nor variable says: the first of these that is there."""
+"""Default locations of the models, of which the first existing one is used."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """All interfaces, since whoever publishes a container's port has decided who may reach it.
+    """Return settings that listen on all interfaces.
 
-    ``REMORA_MODEL_REPOSITORY`` names the models' folder; a path or ``--model-repository`` on the command line wins.
+    Publishing the container's ports controls access.
+    ``REMORA_MODEL_REPOSITORY`` is the models' folder; a path or ``--model-repository`` overrides it.
     """
     places = models_of(environ, MODEL_DIRECTORIES)
     return Host(EngineOptions(model_repository=places), ServerOptions(http_address="0.0.0.0"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     return run(["serve", "--host-platform", "container", *(sys.argv[1:] if arguments is None else arguments)])
 
 

@@ -1,9 +1,9 @@
-"""Knative Serving: one port that the platform names, requests that wait for a cold start, an end that loses none.
+"""Knative Serving host, with all protocols on the port that the platform sets.
 
     python -m remora_adapters.knative [FLAG ...]
 
-Knative lets one port through: REST, health and metrics are there, and gRPC. Which of them its gateways send is the
-port's name: ``h2c`` has them speak HTTP/2, so gRPC, and any other name HTTP/1.1.
+Requests wait for a cold start, and shutdown completes those in flight. The port's name selects the protocol of the
+gateways: HTTP/2, and so gRPC, for ``h2c``, and HTTP/1.1 for any other name.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host, all_on_one_port, models_of, port_of
 
 MODEL_DIRECTORIES = ("/mnt/models", "/models")
-"""Where models are looked for when nothing says: the first of these that is there."""
+"""Default locations of the models, of which the first existing one is used."""
 _PORT = 8080
-_TAKEN = (8008, 8012, 8013, 8022, 9090, 9091)
-"""Ports that Knative's validation refuses for containers: they are its own sidecar's."""
+_RESERVED = (8008, 8012, 8013, 8022, 9090, 9091)
+"""Ports that Knative's validation reserves for its sidecar."""
 _LAME_DUCK_S = 5
-"""The platform's routers learn late of a pod's end; what they still send meanwhile is answered."""
+"""Time during which routers still send requests to a terminating pod."""
 _EXIT_S = 295
-"""Knative's grace is the revision's timeout, 300 s unless set: requests may take as long."""
+"""Less than Knative's grace period, the revision's timeout of 300 s unless set."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """All on the port of ``PORT``. Raises ValueError for a port that Knative does not take."""
+    """Return settings with all protocols on ``PORT``. Raises ValueError for a reserved port."""
     port = port_of(environ, "PORT", _PORT)
-    if port in _TAKEN:
-        raise ValueError(f"PORT={port}: Knative keeps this port for itself; {_PORT} is usual")
+    if port in _RESERVED:
+        raise ValueError(f"PORT={port}: this port is reserved by Knative; the default is {_PORT}")
     server = ServerOptions(
         http_address="0.0.0.0",
         http_port=port,
@@ -43,7 +43,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     from remora.cli import main as run
 
     return run(["serve", "--host-platform", "knative", *(sys.argv[1:] if arguments is None else arguments)])

@@ -25,7 +25,7 @@ from hosting import Got, ask, hosted, running, v2_request, write_scale
 from remora import __version__
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
-from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, offer
+from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, register_modules
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document, schemas_of
 
 REFERENCE = Path(os.environ.get("REMORA_AZUREML_VENV", ROOT / ".venv-azureml"))
@@ -835,7 +835,7 @@ def test_header_values_are_split_at_commas_as_azure_does() -> None:
 
 def test_azures_names_lead_to_our_request_and_response() -> None:
     modules: dict[str, Any] = {}
-    offer(modules)
+    register_modules(modules)
     for package in ("azureml.contrib.services", "azureml_inference_server_http.api"):
         assert modules[f"{package}.aml_request"].AMLRequest is AMLRequest
         assert modules[package].aml_response.AMLResponse is AMLResponse

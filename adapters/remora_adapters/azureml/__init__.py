@@ -1,9 +1,9 @@
-"""Azure ML online endpoints: Azure's environment as settings, its routes as a front, score.py files unchanged.
+"""Azure ML online endpoint host, with Azure's settings, routes and scoring scripts.
 
     python -m remora_adapters.azureml [FLAG ...]
 
-An environment's liveness route is ``/v2/health/live`` and its readiness route ``/v2/health/ready``: ``/`` says both at
-once, and would have a deployment restarted that is slow to load.
+Configure ``/v2/health/live`` as liveness route and ``/v2/health/ready`` as readiness route. ``/`` combines both and
+would restart a deployment that loads slowly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("remora.azureml")
 _PORT, _HEALTH_PORT, _HIGHEST_PORT = 5001, 5000, 65_535
 _APP_ROOT = "/var/azureml-app"
 _EXIT_S = 25
-"""SIGKILL comes 30 s after SIGTERM."""
+"""Less than the 30 s between SIGTERM and SIGKILL."""
 _LEVELS: dict[str, dict[str, Any]] = {
     "DEBUG": {"log_verbose": 1},
     "INFO": {},
@@ -40,47 +40,47 @@ _LEVELS: dict[str, dict[str, Any]] = {
     "ERROR": {"log_info": False, "log_warning": False},
     "CRITICAL": {"log_info": False, "log_warning": False, "log_error": False},
 }
-_UNHEEDED = ("AML_APP_INSIGHTS_ENABLED", "AML_MODEL_DC_STORAGE_ENABLED", "AZUREML_DEBUG_PORT")
-"""Whoever sets these should know that nothing comes of it."""
+_UNSUPPORTED = ("AML_APP_INSIGHTS_ENABLED", "AML_MODEL_DC_STORAGE_ENABLED", "AZUREML_DEBUG_PORT")
+"""Variables of Azure's server without effect here; setting one logs a warning."""
 _NAMES = ("SERVICE_NAME", "SERVICE_VERSION", "SERVICE_PATH_PREFIX")
 _DEPTH = 3
-"""A registered folder brings its own name, and perhaps another, between the mount and the models."""
+"""Directory levels to search, because a registered folder adds its name below the mount."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """The settings of a deployment.
+    """Return the settings of a deployment.
 
-    Models are where ``AZUREML_MODEL_DIR`` points: a repository there or below the registered folder's name, one model,
-    or one file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
-    ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with one, no model is loaded beside it.
+    ``AZUREML_MODEL_DIR`` holds the models: a repository there or below the registered folder's name, one model, or one
+    file. ``SERVER_PORT`` is the port; ``SEPERATE_HEALTH_ENDPOINT=true`` (Azure's spelling) adds ``HEALTH_PORT``.
+    ``AZUREML_ENTRY_SCRIPT`` (below ``AML_APP_ROOT``) is the scoring script; with a script, no model is loaded at
+    startup.
 
-    ``SERVICE_NAME``, ``SERVICE_VERSION`` and ``SERVICE_PATH_PREFIX`` are told in the documents at ``/swagger.json``.
-    ``AML_CORS_ORIGINS`` are those whose pages may read answers, with commas between, or ``*``.
+    ``SERVICE_NAME``, ``SERVICE_VERSION`` and ``SERVICE_PATH_PREFIX`` appear in the documents at ``/swagger.json``.
+    ``AML_CORS_ORIGINS`` lists the origins whose pages may read answers, separated by commas, or ``*``.
 
-    ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING, ERROR or CRITICAL. What no variable says, a file of them may:
-    ``AZUREML_CONFIG_FILE``, or ``config.json`` below ``AML_APP_ROOT`` or beside the script.
+    ``AZUREML_LOG_LEVEL`` is DEBUG, INFO, WARNING, ERROR or CRITICAL. A file may set variables that the environment
+    lacks: ``AZUREML_CONFIG_FILE``, or ``config.json`` below ``AML_APP_ROOT`` or in the script's directory.
 
-    Raises ValueError for numbers, levels and origins that are none, a version that no header can hold, and a file that
-    cannot be read.
+    Raises ValueError for invalid numbers, levels, origins or version headers, and for an unreadable file.
     """
-    environ = {**_filed(environ), **environ}
+    environ = {**_read_config_file(environ), **environ}
     root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
     named = environ.get("AZUREML_ENTRY_SCRIPT", "")
     has_script = bool(named) or (root / "main.py").is_file()
     models = environ.get("AZUREML_MODEL_DIR", "")
 
     @cache
-    def front(inside: ServerContext) -> Service:  # one for both ports: there is one script, which starts once
+    def front(inside: ServerContext) -> Service:  # cached, because both ports share one script
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
         from remora_adapters.azureml.swagger import Named
 
-        for name in _UNHEEDED:
+        for name in _UNSUPPORTED:
             if environ.get(name, "").lower() not in ("", "false"):
-                _log.warning("%s is set: what Azure's server does by it, this one does not", name)
+                _log.warning("%s is set but has no effect on this server", name)
         script = entry_script() if has_script else None
         default = environ.get("REMORA_DEFAULT_MODEL", "")
-        called = Named(*(environ.get(name, usual) for name, usual in zip(_NAMES, Named(), strict=True)))
-        settings = ScoringSettings(script, timeout_ms, default, root, version, origins, called)
+        names = Named(*(environ.get(name, default_name) for name, default_name in zip(_NAMES, Named(), strict=True)))
+        settings = ScoringSettings(script, timeout_ms, default, root, version, origins, names)
         return ScoringService(inside, settings)
 
     def entry_script() -> EntryScript:
@@ -105,7 +105,7 @@ def host(environ: Mapping[str, str]) -> Host:
         )
     else:
         place = find_models(Path(models)) if models else None
-        # Azure mounts at .../NAME/VERSION, and what has no folder of its own is called by the former.
+        # Azure mounts at .../NAME/VERSION, and NAME is the name of a model without a folder.
         engine = EngineOptions(
             paths=(str(place),) if place else (),
             model_name=Path(models).parent.name if models else "",
@@ -116,8 +116,11 @@ def host(environ: Mapping[str, str]) -> Host:
     return Host(engine, replace(server, **_severities(environ)), front, doors)
 
 
-def _filed(environ: Mapping[str, str]) -> dict[str, str]:
-    """What Azure's configuration file says; nothing without one. Raises ValueError for one that cannot be read."""
+def _read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in Azure's configuration file, if any.
+
+    Raises ValueError for an unreadable file.
+    """
     root = Path(environ.get("AML_APP_ROOT", _APP_ROOT))
     named = environ.get("AZUREML_CONFIG_FILE", "")
     beside = (root / environ.get("AZUREML_ENTRY_SCRIPT", "main.py")).parent
@@ -130,14 +133,14 @@ def _filed(environ: Mapping[str, str]) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise ValueError(f"AZUREML_CONFIG_FILE: {path} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"AZUREML_CONFIG_FILE: {path} is no JSON object")
-    # A file of that name may hold more than Azure's variables, and their values be numbers.
+        raise ValueError(f"AZUREML_CONFIG_FILE: {path} is not a JSON object")
+    # The file may hold other keys than Azure's variables, and numbers as values.
     plain = {name: value for name, value in found.items() if isinstance(value, str | int)}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}
 
 
 def find_models(directory: Path) -> Path:
-    """The repository, model or file that a mounted directory holds, as far down as there is but one way to go."""
+    """Return the repository, model or file in a mounted directory, through single folders."""
     from remora.repository.local import LocalRepository
 
     place = directory
@@ -164,7 +167,7 @@ def _number(environ: Mapping[str, str], name: str, default: int, most: int = (1 
 
 
 def _severities(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The options that ``AZUREML_LOG_LEVEL`` stands for. Raises ValueError."""
+    """Return the log options for ``AZUREML_LOG_LEVEL``. Raises ValueError."""
     level = environ.get("AZUREML_LOG_LEVEL") or "INFO"
     if level.upper() not in _LEVELS:
         raise ValueError(f"AZUREML_LOG_LEVEL={level[:40]}: expected one of {', '.join(_LEVELS)}")
@@ -172,16 +175,16 @@ def _severities(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _version(environ: Mapping[str, str]) -> str:
-    """What is told to clients in a header of each answer. Raises ValueError for what no header can hold."""
-    tells = environ.get("SERVER_VERSION_LOG_RESPONSE_ENABLED", "true").lower() == "true"
-    text = environ.get("HTTP_X_MS_SERVER_VERSION") or (f"remora/{__version__}" if tells else "")
+    """Return the server version header of each answer. Raises ValueError for an invalid value."""
+    enabled = environ.get("SERVER_VERSION_LOG_RESPONSE_ENABLED", "true").lower() == "true"
+    text = environ.get("HTTP_X_MS_SERVER_VERSION") or (f"remora/{__version__}" if enabled else "")
     if not (text.isascii() and text.isprintable()):
         raise ValueError("HTTP_X_MS_SERVER_VERSION: expected printable ASCII")
     return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     from remora.cli import main as run
 
     return run(["serve", "--host-platform", "azureml", *(sys.argv[1:] if arguments is None else arguments)])

@@ -1,4 +1,4 @@
-"""Starts the server of an Azure ML deployment: ``python -m remora_adapters.azureml``."""
+"""Entry point of an Azure ML deployment's server, ``python -m remora_adapters.azureml``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients of Azure's server get, as plain data; the law: nothing here needs a script (spec clouds 2.2)."""
+"""Answers of Azure's server as plain data, independent of scripts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from typing import NamedTuple
 
 FAILED = "x-ms-run-function-failed"
-"""The header that says whether the script failed: ``True`` or ``False``."""
+"""Header that is ``True`` if the script failed and ``False`` otherwise."""
 
 
 class AzureAnswer(NamedTuple):
-    """What a client gets."""
+    """Status, headers and body of an answer."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -18,11 +18,11 @@ class AzureAnswer(NamedTuple):
 
 
 def message_answer(status: int, message: str, *, failed: bool = False) -> AzureAnswer:
-    """Azure's form of an error."""
+    """Return an error in Azure's form."""
     headers = [("Content-Type", "application/json"), (FAILED, str(failed))]
     return AzureAnswer(status, headers, json.dumps({"message": message}).encode())
 
 
 def empty_answer() -> AzureAnswer:
-    """The answer to OPTIONS where the script has none."""
+    """Return the answer to OPTIONS for a script without a handler for it."""
     return AzureAnswer(200, [("Content-Type", "text/html; charset=utf-8"), (FAILED, "False")], b"")

@@ -1,13 +1,13 @@
-"""Which pages may read Azure's answers: the headers that tell a browser so, as Azure's server gives them. Pure.
+"""CORS headers of Azure's answers.
 
-Endpoints of Azure let no such request through; it is for deployments that are reached by another way.
+The functions are pure. Azure's endpoints block cross-origin requests, so this serves deployments behind another route.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a host is made before the server's modules are imported
+if TYPE_CHECKING:  # the host exists before the server's modules are imported
     from remora.protocols.http1 import Head
     from remora.protocols.rest.answer import Headers
 
@@ -17,10 +17,10 @@ _PATTERN = frozenset("*\\[](){}?$^|+")
 
 
 class Origins:
-    """The origins of ``AML_CORS_ORIGINS``: none, some, or all (``*``).
+    """Allowed origins of ``AML_CORS_ORIGINS``, which may be none, some, or all (``*``).
 
-    Raises ValueError for what no origin can be. Azure's server takes some of that for regular expressions, which match
-    more than their authors mean.
+    Raises ValueError for an invalid origin. Azure's server treats some of these as regular expressions, which match
+    more than their authors intend.
     """
 
     def __init__(self, text: str) -> None:
@@ -30,10 +30,10 @@ class Origins:
         if not (text.isascii() and text.isprintable()) or any(_PATTERN & set(origin) for origin in named):
             raise ValueError(f"AML_CORS_ORIGINS={text[:80]}: expected origins such as https://example.com, or *")
         self._folded = {origin.lower().encode() for origin in named}
-        self._first = min(named, default="").encode()  # what a request without an origin is told
+        self._first = min(named, default="").encode()  # answered to a request without an Origin header
 
     def headers(self, head: Head) -> Headers:
-        """What an answer says to the page that a request came from."""
+        """Return the CORS headers of the answer to a request."""
         origin = head.get(b"origin")
         if not origin:
             origin = b"*" if self._all else self._first
@@ -41,16 +41,16 @@ class Origins:
             origin = b""
         if not origin:
             return ()
-        told: list[tuple[bytes, bytes]] = [(_ORIGIN, origin)]
+        headers: list[tuple[bytes, bytes]] = [(_ORIGIN, origin)]
         if head.method == "OPTIONS":
-            told += _preflight(head)
+            headers += _preflight(head)
         if origin != b"*" and (self._all or len(self._folded) > 1):
-            told.append((b"Vary", b"Origin"))
-        return tuple(told)
+            headers.append((b"Vary", b"Origin"))
+        return tuple(headers)
 
 
 def _preflight(head: Head) -> Headers:
-    """What a page may ask with, said before it does."""
+    """Return the headers of the answer to a preflight request."""
     if (head.get(b"access-control-request-method") or b"").upper() not in (b"GET", b"POST"):
         return ()
     wanted = (head.get(b"access-control-request-headers") or b"").split(b",")

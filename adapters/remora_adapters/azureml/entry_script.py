@@ -1,6 +1,6 @@
-"""An entry script: ``init()`` once, ``run()`` for each request, as azureml-inference-server-http calls them.
+"""Azure ML scoring script, with ``init()`` called once and ``run()`` for each request.
 
-The law: what the script gets and what its client sees are Azure's (spec clouds 2.2); one ``run`` at a time, as there.
+Invariant: the script and its clients see what azureml-inference-server-http shows, with one ``run`` at a time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from remora_adapters.azureml.swagger import ANYTHING, schemas_of
 _log = logging.getLogger("remora.azureml")
 
 EXEC_MS = "x-ms-run-fn-exec-ms"
-"""The header with the time that ``run`` took, in milliseconds."""
+"""Header with the duration of ``run`` in milliseconds."""
 _FAILURE = "An unexpected error occurred in scoring script. Check the logs for more info."
 _INTERNAL = "An unexpected internal error occurred. Check the logs for more info."
-_UNWANTED = "The client left before it was this request's turn."
+_CANCELLED = "The client disconnected before this request was started."
 
 
 class ScriptError(Exception):
-    """The script cannot be used; the text is for the operator."""
+    """Error that makes the script unusable, with a text for the operator."""
 
 
 class BadInputError(Exception):
-    """A request that the script cannot be given."""
+    """Request that cannot be converted to arguments of the script."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -46,20 +46,20 @@ class BadInputError(Exception):
 
 
 def answer_of(response: Any) -> AzureAnswer:
-    """An AMLResponse, or a Flask response where the script made one, as data."""
+    """Convert an AMLResponse, or a script's Flask response, to plain data."""
     return AzureAnswer(
         int(response.status_code), [(str(k), str(v)) for k, v in response.headers.items()], response.get_data()
     )
 
 
 class EntryScript:
-    """A script and its state.
+    """Loaded script with its state.
 
     Args:
         path: the file; None for a module ``main`` on the path.
         search: directories that the script may import from.
-        at_a_time: how many ``run`` may be under way.
-        clock_s: seconds, for the time that ``run`` takes.
+        at_a_time: maximum of concurrent ``run`` calls.
+        clock_s: seconds, to measure ``run``.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class EntryScript:
         self._read: Callable[[AMLRequest], dict[str, Any]] = lambda request: {}
         self._wants_headers = False
         self.schemas = ANYTHING
-        """What the script says that it takes and gives."""
+        """Schemas that the script declares for input and output."""
         self.trouble = "the scoring script is being loaded"
-        """Why it cannot score now; empty once it can."""
+        """Reason why the script cannot score now, or empty."""
 
     def open(self) -> None:
-        """Import the script and call its ``init``. Never raises: what went wrong is the trouble from then on."""
+        """Import the script and call its ``init``. Never raises; an error sets ``trouble``."""
         try:
-            raw_http.offer()
+            raw_http.register_modules()
             self._open(self._import())
             self.trouble = ""
         except ScriptError as error:
             self.trouble = str(error)
             _log.error("%s", error)
-        except BaseException as error:  # sys.exit in a script must not end the server unseen
+        except BaseException as error:  # because sys.exit in a script must not end the server
             self.trouble = f"the scoring script failed to start: {type(error).__name__}: {error}"
             _log.exception("the scoring script failed to start")
 
@@ -111,8 +111,8 @@ class EntryScript:
     def _open(self, module: ModuleType) -> None:
         for name in ("init", "run"):
             if not callable(getattr(module, name, None)):
-                raise ScriptError(f"the scoring script {module.__file__} defines no {name}()")
-        # Some of Azure's tools wrap a script in a driver; its init does more, its run only passes on.
+                raise ScriptError(f"the scoring script {module.__file__} does not define {name}()")
+        # Some of Azure's tools wrap a script in a driver, whose run only forwards.
         driven = getattr(module, "driver_module", None)
         run = driven.run if isinstance(driven, ModuleType) and hasattr(driven, "run") else module.run
         schema_util = _decorated(run)
@@ -123,9 +123,9 @@ class EntryScript:
         module.init()
 
     def score(self, request: AMLRequest, wanted: Callable[[], bool] = lambda: True) -> AzureAnswer:
-        """The answer to a request. Blocks until it is this request's turn; never raises.
+        """Return the answer to a request after waiting for a free slot. Never raises.
 
-        ``wanted`` says then whether anybody still waits for it: what nobody does is not run.
+        ``wanted`` returns False if the client has disconnected by then, and ``run`` is skipped.
         """
         if self._run is None or self.trouble:
             return message_answer(503, self.trouble)
@@ -136,7 +136,7 @@ class EntryScript:
         if self._wants_headers:
             arguments["request_headers"] = dict(request.headers.items())
         with self._turns:
-            return self._scored(self._run, arguments) if wanted() else message_answer(400, _UNWANTED)
+            return self._scored(self._run, arguments) if wanted() else message_answer(400, _CANCELLED)
 
     def _scored(self, run: Callable[..., Any], arguments: dict[str, Any]) -> AzureAnswer:
         begin = self._clock_s()
@@ -154,19 +154,22 @@ class EntryScript:
                 output = AMLResponse(output, 200, json_str=True)
             answer = answer_of(output)
         except Exception:
-            _log.exception("what run() of the scoring script returned cannot be sent")
+            _log.exception("the return value of run() cannot be sent")
             return message_answer(500, _INTERNAL)
         return AzureAnswer(answer.status, [*answer.headers, (EXEC_MS, f"{took_ms:.3f}")], answer.body)
 
 
 def _decorated(run: Callable[..., Any]) -> ModuleType | None:
-    """What knows the schemas of ``run``; None when it was not decorated with any."""
+    """Return the module inference_schema.schema_util if it decorates ``run``, or None."""
     schema_util = sys.modules.get("inference_schema.schema_util")
     return schema_util if schema_util is not None and schema_util.is_schema_decorated(run) else None
 
 
 def _reader_of(run: Callable[..., Any], *, decorated: bool) -> tuple[Callable[[AMLRequest], dict[str, Any]], bool]:
-    """What makes arguments of a request, and whether ``run`` wants the headers too. Raises ScriptError."""
+    """Return the converter of a request to arguments, and True if ``run`` takes headers.
+
+    Raises ScriptError.
+    """
     parameters = list(inspect.signature(run).parameters.values())
     usual = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if any(parameter.kind not in usual for parameter in parameters):
@@ -196,7 +199,7 @@ def _as_text(request: AMLRequest) -> str:
 
 
 def _named(request: AMLRequest, inputs: list[inspect.Parameter]) -> dict[str, Any]:
-    """The values of a JSON object by their names, for a ``run`` with a schema."""
+    """Return the values of a JSON object by parameter name, for a ``run`` with a schema."""
     body = _query(request) if request.method == "GET" else _json_object(request)
     found = {}
     for parameter in inputs:
@@ -228,7 +231,7 @@ def _only_post(request: AMLRequest) -> None:
 
 
 def _query(request: AMLRequest) -> dict[str, Any]:
-    """The query's parameters, each read as JSON where it is some."""
+    """Return the query's parameters, parsed as JSON where possible."""
     found = {}
     for key in request.args:
         values: list[Any] = []

@@ -1,8 +1,7 @@
-"""What entry scripts import to see a request and make a response: AMLRequest, AMLResponse, rawhttp; the law: no Flask.
+"""AMLRequest, AMLResponse and rawhttp for scoring scripts, without a dependency on Flask.
 
-Scripts find it under the names that they import: `azureml.contrib.services` and `azureml_inference_server_http.api`.
-A request has what a Flask request has, as far as scripts use it; a response is made as Azure's is, down to its quirk
-of splitting header values at commas (spec clouds 2.2).
+Scripts import them as `azureml.contrib.services` and `azureml_inference_server_http.api`. A request has the attributes
+of a Flask request that scripts use. A response behaves like Azure's, which splits header values at commas.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ _PACKAGES = ("azureml.contrib.services", "azureml_inference_server_http.api")
 
 
 def rawhttp(run: Run) -> Run:
-    """Marks a ``run`` that takes the request as it is."""
+    """Mark a ``run`` that takes the raw request."""
     setattr(run, _RAW, True)
     return run
 
 
 def is_raw(run: Callable[..., Any]) -> bool:
-    """Whether ``run`` was marked by `rawhttp`."""
+    """Return True if `rawhttp` marked ``run``."""
     return getattr(run, _RAW, False) is True
 
 
-def _converted(value: Any, default: Any, convert: Callable[[str], Any] | None) -> Any:
-    """A value as Flask's ``get`` gives it: the default for none, and for one that cannot be converted."""
+def _convert_or_default(value: Any, default: Any, convert: Callable[[str], Any] | None) -> Any:
+    """Return a converted value as Flask's ``get`` does, or the default if absent or invalid."""
     if value is None or convert is None:
         return default if value is None else value
     try:
@@ -50,9 +49,10 @@ def _converted(value: Any, default: Any, convert: Callable[[str], Any] | None) -
 
 
 class RequestHeaders(Headers):
-    """Headers as Flask has them: names in title case but looked up in any, repeated ones joined, pairs in a loop.
+    """Headers with Flask's behaviour.
 
-    One that was not sent is a KeyError.
+    Names are in title case, lookup ignores case, repeated headers are joined, iteration yields pairs, and a missing
+    header raises KeyError.
     """
 
     def __init__(self, sent: list[tuple[str, str]]) -> None:
@@ -72,11 +72,11 @@ class RequestHeaders(Headers):
         return iter(self.items())
 
     def get(self, name: str, default: Any = None, type: Callable[[str], Any] | None = None) -> Any:  # noqa: A002 - Flask's name
-        return _converted(super().get(name), default, type)
+        return _convert_or_default(super().get(name), default, type)
 
 
 class MultiDict(dict[str, Any]):
-    """A dictionary whose keys may have several values; ``d[key]`` is the first."""
+    """Dictionary with several values per key, whose ``d[key]`` is the first."""
 
     def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
         self._lists: dict[str, list[Any]] = {}
@@ -85,23 +85,23 @@ class MultiDict(dict[str, Any]):
         super().__init__({key: values[0] for key, values in self._lists.items()})
 
     def get(self, key: str, default: Any = None, type: Callable[[str], Any] | None = None) -> Any:  # noqa: A002 - Flask's name
-        return _converted(super().get(key), default, type)
+        return _convert_or_default(super().get(key), default, type)
 
     def getlist(self, key: str) -> list[Any]:
-        """All values of a key, none for one that is not there."""
+        """Return all values of a key, or an empty list."""
         return list(self._lists.get(key, ()))
 
     def lists(self) -> list[tuple[str, list[Any]]]:
-        """Every key with all its values."""
+        """Return every key with all its values."""
         return [(key, list(values)) for key, values in self._lists.items()]
 
     def to_dict(self, flat: bool = True) -> dict[str, Any]:
-        """The first values alone, or all of them in lists."""
+        """Return the first value of each key, or all values in lists."""
         return dict(self) if flat else dict(self.lists())
 
 
 class UploadedFile(io.BytesIO):
-    """A file of a form, and what its sender said of it."""
+    """Uploaded file of a form, with the sender's metadata."""
 
     def __init__(self, name: str, filename: str, content_type: str, data: bytes) -> None:
         super().__init__(data)
@@ -112,7 +112,7 @@ class UploadedFile(io.BytesIO):
 
     @property
     def stream(self) -> io.BytesIO:
-        """The bytes, for those who ask for them by Flask's name."""
+        """The file itself, under Flask's name."""
         return self
 
     def save(self, path: str | Path) -> None:
@@ -121,7 +121,7 @@ class UploadedFile(io.BytesIO):
 
 
 class AMLRequest:
-    """A request as a script sees it. ``headers`` ignores the case of names."""
+    """Request as a script sees it, with case-insensitive ``headers``."""
 
     def __init__(self, method: str, path: str, query: str, headers: list[tuple[str, str]], body: bytes) -> None:
         self.method = method
@@ -161,11 +161,11 @@ class AMLRequest:
         return self.get_json()
 
     def get_data(self, cache: bool = True, as_text: bool = False, parse_form_data: bool = False) -> Any:
-        """The body, as text when that is asked for."""
+        """Return the body, as text with ``as_text``."""
         return self.data.decode("utf-8", "replace") if as_text else self.data
 
     def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
-        """The body's JSON. None for what is none when ``silent``; else ValueError."""
+        """Return the body's JSON. For invalid JSON raises ValueError, or returns None if ``silent``."""
         try:
             if not (force or self.is_json):
                 raise ValueError("the content type is not application/json")
@@ -201,7 +201,7 @@ class AMLRequest:
 
 
 def _parse_multipart(content_type: str, body: bytes) -> tuple[MultiDict, MultiDict]:
-    """The fields and the files of a form."""
+    """Parse the fields and files of a form."""
     start = f"Content-Type: {content_type}\r\nMIME-Version: 1.0\r\n\r\n".encode("latin-1", "replace")
     message: Message = BytesParser(policy=HTTP).parsebytes(start + body)
     fields: list[tuple[str, Any]] = []
@@ -221,16 +221,16 @@ def _parse_multipart(content_type: str, body: bytes) -> tuple[MultiDict, MultiDi
 
 
 class AMLResponse:
-    """A response as a script makes it.
+    """Response that a script creates.
 
     Args:
-        message: text, bytes, or with ``json_str`` anything that JSON can carry. None is an empty JSON object.
+        message: text, bytes, or with ``json_str`` any JSON value. None is an empty JSON object.
         status_code: the HTTP status.
-        response_headers: a value with commas becomes several headers of the same name, as Azure has it.
-        json_str: print ``message`` as JSON.
-        run_function_failed: what the header FAILED says.
+        response_headers: a value with commas becomes several headers of the same name, as in Azure's server.
+        json_str: serialize ``message`` as JSON.
+        run_function_failed: value of the header FAILED.
 
-    Raises TypeError for a message that JSON cannot carry.
+    Raises TypeError for a message that is not serializable as JSON.
     """
 
     def __init__(
@@ -246,31 +246,31 @@ class AMLResponse:
         self.data = text.encode() if isinstance(text, str) else bytes(text)
         self.status_code = status_code
         self.headers = Headers([("Content-Type", "application/json" if is_json else "text/html; charset=utf-8")])
-        given = dict(response_headers or {})
-        if message is not None and not json_str and "Content-Type" in given:
+        extra_headers = dict(response_headers or {})
+        if message is not None and not json_str and "Content-Type" in extra_headers:
             del self.headers["Content-Type"]
         self.headers[FAILED] = str(run_function_failed)
-        for name, value in given.items():
+        for name, value in extra_headers.items():
             for one in value.split(","):
                 self.headers.add_header(name, one.strip())
 
     def get_data(self, as_text: bool = False) -> Any:
-        """The body, as text when that is asked for."""
+        """Return the body, as text with ``as_text``."""
         return self.data.decode() if as_text else self.data
 
 
-def offer(modules: dict[str, ModuleType] | None = None) -> None:
-    """Let scripts import this by Azure's names, whether or not Azure's packages are installed."""
-    known = sys.modules if modules is None else modules
+def register_modules(modules: dict[str, ModuleType] | None = None) -> None:
+    """Register this module under Azure's names, even where Azure's packages are installed."""
+    registry = sys.modules if modules is None else modules
     for package in _PACKAGES:
         parts = package.split(".")
         for depth in range(1, len(parts) + 1):
             name = ".".join(parts[:depth])
-            if name not in known:
-                known[name] = ModuleType(name)
-                known[name].__path__ = []
+            if name not in registry:
+                registry[name] = ModuleType(name)
+                registry[name].__path__ = []
         request, response = ModuleType(f"{package}.aml_request"), ModuleType(f"{package}.aml_response")
         vars(request).update(AMLRequest=AMLRequest, rawhttp=rawhttp)
         vars(response).update(AMLResponse=AMLResponse)
-        known[request.__name__], known[response.__name__] = request, response
-        vars(known[package]).update(aml_request=request, aml_response=response)
+        registry[request.__name__], registry[response.__name__] = request, response
+        vars(registry[package]).update(aml_request=request, aml_response=response)

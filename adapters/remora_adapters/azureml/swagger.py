@@ -1,7 +1,6 @@
-"""The documents at /swagger.json, as Azure's server makes them; the law: one that lies in the script's folder wins.
+"""Swagger documents at /swagger.json, generated from a script's decorators.
 
-Azure's studio makes its sample requests from them. They say what a script's decorators say of its input and output
-(spec clouds 2.2).
+A document in the script's folder takes precedence. Azure's studio generates its sample requests from them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOCKED: list[Document] = [{"Bearer": []}]
 
 
 class Named(NamedTuple):
-    """What a deployment calls itself: ``SERVICE_NAME``, ``SERVICE_VERSION``, ``SERVICE_PATH_PREFIX``."""
+    """Name, version and path prefix of a deployment, from the ``SERVICE_*`` variables."""
 
     name: str = "ML service"
     version: str = "1.0"
@@ -36,7 +35,7 @@ class Named(NamedTuple):
 
 
 class Schemas(NamedTuple):
-    """What a script takes and gives, and the versions of documents that can say so."""
+    """Input and output schemas of a script, and the document versions that can express them."""
 
     input: Document
     output: Document
@@ -44,34 +43,38 @@ class Schemas(NamedTuple):
 
 
 ANYTHING = Schemas({"type": "object", "example": {}}, {"type": "object", "example": {}})
-"""The schemas of a script that says nothing of them."""
+"""Schemas of a script that declares none."""
 
 
 class NoDocumentError(Exception):
-    """There is no document of that version; the text says which there are."""
+    """Unknown document version, with the available ones in the text."""
 
 
 def schemas_of(run: Callable[..., Any], schema_util: Any) -> Schemas:
-    """What a decorated ``run`` says of itself; ``schema_util`` is the module of that name of inference_schema."""
+    """Return the schemas of a decorated ``run`` from inference_schema's ``schema_util``."""
     versions = frozenset(_WHOLE.get(version, version) for version in schema_util.get_supported_versions(run))
     return Schemas(schema_util.get_input_schema(run), schema_util.get_output_schema(run), versions)
 
 
 def find_document(version: str, root: Path, named: Named, schemas: Schemas) -> bytes:
-    """The document of a version, 2, 3 or 3.1. Raises NoDocumentError."""
+    """Return the document of version 2, 3 or 3.1. Raises NoDocumentError."""
     version = _WHOLE.get(version, version)
     for name in _FILES.get(version, ()):
         if (root / name).is_file():
             return (root / name).read_bytes()
     if version in schemas.versions:
         return json.dumps(_describe(version, named, schemas)).encode()
-    there = [one for one in _FILES if one in schemas.versions or any((root / name).is_file() for name in _FILES[one])]
+    available = [
+        one for one in _FILES if one in schemas.versions or any((root / name).is_file() for name in _FILES[one])
+    ]
     if version in _FILES:
         raise NoDocumentError(
             f"Swagger version [{version}] is not supported for the scoring script. "
-            f"Supported swagger versions: [{', '.join(there)}]."
+            f"Supported swagger versions: [{', '.join(available)}]."
         )
-    raise NoDocumentError(f"Swagger version [{version[:20]}] is not valid. Supported versions: [{', '.join(there)}].")
+    raise NoDocumentError(
+        f"Swagger version [{version[:20]}] is not valid. Supported versions: [{', '.join(available)}]."
+    )
 
 
 def _describe(version: str, named: Named, schemas: Schemas) -> Document:

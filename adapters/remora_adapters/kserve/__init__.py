@@ -1,8 +1,9 @@
-"""KServe: a predictor that serves what the storage initializer put into /mnt/models, by V1, V2 and gRPC.
+"""KServe predictor that serves /mnt/models over V1, V2 and gRPC.
 
     python -m remora_adapters.kserve [--model-name NAME] [FLAG ...]
 
-A ServingRuntime passes ``--model-name={{.Name}}``: so is a model called whose files lie in /mnt/models itself.
+The storage initializer downloads the models to /mnt/models. A ServingRuntime passes ``--model-name={{.Name}}``, the
+name of a model whose files lie in /mnt/models itself.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ MODELS = "/mnt/models"
 _PORT, _GRPC_PORT = 8080, 8081
 _ANSWERS = ("kserve", "triton")
 _LAME_DUCK_S = 5
-"""A Deployment's pod is still sent requests for a while after SIGTERM: routers learn late of its end."""
+"""Time during which routers still send requests to a pod after SIGTERM."""
 _EXIT_S = 20
-"""SIGKILL comes 30 s after SIGTERM."""
+"""Less than the 30 s between SIGTERM and SIGKILL."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """The settings of a predictor: port 8080, which KServe's agent has fixed, and 8081 for gRPC.
+    """Return the settings of a predictor.
 
-    gRPC is on 8080 as well, for predictors that Knative runs: it lets one port through.
+    HTTP is on port 8080, which KServe fixes, and gRPC on 8081. gRPC is on 8080 as well,
+    because Knative exposes only one port.
 
-    ``REMORA_MODEL_REPOSITORY`` stands in for /mnt/models. ``REMORA_V2_ANSWERS=triton`` has V2 answer as Triton does
-    where KServe's own server differs. Metrics are on the same port, at ``/metrics``.
+    ``REMORA_MODEL_REPOSITORY`` replaces /mnt/models. ``REMORA_V2_ANSWERS=triton`` selects Triton's V2 answers where
+    KServe's own server differs. Metrics are on the same port, at ``/metrics``.
 
-    Raises ValueError for other answers than those two.
+    Raises ValueError for any other value of ``REMORA_V2_ANSWERS``.
     """
     answers = environ.get("REMORA_V2_ANSWERS", "kserve")
     if answers not in _ANSWERS:
@@ -59,7 +61,7 @@ def host(environ: Mapping[str, str]) -> Host:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     from remora.cli import main as run
 
     return run(["serve", "--host-platform", "kserve", *(sys.argv[1:] if arguments is None else arguments)])

@@ -1,4 +1,4 @@
-"""Starts a KServe predictor: ``python -m remora_adapters.kserve``."""
+"""Entry point of a KServe predictor, ``python -m remora_adapters.kserve``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""CloudEvents around V1 requests and answers, binary and structured; the law: an event is answered by an event. Pure.
+"""CloudEvents 1.0 encoding of V1 requests and answers, binary and structured.
 
-KServe's sources and brokers send them (spec clouds 4, CloudEvents 1.0). The answer's type and source are KServe's.
+The functions are pure. An event is answered by an event, with KServe's type and source.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ _TYPE = "io.kserve.inference.response"
 
 
 class Event(NamedTuple):
-    """A request that came as an event: its data, and whether the event was in the headers (binary) or the body."""
+    """Request sent as an event.
+
+    ``binary`` is True if the attributes were in the headers and False if they were in the body.
+    """
 
     data: Buffer
     binary: bool
 
 
 def read_event(head: Head, body: Buffer) -> Event | None:
-    """The event that a request is; None for one that is none. Raises InvalidArgumentError for a broken one."""
-    if all(head.get(f"ce-{name}".encode()) for name in _NEEDED):  # with fewer it is none, to KServe
+    """Return a request's event, or None. Raises InvalidArgumentError for a malformed event."""
+    if all(head.get(f"ce-{name}".encode()) for name in _NEEDED):  # with fewer KServe takes it for a plain request
         return Event(body, True)
     if not (head.get(b"content-type") or b"").lower().startswith(_STRUCTURED):
         return None
@@ -42,7 +45,10 @@ def read_event(head: Head, body: Buffer) -> Event | None:
 
 
 def answer_event(event: Event, model: str, answer: HttpAnswer, id: str, time: str) -> HttpAnswer:
-    """The answer as an event of the same form; errors stay as they are. ``time`` is RFC 3339."""
+    """Return the answer as an event of the same form, and errors unchanged.
+
+    ``time`` is RFC 3339.
+    """
     if answer.status != 200:
         return answer
     attributes = {"specversion": "1.0", "id": id, "source": f"io.kserve.inference.{model}", "type": _TYPE, "time": time}

@@ -1,7 +1,7 @@
-"""Deployment files computed from models, for `remora manifests`; the law: every number says where it is from.
+"""Deployment files computed from models, for `remora manifests`.
 
-A platform is a module with a function ``render(facts) -> str``, pure, which raises ValueError for what the platform
-would refuse. `facts` opens the models and measures.
+A platform is a module with a pure function ``render(facts) -> str``, which raises ValueError for values that the
+platform refuses. Each computed number has a comment with its reason. `facts` opens and measures the models.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import cast
 from remora_adapters.manifests.facts import Facts
 
 PLATFORMS = ("azureml", "knative", "kserve", "sagemaker")
-"""What files can be made for: a module of this package each."""
+"""Supported platforms, one module of this package each."""
 
 FETCHING = ("knative", "kserve")
-"""Platforms whose pods read the models from where the files say: a path of this machine means nothing there."""
+"""Platforms whose pods download the models, so that a local path is useless to them."""
 
 
 def find_renderer(name: str) -> Callable[[Facts], str]:
-    """The function that writes a platform's files. Raises ValueError when there is none."""
+    """Return the function that renders a platform's files.
+
+    Raises ValueError for an unknown platform.
+    """
     if name not in PLATFORMS:
-        raise ValueError(f"there are no manifests for '{name}': give one of {', '.join(PLATFORMS)}")
+        raise ValueError(f"there are no manifests for '{name}': expected one of {', '.join(PLATFORMS)}")
     return cast(Callable[[Facts], str], import_module(f"{__name__}.{name}").render)

@@ -1,4 +1,4 @@
-"""An Azure ML managed online deployment: probes that do not restart a slow load, limits that fill batches. Pure."""
+"""Manifest of an Azure ML managed online deployment, with computed probes and limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{2,31}")
 
 
 def render(facts: Facts) -> str:
-    """The YAML of the CLI's version 2, with a comment where a number was computed.
+    """Return the YAML for version 2 of Azure's CLI.
 
-    Raises ValueError for a name that no endpoint can have.
+    Raises ValueError for an invalid endpoint name.
     """
     if not _NAME.fullmatch(facts.name):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What deployment files are computed from: the models' batches and instances, and what loading them took here."""
+"""Measurements that deployment files are computed from."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOST_IN_POD = 1000
-"""Knative admits no more requests at a time to a pod, unless a cluster's operator says otherwise."""
+"""Knative's default limit of concurrent requests per pod."""
 _MIB = 1 << 20
 _QUARTER_GIB = 256
 _ROOM = 2.0
-"""A process takes more under load than when it has just started."""
+"""Factor for the memory under load over that after startup."""
 
 
 class Model(NamedTuple):
-    """A model: its largest batch (0 without batching), how many instances, whether any is on a GPU."""
+    """Largest batch (0 without batching), instance count and GPU use of a model."""
 
     name: str
     max_batch_size: int
@@ -25,10 +25,10 @@ class Model(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All of it.
+    """All inputs of the renderers.
 
-    ``load_s`` is the time until all models were ready on this machine, ``memory_mib`` what the process then had.
-    ``location`` is where the deployment finds the models, ``image`` what it runs.
+    ``load_s`` is the time until all models were ready on this machine, ``memory_mib`` the memory of the process then.
+    ``location`` is where the deployment finds the models, ``image`` the container image.
     """
 
     name: str
@@ -40,34 +40,36 @@ class Facts(NamedTuple):
 
     @property
     def busiest(self) -> Model:
-        """The model that can use the most requests at a time."""
+        """The model that can use the most concurrent requests."""
         return max(self.models, key=lambda model: max(model.max_batch_size, 1) * model.instances)
 
     @property
     def concurrency(self) -> int:
-        """Requests at a time that keep the busiest model busy: a batch runs while the next one fills."""
+        """Concurrent requests that fill one batch of the busiest model while another runs."""
         return 2 * max(self.busiest.max_batch_size, 1) * self.busiest.instances
 
     @property
     def gpu(self) -> bool:
-        """Whether any model wants a GPU."""
+        """True if any model uses a GPU."""
         return any(model.gpu for model in self.models)
 
     @property
     def patience_s(self) -> int:
-        """How long a start may take before something is wrong: ten times the time here, since other machines are slower
-        and models may have to be fetched; a minute at least."""
+        """Startup timeout in seconds, ten times the load time here and at least a minute.
+
+        Other machines are slower, and models may have to be downloaded.
+        """
         return max(60, math.ceil(10 * self.load_s))
 
     @property
     def memory(self) -> int:
-        """Memory to ask for, in MiB: twice what was taken, in quarters of a GiB."""
+        """Memory request in MiB, twice the measured memory in quarters of a GiB."""
         return max(2 * _QUARTER_GIB, math.ceil(self.memory_mib * _ROOM / _QUARTER_GIB) * _QUARTER_GIB)
 
 
 def measure(paths: Sequence[str], name: str, image: str, location: str) -> Facts:
-    """Load the models and look at them. Raises RemoraError when one cannot be loaded."""
-    from remora.engine import Engine  # every command line imports this module for the names of the platforms
+    """Load the models and measure them. Raises RemoraError if a model fails to load."""
+    from remora.engine import Engine  # because the command line imports this module for the platform names
     from remora.options import EngineOptions
     from remora.proto.model_config_pb2 import ModelInstanceGroup
 
@@ -87,7 +89,7 @@ def measure(paths: Sequence[str], name: str, image: str, location: str) -> Facts
 
 
 def _resident_mib() -> int:
-    """Memory of this process, in MiB; 0 where the system does not say."""
+    """Return the memory of this process in MiB, or 0 where unavailable."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096 // _MIB

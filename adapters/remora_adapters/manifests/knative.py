@@ -1,15 +1,15 @@
-"""A Knative Service for models: what may run at a time, how long a start may take, when a pod may go. Pure."""
+"""Manifest of a Knative Service, with computed concurrency and timeouts."""
 
 from __future__ import annotations
 
 from remora_adapters.manifests.facts import MOST_IN_POD, Facts
 
 _LONGEST_S = 600
-"""A cluster allows no longer requests unless it is told to."""
+"""Default limit of a request's duration in a cluster."""
 
 
 def render(facts: Facts) -> str:
-    """The YAML, with a comment where a number was computed."""
+    """Return the YAML."""
     busiest = facts.busiest
     deadline_s = max(_LONGEST_S, 2 * facts.patience_s)
     gpu = ', nvidia.com/gpu: "1"' if facts.gpu else ""

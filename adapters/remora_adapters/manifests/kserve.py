@@ -1,4 +1,4 @@
-"""A KServe runtime for the cluster, the same for one namespace, and a predictor that uses it. Pure."""
+"""Manifests of a KServe runtime, per cluster and per namespace, and of a predictor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from remora_adapters.manifests.facts import MOST_IN_POD, Facts
 
 
 def render(facts: Facts) -> str:
-    """Three YAML documents, with a comment where a number was computed."""
+    """Return three YAML documents."""
     runtimes = (_runtime(facts, kind) for kind in ("ClusterServingRuntime", "ServingRuntime"))
     return "---\n".join((*runtimes, _predictor(facts)))
 

@@ -1,4 +1,4 @@
-"""What makes a SageMaker endpoint, as input of AWS's command line: the calls of `remora deploy sagemaker`. Pure."""
+"""Input files for AWS's command line, with the calls of `remora deploy sagemaker`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GPUS = {"xlarge": 16, "2xlarge": 32, "4xlarge": 64, "8xlarge": 128, "16xlarge":
 
 
 def render(facts: Facts) -> str:
-    """A YAML document for each call, for ``--cli-input-yaml``, with a comment where a value was computed.
+    """Return a YAML document for each call, for ``--cli-input-yaml``.
 
     Raises ValueError for a name or a location that the platform would refuse.
     """
@@ -30,7 +30,7 @@ def render(facts: Facts) -> str:
 
 
 def plan_of(facts: Facts) -> Plan:
-    """The plan that `remora deploy sagemaker` would make true."""
+    """Return the plan that `remora deploy sagemaker` would apply."""
     kind, sizes = ("ml.g5", _GPUS) if facts.gpu else ("ml.c6i", _CPUS)
     size = next((name for name, gib in sizes.items() if gib * _GIB >= facts.memory), list(sizes)[-1])
     return Plan(
@@ -46,7 +46,7 @@ def plan_of(facts: Facts) -> Plan:
 
 
 def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
-    """Why a field has its value, by the field's name."""
+    """Return the reason for each computed value by field name."""
     busiest = facts.busiest
     gpu = ", with a GPU, which a model is configured for" if facts.gpu else ""
     return {
@@ -73,7 +73,7 @@ def _document(call: ApiCall, reasons: Mapping[str, str]) -> str:
 
 
 def _lines(fields: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
-    """A mapping as YAML in blocks; its texts and numbers as JSON writes them, which YAML reads the same."""
+    """Yield a mapping as YAML blocks, with scalars as JSON because YAML reads them the same."""
     for key, value in fields.items():
         if key in reasons:
             yield f"# {reasons[key]}"

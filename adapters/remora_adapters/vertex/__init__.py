@@ -1,4 +1,4 @@
-"""Vertex AI: the routes, port and storage that the platform names, predict and rawPredict.
+"""Vertex AI host, with predict and rawPredict on the port and routes that the platform sets.
 
 python -m remora_adapters.vertex [FLAG ...]
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 _PORT = 8080
 _MODELS = "/models"
 _EXIT_S = 25
-"""SIGKILL comes 30 s after SIGTERM."""
+"""Less than the 30 s between SIGTERM and SIGKILL."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """The settings of a deployed model.
+    """Return the settings of a deployed model.
 
     ``AIP_HTTP_PORT`` is the port, ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE`` the paths. The models are at
-    ``AIP_STORAGE_URI`` (gs://, which the platform leaves to the container to read), unless ``REMORA_MODEL_REPOSITORY``
-    names another place. ``REMORA_DEFAULT_MODEL`` is the one that predict asks where there are several.
+    ``AIP_STORAGE_URI`` (gs://, which the container itself reads), unless ``REMORA_MODEL_REPOSITORY`` names another
+    location. ``REMORA_DEFAULT_MODEL`` is the target of predict among several models.
 
-    Raises ValueError for what is no port or path.
+    Raises ValueError for an invalid port or path.
     """
     port = port_of(environ, "AIP_HTTP_PORT", _PORT)
     health, predict = _route(environ, "AIP_HEALTH_ROUTE", "/health"), _route(environ, "AIP_PREDICT_ROUTE", "/predict")
@@ -55,7 +55,7 @@ def _route(environ: Mapping[str, str], name: str, default: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     from remora.cli import main as run
 
     return run(["serve", "--host-platform", "vertex", *(sys.argv[1:] if arguments is None else arguments)])

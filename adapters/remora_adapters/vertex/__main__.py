@@ -1,4 +1,4 @@
-"""Starts the server of a model on Vertex AI: ``python -m remora_adapters.vertex``."""
+"""Entry point of a server on Vertex AI, ``python -m remora_adapters.vertex``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Vertex AI's routes: health, predict and rawPredict; the law: nothing here changes what is served.
+"""Vertex AI's routes health, predict and rawPredict.
 
-Predict's body is ``{"instances": [...]}``; what has none is V2, as Triton's Vertex front end takes it, with its binary
-content type. The redirect header leads to other V2 routes, but to none that loads, unloads, registers or sets anything:
-those are refused with 403, and so are they when asked for by path (spec clouds 6).
+The body of predict is ``{"instances": [...]}``; without instances it is V2, as in Triton's Vertex front end, with its
+binary content type. The redirect header leads to other V2 routes.
+
+Invariant: no route changes the server's state. Routes that load, unload, register or set something are refused with
+403, by redirect and by path.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ def _binary_headers(json_length: int) -> Headers:
 
 
 class VertexService:
-    """Answers Vertex AI's two routes, and what of V2 only looks.
+    """Service of Vertex AI's two routes and the read-only routes of V2.
 
     Args:
         inside: the server.
         health: the path of the health route.
         predict: the path of the predict route.
-        default: the model that predict asks; the only one when empty.
+        default: the target of predict; the only model if empty.
     """
 
     def __init__(self, inside: ServerContext, health: str, predict: str, default: str) -> None:
@@ -60,7 +62,7 @@ class VertexService:
             else:
                 exchange.respond(failure(405, "Method Not Allowed", plain=False))
             return None
-        return self._looking(head, body, exchange)
+        return self._handle_read_only(head, body, exchange)
 
     def _post(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         plan = head.note
@@ -70,10 +72,10 @@ class VertexService:
             exchange.respond(plan.refusal)
             return None
         if plan.target:
-            return self._redirected(plan, body, exchange)
-        return self._rest.when_loaded(self._predicted, head, body, exchange)
+            return self._follow_redirect(plan, body, exchange)
+        return self._rest.when_loaded(self._predict_loaded, head, body, exchange)
 
-    def _predicted(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    def _predict_loaded(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         name = self._default or self._engine.only_model()
         if not name:
             count = len({model.name for model in self._engine.models()})
@@ -88,10 +90,10 @@ class VertexService:
                 return self._predictor.handle(name, head, body, exchange)
             exchange.respond(locked)
             return None
-        return self._asked(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
+        return self._infer(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
 
-    def _asked(self, plan: _Plan, v2: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer what a head stands for in V2, in Vertex's form where it came in that."""
+    def _infer(self, plan: _Plan, v2: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Run a V2 inference and answer in Vertex's binary form if the request had it."""
         if plan.size is None:
             return self._rest.handle(v2, body, exchange)
         if plan.json_length <= len(body):
@@ -99,7 +101,7 @@ class VertexService:
         exchange.respond(_bad_size(plan.size))
         return None
 
-    def _redirected(self, plan: _Plan, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    def _follow_redirect(self, plan: _Plan, body: Buffer, exchange: Exchange) -> Cancellable | None:
         if plan.target == "/metrics":
             exchange.respond(self._rest.locked("metrics", plan.head) or self._rest.metrics())
             return None
@@ -107,15 +109,15 @@ class VertexService:
         try:
             infers = route(method, plan.target).action == "infer"
         except Refusal as refusal:
-            if refusal.status == 405:  # predict is always posted, and what is looked at is got
+            if refusal.status == 405:  # because predict is always POST and read-only routes are GET
                 method = "GET"
         v2 = plan.to(plan.target, method)
         if infers:
-            return self._asked(plan, v2, body, exchange)
-        return self._looking(v2, body if method == "POST" else b"", exchange)
+            return self._infer(plan, v2, body, exchange)
+        return self._handle_read_only(v2, body if method == "POST" else b"", exchange)
 
-    def _looking(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """V2, but for what changes something."""
+    def _handle_read_only(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer a V2 route unless it changes state."""
         try:
             where = route(head.method, head.path)
         except Refusal as refusal:
@@ -130,10 +132,10 @@ class VertexService:
 
 
 class _Plan:
-    """What the head of a predict request asks for, worked out once and kept with the head.
+    """Parsed head of a predict request, cached with the head.
 
-    ``target`` is where the redirect header leads, "" without one. ``size`` is how long the JSON is by Vertex's binary
-    content type, as it is written, and ``json_length`` what that means; None and 0 for a body that is not of that type.
+    ``target`` is the path in the redirect header, or "". ``size`` is the JSON length in Vertex's binary content type as
+    text and ``json_length`` as a number; None and 0 for another content type.
     """
 
     __slots__ = ("_v2", "head", "json_length", "may_have_instances", "refusal", "size", "target")
@@ -154,12 +156,12 @@ class _Plan:
             self.refusal = _bad_size(self.size)
 
     def to(self, path: str, method: str = "POST") -> Head:
-        """The V2 head that this one stands for; it is remembered as long as the path is the same."""
+        """Return the equivalent V2 head, cached for the same path."""
         if self._v2 is None or self._v2.path != path:
             dropped = (REDIRECT,) if self.size is None else (REDIRECT, _LENGTH)
             kept = tuple(pair for pair in self.head.headers if pair[0].lower() not in dropped)
-            told = () if self.size is None else ((_LENGTH, self.size),)
-            self._v2 = self.head.to(path, method=method, headers=(*kept, *told))
+            length_header = () if self.size is None else ((_LENGTH, self.size),)
+            self._v2 = self.head.to(path, method=method, headers=(*kept, *length_header))
         return self._v2
 
 
@@ -169,14 +171,14 @@ def _bad_size(size: bytes) -> HttpAnswer:
 
 
 def _has_instances(body: Buffer) -> bool:
-    """Whether a body is predict's: a JSON object with instances."""
+    """Return True if the body is predict's, a JSON object with instances."""
     octets = bytes(body)
     if b'"instances"' not in octets:
         return False
     if b'"inputs"' not in octets:
-        return True  # without them it is no V2 request, and predict reads it once more
+        return True  # not a V2 request; predict parses it again
     try:
         message = orjson.loads(octets)
     except orjson.JSONDecodeError:
-        return True  # whose refusal says more than V2's
+        return True  # because predict's error is more specific than V2's
     return isinstance(message, dict) and "instances" in message
