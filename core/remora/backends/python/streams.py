@@ -47,13 +47,20 @@ class StreamedReply:
         self._lock = Lock()
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
-        """Send a response, or only the end mark. Raises TritonModelException after the end."""
-        outcome = None if response is None else self._convert(response)
+        """Send a response, or only the end mark. Raises TritonModelException after the end.
+
+        Responses to a cancelled request are dropped here except for the last one, because a model that goes on would
+        otherwise keep its instance busy with copies that have no reader.
+        """
         final = flags == COMPLETE_FINAL
+        dropped = self._request.cancelled and not final
+        outcome = None if response is None or dropped else self._convert(response)
         with self._lock:
             if self.closed:
                 raise TritonModelException(CLOSED_TEXT)
             self.closed = final
+        if dropped:
+            return
         self._execution.send(self._index, Streamed(outcome, final))
 
     def close(self) -> None:

@@ -251,6 +251,19 @@ def test_a_sender_let_go_by_a_cancelled_request_says_so(start: Start) -> None:
     assert error.code == "CANCELLED"
 
 
+def test_responses_to_a_cancelled_request_are_dropped_before_the_final_one(start: Start) -> None:
+    instance = start("""
+    def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        for value in range(100_000):
+            sender.send(answer(value))
+        sender.send(answer(-1), flags=FINAL)
+""")
+    gone = request()
+    gone.cancelled = True
+    assert run(instance, gone).all() == [(0, {"OUT": [-1]}, True)]
+
+
 def test_a_model_sees_that_its_caller_has_left(start: Start) -> None:
     instance = start("""
     def execute(self, requests):
