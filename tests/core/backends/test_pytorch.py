@@ -180,7 +180,7 @@ def test_a_result_of_another_type_is_told_with_tritons_text(tmp_path: Path) -> N
 
 
 def test_torchscript_without_declared_tensors_is_told_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="its format, TorchScript, does not say the types and shapes of tensors"):
+    with pytest.raises(ConfigError, match="its format, TorchScript, declares no types and shapes of tensors"):
         opened(script(tmp_path, Product(), 'backend: "pytorch"'))
 
 
@@ -229,7 +229,7 @@ def test_a_parameter_without_effect_is_told(tmp_path: Path, caplog: pytest.LogCa
     fuser = 'parameters { key: "ENABLE_NVFUSER" value { string_value: "true" } }'
     with caplog.at_level(logging.WARNING):
         opened(script(tmp_path, Product(), PLAIN + OUT + fuser))
-    assert "makes no use of the parameter 'ENABLE_NVFUSER'" in caplog.text
+    assert "does not use the parameter 'ENABLE_NVFUSER'" in caplog.text
 
 
 def test_a_gpu_that_is_not_there_is_told(tmp_path: Path) -> None:

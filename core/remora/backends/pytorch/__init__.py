@@ -1,4 +1,4 @@
-"""The PyTorch backend; the law: one copy of the weights for each device, and nothing is unpickled to get at them.
+"""PyTorch backend with one copy of the weights per device, and no unpickling.
 
 Serves TorchScript (``model.pt``), exported programs and AOTInductor packages (``model.pt2``). PyTorch is imported when
 the first model is opened.
@@ -32,7 +32,7 @@ _FILES = {"torch_aoti": "model.pt2"}
 
 
 class PyTorchBackend:
-    """Serves ``model.pt`` and ``model.pt2``; its settings are defaults for the parameters of ``plan_run``."""
+    """Backend for ``model.pt`` and ``model.pt2``, whose settings are defaults for `plan_run`."""
 
     name = "pytorch"
 
@@ -41,7 +41,7 @@ class PyTorchBackend:
 
         Raises:
             NotFoundError: there is no model file.
-            ConfigError: a parameter that cannot be read, or a GPU that is not there.
+            ConfigError: a parameter is invalid, or a GPU is missing.
             InternalError: PyTorch cannot read the file, or reading it could run code.
         """
         path = require_file(
@@ -51,7 +51,7 @@ class PyTorchBackend:
 
 
 class PyTorchModel:
-    """An opened model: its programs, one for each device."""
+    """Opened model with a program for each device."""
 
     def __init__(self, torch: Any, source: Source, path: Path, config: ModelConfig) -> None:
         self._torch = torch
@@ -59,9 +59,9 @@ class PyTorchModel:
         self._path = path
         self._plan = plan_run(config, source.settings)
         for key in self._plan.ignored:
-            _log.warning("model '%s': the pytorch backend makes no use of the parameter '%s'", source.name, key)
+            _log.warning("model '%s': the pytorch backend does not use the parameter '%s'", source.name, key)
         self._programs: dict[str, Program] = {}
-        self._given_out: set[str] = set()
+        self._assigned: set[str] = set()
         self._opening = threading.Lock()
         self._runners = concurrent_instances(config)
         self._set_inter_op_threads()
@@ -70,20 +70,22 @@ class PyTorchModel:
 
     @property
     def preferred_kinds(self) -> tuple[str, ...]:
-        """What KIND_AUTO stands for; see `Backend`."""
+        """Kinds that KIND_AUTO resolves to (`Backend`)."""
         return ("GPU", "CPU") if self._torch.cuda.device_count() else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in and check what an exported program declares; the other formats declare nothing [C15].
+        """Fill in and check inputs and outputs that an exported program declares [C15].
+
+        The other formats declare none.
 
         Raises:
-            ConfigError: when the configuration contradicts the program, or leaves out what only it can say.
+            ConfigError: the configuration contradicts the program, or omits what the program does not declare.
         """
         program = self._programs[str(self._first)]
         if program.inputs is None or program.outputs is None:
             if not (config.input and config.output):
                 raise ConfigError(
-                    f"model '{config.name}': its format, {program.kind}, does not say the types and shapes of tensors: "
+                    f"model '{config.name}': its format, {program.kind}, declares no types and shapes of tensors: "
                     "declare input and output in the configuration, or serve what torch.export.save writes"
                     f"{_folder_for(self._source)}"
                 )
@@ -93,7 +95,10 @@ class PyTorchModel:
             complete_from_tensors(config, program.inputs, program.outputs, default_max_batch=batch)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """An instance on its device, with the weights of those that are there already. Raises ConfigError."""
+        """Return an instance on its device, which shares the weights there.
+
+        Raises ConfigError.
+        """
         device = self._device(placement)
         program = self._program(device, own=True)
         run = _Run(self._torch, program, self._plan, config, device, self._threads())
@@ -103,22 +108,25 @@ class PyTorchModel:
             run,
             quick=device is not None and device.type == "cpu",
             staying=run.staying,
-            devices=self._takes(device),
+            devices=self._input_devices(device),
             gpu=device.index if device is not None and device.type == "cuda" else None,
         )
 
-    def _takes(self, device: Any) -> frozenset[DeviceId]:
-        """Where an instance's tensors may lie (decision 0030)."""
+    def _input_devices(self, device: Any) -> frozenset[DeviceId]:
+        """Return the devices whose tensors an instance accepts (decision 0030)."""
         if device is not None and device.type == "cuda":
             return frozenset({(CUDA, device.index)})
         return frozenset({HOST}) if cpu_as_device(self._source.settings) else frozenset()
 
     def close(self) -> None:
-        """Let the programs go."""
+        """Release the programs."""
         self._programs.clear()
 
     def _device(self, placement: Placement) -> Any:
-        """The ``torch.device`` of a placement; None for KIND_MODEL, whose author has chosen. Raises ConfigError."""
+        """Return the ``torch.device`` of a placement.
+
+        None for KIND_MODEL, where the program chooses its device. Raises ConfigError.
+        """
         torch = self._torch
         if placement.kind == "MODEL":
             return None
@@ -133,7 +141,10 @@ class PyTorchModel:
         return torch.device("cuda", placement.device_id)
 
     def _program(self, device: Any, *, own: bool = False) -> Program:
-        """The program on a device. ``own``: for an instance, which gets a copy where instances could disturb others."""
+        """Return the program on a device.
+
+        With ``own`` an instance gets a separate copy if instances could disturb each other.
+        """
         key = str(device)
         with self._opening, self._failing():
             if key not in self._programs:
@@ -142,10 +153,10 @@ class PyTorchModel:
                 )
             program = self._programs[key]
             apart = own and program.kind == SCRIPT and not program.stateless and not self._plan.share_weights
-            if apart and key in self._given_out:
+            if apart and key in self._assigned:
                 return share_parameters(self._torch, self._path, device, program)
             if own:
-                self._given_out.add(key)
+                self._assigned.add(key)
             return program
 
     @contextlib.contextmanager
@@ -154,14 +165,14 @@ class PyTorchModel:
             yield
         except RemoraError as error:
             raise type(error)(str(load_failure(self._source, self._path, error))) from error
-        except Exception as error:  # PyTorch's reasons have no common class
+        except Exception as error:  # PyTorch's errors have no common class
             raise load_failure(self._source, self._path, str(error).partition("\n")[0]) from error
 
     def _threads(self) -> int:
         return self._plan.intra_op_threads or max(1, self._source.cpus // self._runners)
 
     def _set_inter_op_threads(self) -> None:
-        """The pool is the process's, and can be set before its first use only."""
+        """Set the size of the process's inter-op pool, which is possible only before its first use."""
         wanted = self._plan.inter_op_threads
         if wanted and wanted != self._torch.get_num_interop_threads():
             try:
@@ -174,7 +185,7 @@ class PyTorchModel:
 
 
 class _Run:
-    """A program as a function from arrays to arrays; see ``arrays.Run``. Several threads may call it."""
+    """Program as a function from arrays to arrays (``arrays.Run``). Several threads may call it."""
 
     def __init__(
         self, torch: Any, program: Program, plan: RunPlan, config: ModelConfig, device: Any, threads: int
@@ -201,21 +212,23 @@ class _Run:
         return self._run(inputs, wanted, stays=False)
 
     def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        """The same, with outputs that stay where they are."""
+        """Return the same outputs without copying them to the host."""
         return self._run(inputs, wanted, stays=True)
 
     def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
         torch, types = self._torch, self._types
         if getattr(self._thread, "count", 0) != self._threads:
-            torch.set_num_threads(self._threads)  # holds for the calling thread, and those that begin after it
+            torch.set_num_threads(self._threads)  # applies to the calling thread, and to threads started by it later
             self._thread.count = self._threads
         with contextlib.ExitStack() as stack:
             if self._on_gpu:
                 stack.enter_context(torch.cuda.device(self._device))
-                # Whatever comes of it: who has the inputs or the outputs next has streams of its own.
+                # After a failure too, because the next user of the inputs or outputs has other streams.
                 stack.callback(torch.cuda.current_stream().synchronize)
             values = {
-                name: self._given(to_value(torch, name, types[name], array), alone=not getattr(array, "shared", True))
+                name: self._argument(
+                    to_value(torch, name, types[name], array), writable=not getattr(array, "shared", True)
+                )
                 for name, array in inputs.items()
             }
             stack.enter_context(torch.inference_mode() if self._plan.inference_mode else torch.no_grad())
@@ -225,7 +238,7 @@ class _Run:
             except Exception as error:
                 raise InternalError(f"PyTorch execute failure: {_reason(error)}", from_model=True) from error
             kept = self._program.kept | _storages(torch, values) if stays else self._program.kept
-            answer = [self._answer(name, result, kept, stays=stays) for name in wanted]
+            answer = [self._output(name, result, kept, stays=stays) for name in wanted]
         if self._plan.clean_cache and self._on_gpu:
             torch.cuda.empty_cache()
         return answer
@@ -239,13 +252,16 @@ class _Run:
         if self._on_gpu and not self._plan.cudnn:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
 
-    def _given(self, value: Any, *, alone: bool) -> Any:
-        """What the program gets. ``alone``: a tensor on a device that nobody else reads, and so may be written to."""
+    def _argument(self, value: Any, *, writable: bool) -> Any:
+        """Return the value for the program.
+
+        ``writable`` is True for a tensor on a device that has no other reader.
+        """
         if isinstance(value, list):
             return value
         if self._on_gpu and value.device.type == "cpu":
             return value.to(self._device)
-        return value.clone() if self._program.writes and not alone else value
+        return value.clone() if self._program.writes and not writable else value
 
     def _call(self, values: Mapping[str, Any]) -> Any:
         bound = self._bound
@@ -254,23 +270,23 @@ class _Run:
         given = [values[name] for name in bound.places if name in values]
         return self._program.call(*given, **{word: values[name] for word, name in bound.keywords if name in values})
 
-    def _answer(self, name: str, result: Any, kept: frozenset[int], *, stays: bool) -> Tensor:
+    def _output(self, name: str, result: Any, kept: frozenset[int], *, stays: bool) -> Tensor:
         datatype = self._outputs[name]
         value = _pick(name, self._places[name], result, text=datatype == "BYTES")
         array = to_array(self._torch, name, datatype, value, kept, cast=self._plan.mixed_precision, stays=stays)
         if datatype == "BYTES" and self._batched and self._dims[name] == 1:
-            array = array.reshape(-1, 1)  # lists have one dimension; a batch of them has two
+            array = array.reshape(-1, 1)  # a list has one dimension, a batch two
         return Tensor(name, datatype, array)
 
 
 def _storages(torch: Any, values: Mapping[str, Any]) -> frozenset[int]:
-    """The addresses of the inputs' memory, which others may read as well."""
+    """Return the addresses of the inputs' memory, which may have other readers."""
     tensors = [value for value in values.values() if isinstance(value, torch.Tensor) and value.numel()]
     return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
 
 def _pick(name: str, place: int | str, result: Any, *, text: bool) -> Any:
-    """One of a program's results. Raises InternalError when there is none."""
+    """Return one of a program's results. Raises InternalError if it is missing."""
     if isinstance(result, dict):
         key = name if name in result else place
         if isinstance(key, int) and key < len(result):
@@ -278,18 +294,18 @@ def _pick(name: str, place: int | str, result: Any, *, text: bool) -> Any:
         if key not in result:
             listed = ", ".join(map(str, result))
             raise InternalError(
-                f"output '{name}' is not in the dictionary that the model gives: {listed}", from_model=True
+                f"output '{name}' is not in the dictionary that the model returns: {listed}", from_model=True
             )
         return result[key]
     single = not isinstance(result, tuple | list) or (text and all(isinstance(each, str) for each in result))
     results = [result] if single else result
     if not isinstance(place, int) or place >= len(results):
-        raise InternalError(f"output '{name}' is result {place}, but the model gives {len(results)}", from_model=True)
+        raise InternalError(f"output '{name}' is result {place}, but the model returns {len(results)}", from_model=True)
     return results[place]
 
 
 def _first_placement(config: ModelConfig, gpus: int) -> Placement:
-    """Where the first instance will live, as far as that is known before the engine has placed it."""
+    """Return the likely placement of the first instance, before the engine has placed it."""
     group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
     if group.kind == ModelInstanceGroup.KIND_MODEL:
         return Placement("", "MODEL")
@@ -301,13 +317,16 @@ def _first_placement(config: ModelConfig, gpus: int) -> Placement:
 
 
 def _reason(error: Exception) -> str:
-    """PyTorch's reason in one line: TorchScript puts it under a trace of the model's code."""
+    """Return PyTorch's reason in one line.
+
+    TorchScript prints it below a trace of the model's code.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:1000]
 
 
 def _folder_for(source: Source) -> str:
-    """Where the configuration of a model that is served as a file can lie; empty for one with a folder."""
+    """Return advice on a configuration for a model served as a single file, else ""."""
     if not source.path.is_file():
         return ""
     return f"; a file has no configuration: make {source.name}/config.pbtxt and {source.name}/1/model.pt"

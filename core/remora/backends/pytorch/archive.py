@@ -1,9 +1,8 @@
-"""Which archive a ``.pt`` or ``.pt2`` file is, and whether reading it could run code; the law: told without reading it.
+"""Kind and safety of a ``.pt`` or ``.pt2`` archive, determined before PyTorch reads it.
 
 PyTorch's reader of exported programs falls back to pickle, looks call targets up by attribute, evaluates expressions of
-sizes, and puts names into Python that it then runs. What an archive may say in those places is listed here, and all
-else is refused before PyTorch sees the file. Compiled packages hold machine code: they are models that can do anything,
-as Python models are.
+sizes, and puts names into Python code that it runs. The allowed contents of those places are listed here; everything
+else is refused. Compiled packages contain machine code: like Python models, they can do anything.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from remora.errors import InternalError
 SCRIPT, EXPORTED, COMPILED = "TorchScript", "exported program", "AOTInductor package"
 
 MAX_GRAPH_BYTES = 256 << 20
-"""How long the description of a program's graph may be, in bytes, unpacked."""
+"""Largest description of a program's graph in bytes, uncompressed."""
 
-# The records that end a zip archive: the table's end, and for long ones another before it and the way there.
+# The records at the end of a zip archive: end of central directory, its 64-bit form, and the locator of that.
 _END, _LONG_END, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 
 _TARGET = re.compile(r"torch\.ops(\.[A-Za-z_]\w*)+|_operator\.(\w+)|math\.\w+|torch\.sym_\w+|torch\._sym_\w+")
@@ -49,16 +48,16 @@ _QUOTED = re.compile(r"'(?:[suzf]{1,2}\d+|[-+\d.e]+)'")
 
 
 def archive_kind(path: Path) -> str:
-    """`SCRIPT`, `EXPORTED` or `COMPILED`.
+    """Return `SCRIPT`, `EXPORTED` or `COMPILED`.
 
     Raises:
-        InternalError: the file is none of them; the text says what it is instead.
+        InternalError: the file is of another kind, which the text names.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name.partition("/")[2] for name in archive.namelist()]
     except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise InternalError(f"it is no archive that PyTorch writes ({error})") from error
+        raise InternalError(f"it is not an archive that PyTorch writes ({error})") from error
     if "archive_format" in names:
         return COMPILED if any(name.startswith("data/aotinductor/") for name in names) else EXPORTED
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
@@ -79,19 +78,19 @@ def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> 
         safely_loads: reads a pickle of plain tensors and raises for any other: ``torch.load(weights_only=True)``.
 
     Raises:
-        InternalError: with what was found.
+        InternalError: the program is refused, with the reason.
     """
     _check_table(path)
     with zipfile.ZipFile(path) as archive:
-        members = {info.filename.lower(): info for info in archive.infolist()}  # to PyTorch's reader they are the same
+        members = {info.filename.lower(): info for info in archive.infolist()}  # PyTorch's reader ignores case
         if len(members) != len(archive.infolist()):
-            raise InternalError("it has two members of one name: what is checked would not be what is read")
+            raise InternalError("it has two members of one name, so the check and PyTorch could read different ones")
         if "version" in members:
             raise InternalError("it is in the format of torch 2.7 or older, whose reader runs code: export it again")
         pickled: set[str] = set()
         for name, info in members.items():
             if info.file_size > path.stat().st_size:
-                raise InternalError(f"its {name} is compressed, which PyTorch never does, and too long to be read")
+                raise InternalError(f"its {name} is compressed, which PyTorch never does, and too long")
             if name.endswith(".json"):
                 if info.file_size > MAX_GRAPH_BYTES:
                     raise InternalError(
@@ -102,7 +101,7 @@ def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> 
             if name.endswith((".pt", ".pkl")) or name.rpartition("/")[2] in pickled:
                 try:
                     safely_loads(io.BytesIO(archive.read(info)))
-                except Exception as error:  # whatever the reader of plain tensors does not like
+                except Exception as error:  # any error of the reader of plain tensors
                     raise InternalError(
                         f"its {name.partition('/')[2]} is a pickle of more than tensors, which is never read: "
                         "export the program with tensors as example inputs, weights and constants"
@@ -110,7 +109,10 @@ def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> 
 
 
 def _check_table(path: Path) -> None:
-    """Readers of zip archives find the table of members in ways of their own; it lies where all of them look."""
+    """Check that the zip's table of members is where all readers look.
+
+    Readers of zip archives search for it in different ways.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - _LONG_END.size - _LOCATOR.size - _END.size))
@@ -122,11 +124,11 @@ def _check_table(path: Path) -> None:
         end = _LOCATOR.unpack_from(tail, _LONG_END.size)[2]
         sound = sound and long_mark == b"PK\6\6" and end == size - len(tail)
     if not sound or begin + length != end:
-        raise InternalError("its table of members is not where it says: what is checked would not be what is read")
+        raise InternalError("its table of members is misplaced, so the check and PyTorch could read different members")
 
 
 def _check_description(name: str, data: bytes) -> Iterator[str]:
-    """Check one of the archive's JSON files; gives the names of the members that it says are pickled."""
+    """Check one of the archive's JSON files and yield the names of its pickled members."""
     try:
         found = json.loads(data)
     except ValueError as error:
@@ -150,17 +152,17 @@ def _check_entry(key: str, item: Any, waiting: list[Any]) -> None:
             waiting += [{"name": each} for each in item or ()]
         return
     if key == "target" and not _is_harmless_target(item):
-        raise InternalError(f"its graph calls '{item[:100]}', which is no operator of PyTorch")
+        raise InternalError(f"its graph calls '{item[:100]}', which is not an operator of PyTorch")
     if key == "expr_str" and not _is_harmless_expression(item):
         raise InternalError(f"its graph has the size '{item[:100]}', which is more than arithmetic")
     if key in ("name", "graph_name") and item and (not _NAME.fullmatch(item) or _DUNDER.search(item)):
-        raise InternalError(f"its graph uses the name '{item[:100]}', which is no name")
+        raise InternalError(f"its graph uses the name '{item[:100]}', which is not a valid name")
     if key in ("in_spec", "out_spec"):
         waiting.append(_parsed_spec(item))
 
 
 def _parsed_spec(text: str) -> Any:
-    """The names of arguments and keys in a tree specification, as names to be checked."""
+    """Return the names of arguments and keys in a tree specification, to be checked."""
     try:
         _, spec = json.loads(text)
     except (ValueError, TypeError) as error:
@@ -172,7 +174,7 @@ def _parsed_spec(text: str) -> Any:
             raise InternalError("its graph has a specification of arguments that cannot be read")
         kind, context = node.get("type"), node.get("context")
         if kind not in (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"):
-            raise InternalError(f"its graph takes or gives a '{kind}'; only tuples, lists and dictionaries are read")
+            raise InternalError(f"its graph takes or returns a '{kind}'; only tuples, lists and dictionaries are read")
         if isinstance(context, str) and context not in ("", "null"):
             keys = json.loads(context)
             names += [{"name": key} for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
@@ -190,7 +192,7 @@ def _is_harmless_target(target: str) -> bool:
 
 
 def _is_harmless_expression(text: str) -> bool:
-    text = _QUOTED.sub("0", text)  # names of symbols and numbers, as SymPy writes them out
+    text = _QUOTED.sub("0", text)  # names of symbols and numbers, as SymPy prints them
     words = _WORD.findall(text)
     return (
         len(text) <= 10_000

@@ -1,7 +1,7 @@
-"""What a configuration asks of PyTorch, and which of its tensors is which argument; the law: pure, no torch in here.
+"""Parameters of a PyTorch model, and the mapping of its tensors to arguments and results.
 
-``plan_run`` reads the parameters [C16]. ``bind_inputs`` and ``bind_outputs`` apply Triton's rules for names (spec
-C15).
+``plan_run`` reads the parameters [C16]. ``bind_inputs`` and ``bind_outputs`` apply Triton's rules for names [C15].
+Pure, without torch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MIXED_PRECISION = "auto_mixed_precision"
 
 
 class RunPlan(NamedTuple):
-    """How a model is run.
+    """Options of a model's runs.
 
-    ``intra_op_threads`` is 0 where nobody chose; ``compiling`` are the keyword arguments of ``torch.compile``, None for
-    not compiling. ``ignored`` names the parameters that mean nothing to this backend.
+    ``intra_op_threads`` is 0 if unset; ``compiling`` are the keyword arguments of ``torch.compile``, None for no
+    compilation. ``ignored`` names the parameters that this backend does not use.
     """
 
     inference_mode: bool
@@ -55,7 +55,10 @@ class RunPlan(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Which input is which argument: by place, by keyword, or all of them as one dictionary."""
+    """Mapping of inputs to arguments.
+
+    They are passed by position, by keyword, or in one dictionary.
+    """
 
     places: tuple[str, ...] = ()
     keywords: tuple[tuple[str, str], ...] = ()
@@ -64,7 +67,10 @@ class Bound(NamedTuple):
 
 
 def plan_run(config: ModelConfig, settings: Mapping[str, str]) -> RunPlan:
-    """The parameters of a model, the backend's settings of the same names where it has none. Raises ConfigError."""
+    """Return the plan for a model's parameters, with the backend's settings as defaults.
+
+    Raises ConfigError.
+    """
     accelerators = config.optimization.execution_accelerators
     named = [each.name for each in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator)]
     unknown = [name for name in named if name != _MIXED_PRECISION]
@@ -97,19 +103,19 @@ def _compile_options(config: ModelConfig, text: str) -> Mapping[str, Any] | None
 
 
 def bind_inputs(model: str, inputs: Sequence[str], arguments: Sequence[str], *, dictionary: bool = False) -> Bound:
-    """Which of a model's inputs is which argument of its program.
+    """Return the mapping of a model's inputs to the arguments of its program.
 
-    Names that are all arguments' names stand for these. Else names such as ``x__1`` or ``ARGS[1]`` give the place, and
-    ``KWARGS[mask]`` a keyword. Otherwise the order in the configuration counts.
+    Inputs whose names are all argument names are these arguments. Otherwise names such as ``x__1`` or ``ARGS[1]`` give
+    the position, and ``KWARGS[mask]`` a keyword. Otherwise the order in the configuration counts.
 
     Args:
-        model: the model's name, for errors.
-        inputs: the configuration's names, in its order.
-        arguments: the names of the program's arguments, empty when nobody knows them.
+        model: name of the model, for errors.
+        inputs: the configured names in order.
+        arguments: names of the program's arguments, empty if unknown.
         dictionary: the program takes one dictionary of tensors.
 
     Raises:
-        ConfigError: a place is given twice or left out.
+        ConfigError: a position is missing or repeated.
     """
     if dictionary:
         return Bound(tuple(inputs), as_dictionary=True)
@@ -131,21 +137,21 @@ def bind_inputs(model: str, inputs: Sequence[str], arguments: Sequence[str], *, 
 
 
 def bind_outputs(model: str, outputs: Sequence[str]) -> dict[str, int | str]:
-    """Where each output is found in what the program returns: its place, and for a dictionary its key.
+    """Return the position of each output in the program's result, or its key in a dictionary.
 
-    Names such as ``y__0``, ``RESULT`` or ``RESULT[0]`` give the place; otherwise the order in the configuration counts,
-    and a dictionary is asked by the output's own name. Raises ConfigError: a place is given twice.
+    Names such as ``y__0``, ``RESULT`` or ``RESULT[0]`` give the position; otherwise the order in the configuration
+    counts, and a dictionary is searched by the output's name. Raises ConfigError for a repeated position.
     """
-    found: dict[str, int | str] = {}
+    places: dict[str, int | str] = {}
     for name in outputs:
         match = _INDEXED.fullmatch(name)
         result = _RESULT.fullmatch(name)
         if match:
-            found[name] = int(match[1])
+            places[name] = int(match[1])
         elif result:
-            found[name] = result[2] or int(result[1] or 0)
-    if len(found) != len(outputs):
+            places[name] = result[2] or int(result[1] or 0)
+    if len(places) != len(outputs):
         return dict(zip(outputs, range(len(outputs)), strict=True))
-    if len(set(found.values())) != len(found):
+    if len(set(places.values())) != len(places):
         raise ConfigError(f"model '{model}': two of the outputs {', '.join(outputs)} are the same result")
-    return found
+    return places

@@ -1,7 +1,7 @@
-"""Programs of PyTorch behind one face: TorchScript, exported programs, AOTInductor packages; the law: no plain pickles.
+"""TorchScript, exported programs and AOTInductor packages behind one interface.
 
-A program is a callable and what is known of its arguments. Instances may share one, or have copies that share what
-nothing writes to.
+Plain pickles are refused. A program is a callable with the known facts about its arguments. Instances share a program,
+or have copies that share the memory that is never written.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from remora.tensors.device import DeviceArray
 
 
 class Program(NamedTuple):
-    """A loaded program.
+    """Loaded program.
 
-    ``arguments`` names what can be given by place, empty when unknown; ``dictionary``: it takes one dictionary of
-    tensors. ``inputs`` and ``outputs`` are what it declares, None where the format does not tell. ``writes`` says
-    that it may write to its inputs. ``kept`` are the addresses of the memory that it writes to or gives out itself.
+    ``arguments`` names the positional arguments, empty if unknown; ``dictionary`` is True if it takes one dictionary of
+    tensors. ``inputs`` and ``outputs`` are declared by the program, None in formats without declarations. ``writes`` is
+    True if it may write to its inputs. ``kept`` are the addresses of memory that it writes to or returns itself.
     """
 
     call: Callable[..., Any]
@@ -43,18 +43,18 @@ class Program(NamedTuple):
 
 
 def load_torch(model: str) -> Any:
-    """PyTorch. Raises ConfigError when it cannot be imported."""
+    """Import PyTorch. Raises ConfigError if that fails."""
     torch = import_framework("torch", model, "PyTorch", "torch")
-    # Inputs are views of what was received. Programs that write to theirs get copies, so this warning has no object.
+    # Inputs are views of received bytes. Programs that write to inputs get copies, so this warning does not apply.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
     return torch
 
 
 def load_program(torch: Any, path: Path, device: Any, *, runners: int, compiling: Mapping[str, Any] | None) -> Program:
-    """The program of a file, on ``device``; None leaves it where its author put it.
+    """Load a file's program on ``device``, or on its author's choice of device for None.
 
     Raises:
-        InternalError: the file is no such program, or could run code while it is read.
+        InternalError: the file is not such a program, or could run code while it is read.
         Exception: PyTorch's own errors for a file that it cannot read.
     """
     kind = archive_kind(path)
@@ -68,7 +68,10 @@ def load_program(torch: Any, path: Path, device: Any, *, runners: int, compiling
 
 
 def share_parameters(torch: Any, path: Path, device: Any, first: Program) -> Program:
-    """Another copy of a TorchScript program with its own buffers and attributes, and the first one's parameters."""
+    """Return another copy of a TorchScript program that shares the first one's parameters.
+
+    Its buffers and attributes are separate.
+    """
     other = _script(torch, path, device)
     theirs = dict(first.call.named_parameters())  # type: ignore[attr-defined]
     for name, parameter in other.call.named_parameters():  # type: ignore[attr-defined]
@@ -78,7 +81,7 @@ def share_parameters(torch: Any, path: Path, device: Any, first: Program) -> Pro
 
 def _script(torch: Any, path: Path, device: Any) -> Program:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is old, and what people have
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated but widely used
         module = torch.jit.load(str(path), map_location=device)
         module.eval()
         graph = module.inlined_graph
@@ -97,7 +100,7 @@ def _script(torch: Any, path: Path, device: Any) -> Program:
 
 
 def _node_kinds(graph: Any) -> set[str]:
-    """The kinds of all nodes of a TorchScript graph, those in loops and branches included."""
+    """Return the kinds of all nodes of a TorchScript graph, with loops and branches."""
     found: set[str] = set()
     waiting = list(graph.nodes())
     while waiting:
@@ -111,7 +114,7 @@ def _node_kinds(graph: Any) -> set[str]:
 def _exported(torch: Any, path: Path, device: Any, compiling: Mapping[str, Any] | None) -> Program:
     check_exported(path, lambda file: torch.load(file, weights_only=True))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about versions of the format, to whoever exports
+        warnings.simplefilter("ignore")  # about format versions, addressed to exporters
         program = _moved(torch.export.load(str(path)), device)
         module = program.module(check_guards=False)
         if device is not None:
@@ -140,7 +143,10 @@ def _exported(torch: Any, path: Path, device: Any, compiling: Mapping[str, Any] 
 
 
 def _moved(program: Any, device: Any) -> Any:
-    """A program for a device: exported on a CPU, its nodes create tensors there, and not only its weights must move."""
+    """Return a program for a device.
+
+    Nodes of a program exported on a CPU create tensors there, so the nodes must move as well as the weights.
+    """
     if device is None or device.type == "cpu":
         return program
     passes = __import__("torch.export.passes", fromlist=["move_to_device_pass"])
@@ -176,21 +182,23 @@ def _addresses(tensors: Sequence[Any]) -> frozenset[int]:
 
 
 def datatype_name(dtype: object) -> str:
-    """The wire's name of a ``torch.dtype``, "" when it has none."""
+    """Return the wire's name of a ``torch.dtype``, or ""."""
     return DATATYPE_BY_NAME.get(str(dtype).removeprefix("torch."), "")
 
 
 def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:
-    """What a program takes for an array. It must not be written to: it may be the bytes of a request.
+    """Return a program's argument for an array.
+
+    It must not be written to, because it may be the bytes of a request.
 
     Raises:
         InvalidArgumentError: an element of a BYTES input is not UTF-8.
     """
     if datatype == "BYTES":
         return texts(f"input '{name}'", array)
-    if isinstance(array, DeviceArray):  # of its own: the law that nobody writes to it is the taker's to keep
+    if isinstance(array, DeviceArray):  # shares the device's memory, which the caller must not write to
         return torch.from_dlpack(array)
-    if not array.flags.c_contiguous or not array.size:  # without elements it may still have strange strides
+    if not array.flags.c_contiguous or not array.size:  # an empty array may have unusual strides
         array = array.copy()
     if datatype == "BF16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -200,18 +208,18 @@ def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:
 def to_array(
     torch: Any, name: str, datatype: str, value: Any, kept: Collection[int], *, cast: bool, stays: bool = False
 ) -> Array:
-    """The array of a result, of the type that the configuration gives it; a `DeviceArray` where it ``stays``.
+    """Return a result as an array of the configured type, a `DeviceArray` where it ``stays``.
 
     Args:
         torch: the module.
-        name: the output's, for errors.
-        datatype: the wire's name of its type.
+        name: name of the output, for errors.
+        datatype: wire name of the configured type.
         value: a tensor, or a list of text for BYTES.
-        kept: the addresses of memory that the program writes to again; tensors in there are copied.
-        cast: convert another floating type to this one, as mixed precision needs it.
+        kept: addresses of memory that the program writes to again; tensors there are copied.
+        cast: convert another floating type to the configured one, as mixed precision needs it.
 
     Raises:
-        InternalError: the result is of another type, with Triton's text.
+        InternalError: the result has another type, with Triton's text.
     """
     if datatype == "BYTES":
         return _texts(name, value)
