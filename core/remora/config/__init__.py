@@ -1,7 +1,7 @@
-"""Model configurations: one schema, three notations, and small policies made from it; the law: all of it is pure.
+"""Model configurations: reading, completion, validation, and the policies derived from them.
 
-The way of a configuration: `find_config` and `read_config` -> `infer_backend` -> the backend completes it ->
-`normalise` -> `validate` -> `batch_policy`, `placements` and the others. Only the first two touch files.
+A configuration passes through `find_config` and `read_config` -> `infer_backend` -> completion by the backend ->
+`normalise` -> `validate` -> `batch_policy`, `placements` and others. Only the first two access files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Completes a configuration from the model's own tensors, and checks it against them; the law: the model is right.
+"""Completion of a configuration from the model's tensors, and check against them.
 
-A pure function for backends whose models know their inputs and outputs [C13].
+Pure; for backends whose models declare inputs and outputs [C13]. Where the two differ, the model is authoritative.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _VARIABLE = -1
 
 
 class ModelTensor(Protocol):
-    """An input or output as the model itself declares it: wire datatype, full shape, -1 for what varies."""
+    """An input or output as the model declares it: wire datatype and full shape, with -1 for variable dims."""
 
     @property
     def name(self) -> str: ...
@@ -33,20 +33,20 @@ def complete_from_tensors(
     *,
     default_max_batch: int = 4,
 ) -> None:
-    """Fill in the inputs, outputs, batch size and batching that ``config`` leaves out, and check what it says.
+    """Fill in the inputs, outputs, batch size and batching that ``config`` lacks, and check the rest.
 
-    Nothing is filled in when both inputs and outputs are declared. Controls and states of sequences are between the
-    server and the model, and do not become inputs and outputs of clients. A model can batch when the first dimension of
-    all its tensors varies.
+    Nothing is filled in when both inputs and outputs are declared. Controls and states of sequences are internal to the
+    server and do not become inputs and outputs of clients. A model can batch when the first dimension of all its
+    tensors varies.
 
     Args:
-        config: changed in place; has its name.
+        config: changed in place; must have its name.
         inputs: the model's inputs, batch dimension included.
         outputs: the model's outputs, batch dimension included. An empty shape counts as unknown.
-        default_max_batch: the batch size for a model that can batch and whose configuration does not say.
+        default_max_batch: the batch size for a model that can batch and has none configured.
 
     Raises:
-        ConfigError: when the configuration contradicts the model.
+        ConfigError: the configuration contradicts the model.
     """
     if not (_expected_inputs(config) and config.output):
         fed, kept = _fed_by_sequences(config), {row.output_name for row in config.sequence_batching.state}
@@ -60,7 +60,7 @@ def complete_from_tensors(
 
 
 def _expected_inputs(config: ModelConfig) -> int:
-    """How many tensors the configuration will feed, those that the batcher makes included."""
+    """Count the tensors that the configuration feeds, including those made by the batcher."""
     return len(config.input) + sum(len(made.target_name) for made in config.batch_input)
 
 
@@ -83,7 +83,7 @@ def _complete_batching(
 
 
 def _declares_whole_shapes(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> bool:
-    """True when what is declared only fits a model without batching: a batch dimension would be one too many."""
+    """Return True if a declared shape has the model's rank, so that a batch dimension would be one too many."""
     ranks = {tensor.name: len(tensor.shape) for tensor in (*inputs, *outputs)}
     rows: list[ModelInput | ModelOutput] = [*config.input, *config.output]
     return any(len(_model_dims(row)) == ranks.get(row.name) for row in rows)
@@ -94,11 +94,11 @@ def _declare(rows: Any, tensors: Sequence[ModelTensor], max_batch_size: int) -> 
         dims = tensor.shape[1:] if max_batch_size > 0 else tensor.shape
         row = rows.add(name=tensor.name, data_type=data_type_of(tensor.datatype), dims=dims or (1,))
         if not dims and max_batch_size > 0:
-            row.reshape.SetInParent()  # the model sees a batch of scalars, clients send rows of one
+            row.reshape.SetInParent()  # the model takes a batch of scalars, clients send rows of one element
 
 
 def _fed_by_sequences(config: ModelConfig) -> set[str]:
-    """The inputs that the sequence batcher makes: controls and states."""
+    """Return the inputs that the sequence batcher provides: controls and states."""
     sequences = config.sequence_batching
     return {row.name for row in sequences.control_input} | {row.input_name for row in sequences.state}
 
@@ -145,7 +145,7 @@ def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) ->
             f"{kind} '{row.name}', model provides {DataType.Name(data_type_of(tensor.datatype))}"
         )
     if not tensor.shape and (kind == "output" or list(row.dims) == [1]):
-        return  # a scalar, or a shape that the model does not know before it runs
+        return  # a scalar, or a shape that is unknown before the model runs
     if kind == "input" and row.allow_ragged_batch:
         if tuple(tensor.shape) != (_VARIABLE,):
             raise ConfigError(
@@ -154,7 +154,7 @@ def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) ->
             )
         return
     if kind == "output" and any(row.name in split.target_name for split in config.batch_output):
-        return  # cut by the shapes of an input, whatever its own
+        return  # split by the shapes of an input, whatever its own shape
     dims = _model_dims(row)
     batched = config.max_batch_size > 0
     where = f"model '{config.name}', tensor '{row.name}'"

@@ -1,4 +1,4 @@
-"""The configuration's datatypes and the wire's names for them; the law: one table, read both ways [C07]."""
+"""Configuration datatypes and their wire names, in one table for both directions [C07]."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TYPE_OF: dict[str, DataType] = {name: cast(DataType, value) for value, name in 
 DATATYPE_BY_NAME: dict[str, str] = {
     "bfloat16" if name == "BF16" else dtype.name: name for name, dtype in DTYPES.items() if name != "BYTES"
 }
-"""The wire's datatypes by numpy's names, which most frameworks share; what they call text is theirs."""
+"""Wire datatypes by numpy's names, which most frameworks share, except for text."""
 
 
 def dtype_name(data_type: int) -> str:
-    """The wire datatype, e.g. ``"FP32"``, of a DataType value; ``"BYTES"`` for TYPE_STRING.
+    """Return the wire datatype, e.g. ``"FP32"``, of a DataType value; ``"BYTES"`` for TYPE_STRING.
 
     Raises:
-        ConfigError: for TYPE_INVALID and for numbers that are no DataType.
+        ConfigError: TYPE_INVALID, or a number outside of DataType.
     """
     try:
         return _NAME_OF[data_type]
@@ -34,12 +34,12 @@ def dtype_name(data_type: int) -> str:
 
 
 def data_type_of(name: str) -> DataType:
-    """The DataType value of a wire datatype such as ``"FP32"`` or ``"BYTES"``.
+    """Return the DataType value of a wire datatype such as ``"FP32"`` or ``"BYTES"``.
 
     Raises:
-        ConfigError: when the wire knows no such datatype.
+        ConfigError: an unknown datatype.
     """
     try:
         return _TYPE_OF[name]
     except KeyError:
-        raise ConfigError(f"'{name}' is no datatype; use one of {', '.join(_TYPE_OF)}") from None
+        raise ConfigError(f"'{name}' is not a datatype; use one of {', '.join(_TYPE_OF)}") from None

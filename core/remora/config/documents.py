@@ -1,7 +1,7 @@
-"""JSON and YAML texts as plain values, with the line of every key; the law: limits first, and no key twice.
+"""Readers of JSON and YAML texts as plain values with the line of every key.
 
-Both give dictionaries with text keys, lists, and scalars. YAML is read from its events: no tags are obeyed, no objects
-are made, and an alias shares its value instead of copying it.
+Both return dictionaries with text keys, lists, and scalars. Sizes are limited and repeated keys refused. YAML is read
+from parser events: tags are ignored, no objects are constructed, and an alias shares its value instead of copying it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOT
 
 
 def read_json(text: str) -> object:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        MisfitError: for what is no JSON, is nested too deep or has a key twice.
+        SchemaError: invalid JSON, nesting too deep, or a repeated key.
     """
     _check_json_depth(text)
     try:
@@ -34,7 +34,7 @@ def read_json(text: str) -> object:
 
 
 def json_line(text: str, path: Path) -> int:
-    """The line on which ``path`` stands in a JSON text that has been read, or its closest ancestor."""
+    """Return the line of ``path``, or of its closest ancestor, in a valid JSON text."""
     lines: dict[Path, int] = {}
     for found, line in _json_places(text):
         lines.setdefault(found, line)
@@ -42,15 +42,17 @@ def json_line(text: str, path: Path) -> int:
 
 
 def read_yaml(text: str) -> tuple[object, dict[Path, int]]:
-    """The value of a YAML text of one document, and the line of each of its paths. An empty text is no keys.
+    """Parse a YAML text of one document; return its value and the line of each path.
+
+    An empty text gives an empty map.
 
     Raises:
-        MisfitError: for what is no YAML, is nested too deep or has a key twice.
+        SchemaError: invalid YAML, nesting too deep, or a repeated key.
     """
-    import yaml  # most models are described in another way: only those that are not pay for it
+    import yaml  # imported here because few models have a YAML configuration
 
     try:
-        # libyaml where it is built in: a tenth of the time, the same events.
+        # libyaml, if built in, emits the same events in a tenth of the time.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
         try:
             return _Yaml(loader).document()
@@ -91,9 +93,9 @@ def _check_json_depth(text: str) -> None:
 
 
 def _json_places(text: str) -> list[tuple[Path, int]]:
-    """Every key and list item of a valid JSON text with its line, in order."""
+    """Return every key and list item of a valid JSON text with its line, in order."""
     places: list[tuple[Path, int]] = []
-    path: list[str | int | None] = []  # the key or position in each open container; None: the key is still to come
+    path: list[str | int | None] = []  # key or index in each open container; None before the key is read
     line, seen = 1, 0
     for match in _JSON_TOKEN.finditer(text):
         token = match.group()
@@ -134,7 +136,7 @@ def _first_repetition(text: str) -> tuple[Path, int]:
 
 
 class _Yaml:
-    """Builds plain values out of a loader's events, noting where each stood."""
+    """Builder of plain values from a loader's events; records the line of each."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -195,7 +197,7 @@ class _Yaml:
             line = event.start_mark.line + 1
             if not isinstance(event, yaml.ScalarEvent):
                 raise SchemaError(path, "a key must be plain text", line)
-            # A key is the text as it is written: 7.5 in a map of compute capabilities is "7.5" and no number.
+            # A key is its literal text, so that 7.5 in a map of compute capabilities is "7.5" instead of a number.
             key = event.value
             if key in items:
                 raise SchemaError((*path, key), "the key appears twice", line)

@@ -1,6 +1,7 @@
-"""The rules for ensembles, as far as one configuration shows; the law: every tensor is made once, and used [E03].
+"""Validation rules for an ensemble's own configuration [E03].
 
-What depends on the steps' own models (shapes, datatypes, batch sizes) is checked where those are known.
+Every tensor is produced once and used. Rules that depend on the step models (shapes, datatypes, batch sizes) are in
+`step_rules`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor of the ensemble: what it is computed from, whether a step makes it, whether anything reads it."""
+    """A tensor of the ensemble: the tensors it is computed from, and whether a step makes or reads it."""
 
     sources: list[str] = field(default_factory=list)
     made: bool = False
@@ -25,7 +26,7 @@ def check_ensemble(config: ModelConfig) -> None:
     """Check an ensemble's steps and the flow of its tensors.
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
     name = config.name
     if config.platform != ENSEMBLE:
@@ -55,7 +56,7 @@ def check_ensemble(config: ModelConfig) -> None:
 
 
 def _tensors(config: ModelConfig) -> dict[str, _Tensor]:
-    """All tensors that the steps name, in the order in which they do."""
+    """Return all tensors that the steps name, in that order."""
     name = config.name
     tensors: dict[str, _Tensor] = {}
     for index, step in enumerate(config.ensemble_scheduling.step):
@@ -78,7 +79,7 @@ def _tensors(config: ModelConfig) -> dict[str, _Tensor]:
 
 
 def _reachable(tensors: dict[str, _Tensor], given: set[str]) -> set[str]:
-    """The tensors that can be computed from the given ones."""
+    """Return the tensors that can be computed from the given ones."""
     waiting = {name: len(set(tensor.sources)) for name, tensor in tensors.items() if tensor.made}
     readers: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
@@ -96,7 +97,7 @@ def _reachable(tensors: dict[str, _Tensor], given: set[str]) -> set[str]:
 
 
 def _why_unwritten(output: str, tensors: dict[str, _Tensor], ready: set[str], name: str) -> str:
-    """Follow what is missing back to where it starts; a circle is followed once."""
+    """Return the error text for an unwritten output, with the first missing tensor; cycles are followed once."""
     seen: set[str] = set()
     last, missing = output, [source for source in tensors[output].sources if source not in ready]
     while missing:

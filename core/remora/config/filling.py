@@ -1,8 +1,8 @@
-"""Fills a protobuf message from a document of plain values, as JSON and YAML give them; the law: nothing is dropped.
+"""Filling of a protobuf message from a document of plain values, as read from JSON and YAML.
 
-The message's descriptor is the only schema. Keys are proto names (or their camelCase twins, as protobuf's own JSON
-has them); enums are names or numbers; 64-bit numbers may be text; ``null`` means "not said". A map whose values are
-messages with one text field, such as ``parameters``, may give the text itself: ``{"threads": "4"}``.
+The message's descriptor is the only schema, and no value is dropped. Keys are proto names (or their camelCase twins, as
+in protobuf's JSON); enums are names or numbers; 64-bit numbers may be text; ``null`` means unset. A map whose values
+are messages with one text field, such as ``parameters``, may contain the text itself: ``{"threads": "4"}``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remora.config.schema_errors import (
 )
 
 MAX_VALUES = 100_000
-"""How many values a document may hold once its aliases are followed: a bound on the memory a small file can ask for."""
+"""Maximum number of values of a document with its aliases expanded, which bounds the memory of a small file."""
 
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: "a 32-bit integer",
@@ -37,16 +37,16 @@ _FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
 
 def fill(message: Message, document: object) -> None:
-    """Put all that ``document`` says into ``message``.
+    """Copy all values of ``document`` into ``message``.
 
     Raises:
-        MisfitError: with the key path of the first value that does not fit.
+        SchemaError: the first value that does not match the schema, with its key path.
     """
     _Filling().message(message, document, ())
 
 
 class _Filling:
-    """One walk over a document; it counts the values it has seen."""
+    """One traversal of a document, with a count of its values."""
 
     __slots__ = ("values",)
 
@@ -57,7 +57,7 @@ class _Filling:
         schema = schema_of(target)
         if not isinstance(value, Mapping):
             raise SchemaError(path, f"expected the keys of a {schema.name}, got {_kind(value)}")
-        given: dict[str, str] = {}
+        assigned: dict[str, str] = {}
         for key, item in value.items():
             field = _field(schema, key)
             if field is None:
@@ -66,9 +66,9 @@ class _Filling:
                 continue
             choice = field.containing_oneof
             slot = choice.name if choice is not None else field.name
-            if slot in given:
-                raise SchemaError((*path, key), f"'{given[slot]}' is given already, and only one of the two can be")
-            given[slot] = key
+            if slot in assigned:
+                raise SchemaError((*path, key), f"'{assigned[slot]}' is given already, and only one of the two can be")
+            assigned[slot] = key
             self.field(target, field, item, (*path, key))
 
     def field(self, target: Message, field: FieldDescriptor, value: object, path: Path) -> None:
@@ -131,7 +131,7 @@ def _field(owner: Descriptor, key: str) -> FieldDescriptor | None:
 
 
 def _spelled_out(owner: Descriptor, value: object) -> object:
-    """``{"string_value": "4"}`` for ``"4"``, ``4`` or ``true`` where the message is nothing but one text."""
+    """Return ``{"string_value": "4"}`` for ``"4"``, ``4`` or ``true`` if the message has only one text field."""
     only = owner.fields[0]
     if len(owner.fields) != 1 or only.cpp_type != FieldDescriptor.CPPTYPE_STRING or is_repeated(only):
         return value
@@ -141,7 +141,7 @@ def _spelled_out(owner: Descriptor, value: object) -> object:
 
 
 def _scalar(field: FieldDescriptor, value: object, path: Path) -> bool | int | float | str:
-    """``value`` as the field wants it, range not yet checked."""
+    """Convert ``value`` to the field's type, without a range check."""
     if field.enum_type is not None:
         return _enum(field.enum_type, value, path)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
@@ -183,7 +183,7 @@ def _unfit(field: FieldDescriptor, value: object, path: Path) -> SchemaError:
 
 
 def _kind(value: object) -> str:
-    """What a value is, short enough for an error message."""
+    """Describe a value briefly for an error message."""
     if isinstance(value, Mapping):
         return "a map"
     if isinstance(value, list):

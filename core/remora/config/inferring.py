@@ -1,6 +1,6 @@
-"""Which backend serves a model, when its configuration does not say; the law: file names decide, as in Triton (C04).
+"""Inference of a model's backend from its configuration and file names, as in Triton [C04].
 
-Only names are looked at: what is in the files is the backend's business.
+Only file names are used; their content is left to the backend.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from remora.model_files import KINDS, MODEL_FILENAMES, FileKind
 from remora.proto.model_config_pb2 import ModelConfig
 
 ENSEMBLE = "ensemble"
-"""The platform of models that only join others [E01]."""
+"""The platform of models that only connect others [E01]."""
 
 
 PLATFORMS = {platform: kind.backend for kind in KINDS for platform in (kind.platform, *kind.aliases) if platform}
-"""The platforms that Triton knows, and the backend of each [C03]."""
+"""Triton's platforms and the backend of each [C03]."""
 
 SINGULAR = frozenset(PLATFORMS.values())
-"""The backends that take platforms of their own alone; others leave the platform to whoever wrote it."""
+"""The backends that accept only their own platforms; for others the platform is free text."""
 
 
 def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) -> None:
-    """Fill ``backend``, ``platform`` and ``default_model_filename`` as far as they follow from what is there.
+    """Fill in ``backend``, ``platform`` and ``default_model_filename`` as far as they can be inferred.
 
     Args:
-        config: changed in place; what it says already is kept. Ensembles stay as they are.
-        name: the model's name; ``x.identity`` asks for the backend ``identity``.
-        filenames: what lies in the version's directory, names only.
+        config: changed in place; existing values are kept. Ensembles are left alone.
+        name: the model's name; ``x.identity`` selects the backend ``identity``.
+        filenames: the file names in the version's directory.
 
     Raises:
-        ConfigError: when nothing tells the backend; the text names the files that were looked for.
+        ConfigError: no backend can be inferred; the text names the expected files.
     """
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return
@@ -46,7 +46,7 @@ def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) ->
 
 
 def _kind_of(config: ModelConfig, filenames: Collection[str]) -> FileKind | None:
-    """The row that fits best: by platform, by the file name that is given, by the files there, by backend alone."""
+    """Return the best match: by platform, by the configured file name, by the files, or by backend alone."""
     kinds = [kind for kind in KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
     for kind in kinds:
         if config.platform:

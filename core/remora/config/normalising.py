@@ -1,7 +1,9 @@
-"""Writes the defaults into a configuration; the law: doing it twice changes nothing [C10-C12, I01-I03].
+"""Completion of a configuration with defaults [C10-C12, I01-I03].
 
-What comes out is what the configuration endpoint shows. A model is normalised when its file is read, and again when
-its backend has completed what the file left out.
+The result is what the configuration endpoint shows. A model is normalised when its file is read, and again after its
+backend has completed the configuration.
+
+Invariant: normalising is idempotent.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from collections.abc import Sequence
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 SEQUENCE_IDLE_US = 1_000_000
-"""How long a sequence may be silent before it loses its slot, in microseconds [C12]."""
+"""Idle time after which a sequence loses its slot, in microseconds [C12]."""
 
 _PAIRED_ON_CPU = frozenset({"onnxruntime", "tensorflow"})
-"""Backends that get two instances on a CPU when nobody says how many [I02]."""
+"""Backends that get two instances on a CPU by default [I02]."""
 
 
 ANY_KIND: tuple[str, ...] = ("GPU", "CPU")
-"""What KIND_AUTO stands for, the preferred kind first, where a backend has no preference."""
+"""The kinds that KIND_AUTO stands for, in order of preference, where the backend has none."""
 
 _KINDS = {
     "GPU": ModelInstanceGroup.KIND_GPU,
@@ -32,16 +34,16 @@ def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = (), kinds
 
     Args:
         config: changed in place.
-        name: the model's name, for a configuration that does not give it.
+        name: the model's name, for a configuration without one.
         gpus: the ids of the GPUs that the engine may use.
-        kinds: the kinds of devices that the backend prefers for KIND_AUTO, the first one that is there counts.
+        kinds: the backend's preferred kinds for KIND_AUTO; the first available one is used.
     """
     config.name = config.name or name
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     _fill_batching(config)
     if config.HasField("ensemble_scheduling"):
-        # Whether an ensemble is decoupled follows from its steps, which are known later; Triton shows it either way.
+        # An ensemble is decoupled if one of its steps is, which is known later; Triton shows the field either way.
         config.model_transaction_policy.SetInParent()
         return
     for pinned in ("input_pinned_memory", "output_pinned_memory"):

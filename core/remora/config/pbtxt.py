@@ -1,7 +1,7 @@
-"""Reads protobuf text format; the law: protobuf's own parser decides, this file only explains its refusals.
+"""Reader of protobuf text format with explained errors.
 
-When the parser refuses a text, a small scanner goes over it with the schema at hand, so that the error can name the
-key path and the key that was probably meant.
+Protobuf's own parser decides what is valid. When it refuses a text, a small scanner with the schema finds the key path
+and the closest valid key for the error message.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _QUOTED_TEXT = re.compile(r"^'.*?': (?=[A-Z])", re.DOTALL)
 
 
 def fill_from_text(message: Message, text: str) -> None:
-    """Put all that ``text`` says into ``message``.
+    """Parse ``text`` into ``message``.
 
     Raises:
-        MisfitError: with line and key path of what does not fit [C21].
+        SchemaError: an invalid text, with line and key path [C21].
     """
     try:
         text_format.Parse(text, message)
@@ -54,7 +54,7 @@ def fill_from_text(message: Message, text: str) -> None:
 
 
 def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> SchemaError:
-    """The parser's refusal with the key path of the place, and the nearest key where it was a key."""
+    """Return the parser's error with the key path and, for an unknown key, the closest valid one."""
     line = error.GetLine() or 0
     offset = _offset(text, line, error.GetColumn() or 0) if line else len(text)
     nearest: Path = ()
@@ -64,18 +64,18 @@ def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> Sc
         if place.offset > offset:
             break
         nearest = place.path
-    said = str(error).replace(f"{schema.file.package}.", "")
-    reason = _QUOTED_TEXT.sub("", _POSITION.sub("", said))
+    message = str(error).replace(f"{schema.file.package}.", "")
+    reason = _QUOTED_TEXT.sub("", _POSITION.sub("", message))
     return SchemaError(nearest, " ".join(reason.split()), line)
 
 
 def _offset(text: str, line: int, column: int) -> int:
-    """Where a line and column, both counted from 1, are in the text."""
+    """Return the offset of a line and column, both counted from 1."""
     return sum(len(row) + 1 for row in text.split("\n")[: line - 1]) + column - 1
 
 
 class _Place(NamedTuple):
-    """A key of the text, or the end of a message. ``reason`` says what is wrong with it, empty when nothing is."""
+    """A key of the text, or the end of a message. ``reason`` is the error there, "" for none."""
 
     path: Path
     offset: int
@@ -84,7 +84,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A message whose closing brace has not come yet; ``listed`` is its field whose ``[`` is open."""
+    """A message before its closing brace; ``listed`` is its field whose ``[`` is open."""
 
     schema: Descriptor
     path: Path
@@ -93,7 +93,7 @@ class _Open:
 
 
 def _places(schema: Descriptor, text: str) -> Iterator[_Place]:
-    """Every key of the text in order; ends at the first one the schema does not know."""
+    """Yield every key of the text in order, up to the first one that the schema lacks."""
     stack = [_Open(schema, ())]
     awaited: FieldDescriptor | None = None  # the field whose value comes next
     key: Path = ()
@@ -128,7 +128,7 @@ def _places(schema: Descriptor, text: str) -> Iterator[_Place]:
 
 
 def _numbered(owner: _Open, child: FieldDescriptor) -> Path:
-    """The path of a message that opens now, with its position when it is one of a list."""
+    """Return the path of a message that begins here, with its index if it is repeated."""
     if not is_repeated(child):
         return (*owner.path, child.name)
     index = owner.counts.get(child.name, 0)
@@ -137,7 +137,7 @@ def _numbered(owner: _Open, child: FieldDescriptor) -> Path:
 
 
 def _refuse_unknown_numbers(message: Message, path: Path) -> None:
-    """Protobuf keeps an enum number that it does not know; nothing here could serve it."""
+    """Refuse enum numbers outside of the schema, which protobuf would keep."""
     for child, value in message.ListFields():
         where = (*path, child.name)
         if child.enum_type is not None:

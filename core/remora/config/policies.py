@@ -1,6 +1,6 @@
-"""What schedulers and lifecycle read of a configuration: small frozen policies; the law: no clock, no files.
+"""Frozen policies for schedulers and lifecycle, derived from a configuration.
 
-Each is built by one function from a configuration that is complete and valid (see `normalising`, `validating`).
+Each is built by one pure function from a complete and valid configuration (see `normalising`, `validating`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NS_PER_US = 1000
 
 
 class QueuePolicy(NamedTuple):
-    """How one priority level's queue treats requests that are late or too many [D08-D12].
+    """Limits of one priority level's queue: timeout and size [D08-D12].
 
-    ``default_timeout_ns`` 0 is no timeout; ``max_size`` 0 is no limit, else it counts requests.
+    ``default_timeout_ns`` 0 means no timeout; ``max_size`` counts requests, 0 means no limit.
     """
 
     reject_on_timeout: bool = True
@@ -33,11 +33,11 @@ class QueuePolicy(NamedTuple):
 
 
 class BatchPolicy(NamedTuple):
-    """Which requests may share a batch, and how long they wait for each other [D01-D08].
+    """Batching of a model: batch sizes, queue delay and priorities [D01-D08].
 
-    ``max_batch_size`` 0 is a model without batching. ``dynamic`` says whether the server makes batches at all.
-    ``preferred`` is ascending. ``queue`` is the policy of every priority level that is not in ``level_queues``, which
-    pairs levels with policies; without priorities there is one level, and ``default_level`` is 1.
+    ``max_batch_size`` 0 is a model without batching. ``dynamic`` is True if the server forms batches. ``preferred`` is
+    ascending. ``queue`` is the policy of every priority level that is missing in ``level_queues``, which pairs levels
+    with policies; without priorities there is one level, and ``default_level`` is 1.
     """
 
     max_batch_size: int = 0
@@ -53,16 +53,16 @@ class BatchPolicy(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """How many priority levels there are: up to 2**64-1, so that nothing may be made for each."""
+        """The number of priority levels, up to 2**64-1, so never allocate per level."""
         return max(self.priority_levels, 1)
 
     def queue_at(self, level: int) -> QueuePolicy:
-        """The policy of a level."""
+        """Return the queue policy of a level."""
         return dict(self.level_queues).get(level, self.queue)
 
 
 class SequenceControl(NamedTuple):
-    """A tensor that tells a model where it stands in a sequence [S09].
+    """A control tensor, which gives the model its position in a sequence [S09].
 
     ``kind`` is ``"START"``, ``"READY"``, ``"END"`` or ``"CORRID"``. ``datatype`` is the wire's name of its type.
     ``false_true`` are the two values of a flag; empty for the correlation id.
@@ -75,9 +75,9 @@ class SequenceControl(NamedTuple):
 
 
 class SequenceState(NamedTuple):
-    """A state tensor that the server keeps for each sequence [S13]: what the model reads, and what it writes.
+    """A state tensor that the server keeps for each sequence [S13]: the model's input and output.
 
-    ``datatype`` is the wire's name. ``dims`` are without a batch dimension; -1 is what varies.
+    ``datatype`` is the wire's name. ``dims`` exclude the batch dimension; -1 is variable.
     """
 
     input_name: str
@@ -87,12 +87,11 @@ class SequenceState(NamedTuple):
 
 
 class SequencePolicy(NamedTuple):
-    """How requests that belong together are kept together [S04-S09, S13, S14].
+    """Sequence batching of a model [S04-S09, S13, S14].
 
-    ``slots`` is how many sequences one instance serves at a time. ``oldest`` chooses the strategy. A direct batch
-    waits up to ``max_delay_ns`` until ``minimum_utilization`` of an instance's slots have a request; oldest ones are
-    batched by ``batching``. ``idle_ns`` is how long a sequence may be silent. ``states`` are what the model
-    leaves to the server.
+    ``slots`` is the number of concurrent sequences per instance. ``oldest`` selects the strategy. A direct batch waits
+    up to ``max_delay_ns`` until ``minimum_utilization`` of an instance's slots have a request; oldest ones are batched
+    by ``batching``. ``idle_ns`` is the maximum time between requests of a sequence. ``states`` are the implicit states.
     """
 
     slots: int = 1
@@ -107,7 +106,7 @@ class SequencePolicy(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where one instance lives. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` [I01-I04].
+    """Placement of one instance. ``kind`` is ``"CPU"``, ``"GPU"`` or ``"MODEL"`` [I01-I04].
 
     ``host_policy`` is the one that its group names, "" for none [I06].
     """
@@ -119,10 +118,10 @@ class Placement(NamedTuple):
 
 
 class RatePolicy(NamedTuple):
-    """What one instance needs of the rate limiter [I08-I10].
+    """Requirements of one instance under the rate limiter [I08-I10].
 
-    ``resources`` are ((name, device), count); the device is None for a resource that all devices share. ``priority`` 2
-    gets half the turns of 1; 0 counts as 1.
+    ``resources`` are ((name, device), count); device None means a resource shared by all devices. ``priority`` 2 gets
+    half the turns of 1; 0 counts as 1.
     """
 
     resources: tuple[tuple[tuple[str, int | None], int], ...] = ()
@@ -130,7 +129,7 @@ class RatePolicy(NamedTuple):
 
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """The batching of a valid configuration; without ``dynamic_batching`` every request runs alone [D01]."""
+    """Return the batching of a valid configuration; without ``dynamic_batching`` requests run alone [D01]."""
     ragged = frozenset(row.name for row in config.input if row.allow_ragged_batch)
     if not config.HasField("dynamic_batching"):
         return BatchPolicy(max_batch_size=config.max_batch_size, ragged_inputs=ragged)
@@ -152,7 +151,7 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
 
 
 def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
-    """The sequence batching of a valid configuration; None when it has none. Direct is the default [S07]."""
+    """Return the sequence batching of a valid configuration, direct by default; None if not configured [S07]."""
     if not config.HasField("sequence_batching"):
         return None
     sequences = config.sequence_batching
@@ -181,9 +180,9 @@ def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
 
 
 def placements(config: ModelConfig) -> tuple[Placement, ...]:
-    """Where the instances of a valid configuration live; passive groups are left out [I01-I05].
+    """Return the placements of the instances of a valid configuration, without passive groups [I01-I05].
 
-    Instance ``i`` of a group is called ``<group>_<i>``. A group on GPUs has ``count`` instances on each of them.
+    Instance ``i`` of a group is named ``<group>_<i>``. A group on GPUs has ``count`` instances on each of them.
     """
     found: list[Placement] = []
     for group, devices in _groups(config):
@@ -194,7 +193,7 @@ def placements(config: ModelConfig) -> tuple[Placement, ...]:
 
 
 def rate_policies(config: ModelConfig) -> tuple[RatePolicy, ...]:
-    """What each of the `placements` of a configuration needs, in their order."""
+    """Return the rate limiter requirements of each of the `placements`, in their order."""
     found: list[RatePolicy] = []
     for group, devices in _groups(config):
         limits = group.rate_limiter
@@ -205,7 +204,7 @@ def rate_policies(config: ModelConfig) -> tuple[RatePolicy, ...]:
 
 
 def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]]]:
-    """The groups whose instances serve, each with the device of every instance."""
+    """Yield the groups whose instances serve, with the device of every instance."""
     for group in config.instance_group:
         if not group.passive:
             devices = group.gpus if group.kind == ModelInstanceGroup.KIND_GPU else (0,)
@@ -213,7 +212,7 @@ def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]
 
 
 def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """Those of the available versions that the policy wants to serve, ascending; unset means the latest [M02]."""
+    """Return the available versions that the policy selects, ascending; unset means the latest [M02]."""
     versions = sorted(set(available))
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":
@@ -237,7 +236,7 @@ def _control(name: str, control: ModelSequenceBatching.Control) -> SequenceContr
 
 
 def _states(sequences: ModelSequenceBatching) -> tuple[SequenceState, ...]:
-    """The first state of each input's and each output's name; Triton leaves the others out too."""
+    """Return the first state of each input and output name; Triton ignores the others too."""
     found: list[SequenceState] = []
     for row in sequences.state:
         if all(row.input_name != state.input_name and row.output_name != state.output_name for state in found):

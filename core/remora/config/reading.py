@@ -1,7 +1,7 @@
-"""Finds, reads and parses model configurations; the law: one schema, three notations, errors that name the place.
+"""Reading of model configurations from ``config.pbtxt``, ``config.json`` and ``config.yaml``.
 
-``config.pbtxt``, ``config.json`` and ``config.yaml`` say the same things in protobuf text format, JSON and YAML; each
-becomes a ``ModelConfig`` message [C01, C21]. The files of data that a configuration names are read here as well.
+The three notations - protobuf text format, JSON and YAML - share one schema; each is parsed into a ``ModelConfig``
+message, with errors that name the place [C01, C21]. Also reads the data files that a configuration names.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from remora.model_files import CONFIG_SYNTAX, Syntax
 from remora.proto.model_config_pb2 import ModelConfig
 
 MAX_CONFIG_BYTES = 1 << 20
-"""How large a configuration may be, in bytes. The largest in the wild are some ten thousand."""
+"""Maximum size of a configuration in bytes. The largest known ones have some ten thousand."""
 
 
 def find_config(model_dir: Path, config_name: str = "") -> Path | None:
-    """The configuration file of a model, or None when it has none.
+    """Return the configuration file of a model; None if it has none.
 
     Args:
-        model_dir: the model's directory, the one that holds its versions.
-        config_name: the operator's ``--model-config-name``; ``configs/<config_name>.pbtxt`` then comes first
-            [M16].
+        model_dir: the model's directory, which contains its versions.
+        config_name: the operator's ``--model-config-name``; ``configs/<config_name>.pbtxt`` is then preferred [M16].
 
     Raises:
-        ConfigError: when the model has a configuration in more than one notation, or the name is a path.
+        ConfigError: the model has configurations in several notations, or the name is a path.
     """
     if config_name:
         if "/" in config_name or "\\" in config_name or config_name.startswith("."):
@@ -38,10 +37,10 @@ def find_config(model_dir: Path, config_name: str = "") -> Path | None:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The configuration in a file, in the notation of its suffix.
+    """Read a configuration file in the notation of its suffix.
 
     Raises:
-        ConfigError: when the file cannot be read, is too large, is no UTF-8 or says what the schema does not know.
+        ConfigError: the file is unreadable, too large, not UTF-8, or does not match the schema.
     """
     syntax = CONFIG_SYNTAX.get(path.suffix)
     if syntax is None:
@@ -60,40 +59,42 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def parse_config(text: str, *, path: str, syntax: Syntax) -> ModelConfig:
-    """The configuration that ``text`` describes; what the text leaves out stays unset.
+    """Parse the configuration in ``text``; fields that the text omits stay unset.
 
-    JSON may have the form that the configuration endpoint prints (see `writing.to_json`).
+    JSON may have the form that the configuration endpoint returns (see `writing.to_json`).
 
     Args:
-        path: what errors call the text: a file's path, or words such as "config override".
+        text: the configuration.
+        path: name of the text in errors: a file's path, or a description such as "config override".
+        syntax: its notation.
 
     Raises:
-        ConfigError: ``<path>:<line>: <key path>: <reason>``, with the nearest valid key for a misspelt one.
+        ConfigError: ``<path>:<line>: <key path>: <reason>``, with the closest valid key for a misspelt one.
     """
     if len(text) > MAX_CONFIG_BYTES:
         raise ConfigError(f"{path}: the model configuration is larger than {MAX_CONFIG_BYTES} bytes")
     config = ModelConfig()
     try:
         _READERS[syntax](config, text)
-    except SchemaError as misfit:
-        raise ConfigError(f"{path}:{misfit.line}: {misfit}" if misfit.line else f"{path}: {misfit}") from misfit
+    except SchemaError as error:
+        raise ConfigError(f"{path}:{error.line}: {error}" if error.line else f"{path}: {error}") from error
     except RecursionError:
         raise ConfigError(f"{path}: the model configuration is nested too deep") from None
     return config
 
 
 def read_data(folder: Path, name: str, setting: str, limit_bytes: int) -> bytes:
-    """The content of a file that a configuration names.
+    """Read a data file that a configuration names.
 
     Args:
-        folder: where such files lie, in the model's directory.
-        name: the file's.
-        setting: what errors call that which names it.
-        limit_bytes: how large it may be.
+        folder: the directory of such files, below the model's.
+        name: the file's name.
+        setting: the name of the setting, for errors.
+        limit_bytes: maximum size.
 
     Raises:
-        ConfigError: it leaves the folder or is too large.
-        InternalError: it cannot be read, in Triton's words but for the folders above.
+        ConfigError: the file is outside of the folder or too large.
+        InternalError: the file cannot be read; with Triton's text, except that the path is relative.
     """
     path = folder / name
     try:
@@ -104,7 +105,7 @@ def read_data(folder: Path, name: str, setting: str, limit_bytes: int) -> bytes:
             raise ConfigError(f"{setting} '{name}' has {size} bytes; the limit is {limit_bytes}")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = error.strerror if isinstance(error, OSError) else "no name of a file"
+        reason = error.strerror if isinstance(error, OSError) else "not a file name"
         raise InternalError(f"failed to open text file for read {folder.name}/{name}: {reason}") from error
 
 
@@ -129,8 +130,8 @@ def _fill_from_json(config: ModelConfig, text: str) -> None:
     document = read_json(text)
     try:
         fill(config, document)
-    except SchemaError as misfit:
-        misfit.line = json_line(text, misfit.path)
+    except SchemaError as error:
+        error.line = json_line(text, error.path)
         raise
 
 
@@ -141,10 +142,10 @@ def _fill_from_yaml(config: ModelConfig, text: str) -> None:
     document, lines = read_yaml(text)
     try:
         fill(config, document)
-    except SchemaError as misfit:
-        misfit.line = nearest_line(lines, misfit.path)
+    except SchemaError as error:
+        error.line = nearest_line(lines, error.path)
         raise
 
 
-# Each notation loads its own reader, so that a start pays for the one it uses.
+# Each notation imports its reader on first use, so that a start loads only those it needs.
 _READERS = {"pbtxt": _fill_from_pbtxt, "json": _fill_from_json, "yaml": _fill_from_yaml}

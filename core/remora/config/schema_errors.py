@@ -1,6 +1,6 @@
-"""Where a configuration text goes wrong: a key path, a line and the reason; the law: it always names the nearest key.
+"""Schema errors of configuration texts: key path, line, reason and the closest valid key.
 
-A reader raises ``SchemaError`` with what it knows. `reading` adds the file and turns it into a ConfigError.
+Readers raise ``SchemaError``; `reading` adds the file and converts it to a ConfigError.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 Path = tuple[str | int, ...]
-"""Keys and list positions from the top of a configuration, e.g. ``("input", 0, "dims")``."""
+"""Keys and list indices from the root of a configuration, e.g. ``("input", 0, "dims")``."""
 
 MAX_DEPTH = 32
-"""How deep a configuration text may nest; the schema itself is 8 deep."""
+"""Maximum nesting of a configuration text; the schema itself has 8 levels."""
 
 
 class SchemaError(Exception):
-    """A text that does not fit the schema at ``path``; ``line`` counts from 1, 0 when it is not known."""
+    """A mismatch with the schema at ``path``; ``line`` counts from 1, 0 if unknown."""
 
     def __init__(self, path: Path, reason: str, line: int = 0) -> None:
         super().__init__(reason)
@@ -33,51 +33,51 @@ class SchemaError(Exception):
 
 
 def key_path(path: Path) -> str:
-    """The path as people write it: ``input[0].dims[2]``."""
+    """Return the path in the usual notation: ``input[0].dims[2]``."""
     parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
     return "".join(parts).removeprefix(".")
 
 
 def nearest_line(lines: dict[Path, int], path: Path) -> int:
-    """The line of ``path``, or of its closest ancestor that has one; 0 when none has."""
+    """Return the line of ``path`` or of its closest ancestor with one; 0 without any."""
     return next((lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines), 0)
 
 
 def unknown_key(owner: Descriptor, key: str) -> str:
-    """Why ``key`` is refused, and which key of ``owner`` was probably meant."""
+    """Return the error for an unknown ``key``, with the closest key of ``owner``."""
     return f"{owner.name} has no such key{_suggestion(key, owner.fields_by_name)}"
 
 
 def unknown_value(kind: EnumDescriptor, value: object) -> str:
-    """Why ``value`` is refused, and which value of the enum was probably meant."""
+    """Return the error for an unknown ``value``, with the closest value of the enum."""
     named = _suggestion(str(value).upper(), kind.values_by_name)
-    return f"'{value}' is no {kind.name}{named or '; it is one of ' + ', '.join(kind.values_by_name)}"
+    return f"'{value}' is not a {kind.name}{named or '; it is one of ' + ', '.join(kind.values_by_name)}"
 
 
 def schema_of(message: Message) -> Descriptor:
-    """The message's descriptor, whichever implementation of protobuf made it."""
+    """Return the message's descriptor, typed for every implementation of protobuf."""
     return cast(Descriptor, message.DESCRIPTOR)
 
 
 def map_fields(field: FieldDescriptor) -> tuple[FieldDescriptor, FieldDescriptor]:
-    """What a map's keys and its values are."""
+    """Return the fields of a map's keys and values."""
     entry = cast(Descriptor, field.message_type).fields_by_name
     return entry["key"], entry["value"]
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """True for lists and maps."""
-    # `label` warns in new releases of protobuf and `is_repeated` is missing in old ones; the default tells in all.
+    """Return True for lists and maps."""
+    # `label` warns in new releases of protobuf and `is_repeated` is missing in old ones; the default works in all.
     return isinstance(field.default_value, list)
 
 
 def is_map(field: FieldDescriptor) -> bool:
-    """True for maps, which are repeated entries of a key and a value underneath."""
+    """Return True for maps, which protobuf implements as repeated entries of key and value."""
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _suggestion(word: str, known: Iterable[str]) -> str:
-    import difflib  # only a mistake needs it, and every start would pay for it
+    import difflib  # imported here because only an error needs it
 
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

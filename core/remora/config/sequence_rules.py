@@ -1,4 +1,4 @@
-"""The rules for sequence batching; the law: each control has one tensor, each tensor one meaning (C20, S09)."""
+"""Validation rules for sequence batching and its control tensors [C20, S09]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_sequences(config: ModelConfig) -> None:
     """Check ``sequence_batching`` of a configuration that has it.
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
     name, batching = config.name, config.sequence_batching
     if config.response_cache.enable:
@@ -64,7 +64,7 @@ def _check_control_tensors(batching: ModelSequenceBatching, name: str) -> None:
 def _controls(
     batching: ModelSequenceBatching, kind: ModelSequenceBatching.Control.Kind, name: str
 ) -> Iterator[ModelSequenceBatching.Control]:
-    """The one control of a kind, if there is one."""
+    """Yield the control of a kind, if configured."""
     found = [control for row in batching.control_input for control in row.control if control.kind == kind]
     yield from found[:1]
     if len(found) > 1:
@@ -73,19 +73,19 @@ def _controls(
 
 def _check_flag(control: ModelSequenceBatching.Control, name: str) -> None:
     whose = f"{Control.Kind.Name(control.kind)} for {name}"
-    given = [pair for pair in _PAIRS if len(getattr(control, pair))]
-    if not given:
+    pairs = [pair for pair in _PAIRS if len(getattr(control, pair))]
+    if not pairs:
         raise ConfigError(
             "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
             f"{whose}"
         )
-    if len(given) > 1:
+    if len(pairs) > 1:
         raise ConfigError(
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' for {whose}"
         )
-    if len(getattr(control, given[0])) != 2:
-        raise ConfigError(f"sequence batching control '{given[0]}' must have exactly 2 entries for {whose}")
+    if len(getattr(control, pairs[0])) != 2:
+        raise ConfigError(f"sequence batching control '{pairs[0]}' must have exactly 2 entries for {whose}")
 
 
 def _check_correlation_id(control: ModelSequenceBatching.Control, name: str) -> None:

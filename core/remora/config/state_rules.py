@@ -1,4 +1,4 @@
-"""The rules for the state that a model leaves to the server; the law: what a state begins with is known [S13]."""
+"""Validation rules for implicit state and its initial values [S13]."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VARIABLE = -1
 def check_states(config: ModelConfig) -> None:
     """Check ``sequence_batching { state }`` of a configuration, with Triton's texts where it has any.
 
-    Files are not looked at.
+    Does not read files.
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
-    begun: set[str] = set()
+    initialised: set[str] = set()
     for state in config.sequence_batching.state:
         _check_state(state, config.name)
         if len(state.initial_state) > 1:
@@ -28,8 +28,8 @@ def check_states(config: ModelConfig) -> None:
                 f"Found '{len(state.initial_state)}' elements."
             )
         for initial in state.initial_state:
-            _check_initial(initial, state, begun)
-            begun.add(state.input_name)
+            _check_initial(initial, state, initialised)
+            initialised.add(state.input_name)
 
 
 def _check_state(state: State, model: str) -> None:
@@ -50,7 +50,7 @@ def _check_state(state: State, model: str) -> None:
         )
 
 
-def _check_initial(initial: InitialState, state: State, begun: set[str]) -> None:
+def _check_initial(initial: InitialState, state: State, initialised: set[str]) -> None:
     name = state.input_name
     if initial.data_type != state.data_type:
         raise ConfigError(
@@ -58,7 +58,7 @@ def _check_initial(initial: InitialState, state: State, begun: set[str]) -> None
         )
     if not initial.name:
         raise ConfigError(f"Field 'name' must be set when using initial_state for state input '{name}'.")
-    if name in begun:
+    if name in initialised:
         raise ConfigError(f"State input name '{name}' specified more than once.")
     if len(initial.dims) != len(state.dims):
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""What an ensemble and the models of its steps must keep between them; the law: Triton's rules in Triton's words (E03).
+"""Validation rules between an ensemble and the models of its steps, with Triton's texts [E03].
 
-Needs the complete configurations of all of them. What one configuration shows by itself is in `ensemble_rules`.
+Needs the complete configurations of all of them. Rules for the ensemble alone are in `ensemble_rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelEnsembling
 
 
 class _Tensor(NamedTuple):
-    """A tensor of the ensemble as the first that declared it sees it; ``full`` has the batch dimension."""
+    """A tensor of the ensemble as first declared, by ``owner``; ``full`` includes the batch dimension."""
 
     owner: str
     data_type: int
@@ -29,10 +29,10 @@ def check_steps(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
         models: the complete configuration of each composing model, by name.
 
     Returns:
-        Whether the ensemble is decoupled: it is when one of its models is, whatever it says itself [E05].
+        True if the ensemble is decoupled, which it is when one of its models is [E05].
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
     name = config.name
     batches = config.max_batch_size > 0
@@ -49,7 +49,7 @@ def check_steps(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
 
 
 def check_batch_size(config: ModelConfig, name: str, model: ModelConfig) -> None:
-    """Check that the model of a step takes the batches of the ensemble. Raises ConfigError."""
+    """Check that a step's model accepts the batches of the ensemble. Raises ConfigError."""
     if 0 < model.max_batch_size < config.max_batch_size:
         raise ConfigError(
             f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
@@ -91,30 +91,30 @@ def _check_outputs(ensemble: str, step: ModelEnsembling.Step, model: ModelConfig
 
 
 def _match(ensemble: str, tensor: str, here: _Tensor, tensors: dict[str, _Tensor]) -> None:
-    """Two that declare a tensor must mean the same; whoever is first is believed."""
+    """Check a declaration of a tensor against the first one; record it if it is the first."""
     there = tensors.setdefault(tensor, here)
     if there.data_type != here.data_type:
         what = "data type"
-        said = [DataType.Name(row.data_type) for row in (there, here)]
+        shown = [DataType.Name(row.data_type) for row in (there, here)]
     elif not _agree(there.dims, here.dims) and not _agree(there.full, here.full):
         what = "shape"
-        said = [f"[{','.join(map(str, row.full))}]" for row in (there, here)]
+        shown = [f"[{','.join(map(str, row.full))}]" for row in (there, here)]
     else:
         return
     raise ConfigError(
-        f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent {what}: {said[0]} is inferred from model "
-        f"{there.owner} while {said[1]} is inferred from model {here.owner}"
+        f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent {what}: {shown[0]} is inferred from model "
+        f"{there.owner} while {shown[1]} is inferred from model {here.owner}"
     )
 
 
 def _check_sources(config: ModelConfig, models: Mapping[str, ModelConfig], tensors: Mapping[str, _Tensor]) -> bool:
-    """What meets in a step, or in the answer, must follow the same decoupled step: else nothing pairs its values."""
+    """Check that inputs of a step, and outputs, follow the same decoupled step, else values could not be paired."""
     steps = config.ensemble_scheduling.step
     given = {row.name for row in config.input}
     makers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
     sources: dict[str, int] = dict.fromkeys(given, -1)
     waiting = list(range(len(steps)))
-    while waiting:  # the flow has no circle (see `ensemble_rules`), so that each round finds some
+    while waiting:  # each round finds ready steps, because `ensemble_rules` excludes cycles
         ready = [index for index in waiting if all(name in sources for name in steps[index].input_map.values())]
         if not ready:
             break
@@ -155,5 +155,5 @@ def _tensor(owner: str, data_type: int, dims: Sequence[int], *, batches: bool) -
 
 
 def _agree(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Equal where both say a size."""
+    """Return True if the shapes are equal except for variable dims."""
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))

@@ -1,6 +1,6 @@
-"""The rules for a model's inputs, outputs and batch inputs; the law: a shape that passes here can be computed with.
+"""Validation rules for inputs, outputs and batch inputs, mostly with Triton's texts [C06, C08, K07].
 
-The texts are Triton's [C06, C08, K07], with the model's name at the end; names given twice are our own refusal.
+The model's name is appended to the texts. The refusal of repeated names is ours.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from remora.proto.model_config_pb2 import (
 )
 
 VARIABLE = -1
-"""A dimension that requests choose."""
+"""A dimension whose size each request chooses."""
 
 _TENSORRT = "tensorrt_plan"
 
 
 def check_tensors(config: ModelConfig, *, strict: bool) -> None:
-    """Check all inputs and outputs of a configuration; ``strict`` wants at least one of each.
+    """Check all inputs and outputs of a configuration; ``strict`` requires at least one of each.
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
     if strict and not (config.input and config.output):
         missing = "output" if config.input else "input"
@@ -56,7 +56,7 @@ def _check_unique(kind: str, names: Sequence[str], model: str) -> None:
 
 
 def _wrong_with(row: ModelInput | ModelOutput, config: ModelConfig) -> str:
-    """What is wrong with one input or output, "" when nothing is."""
+    """Return the error of one input or output; "" if it is valid."""
     is_input = isinstance(row, ModelInput)
     label = "model input" if is_input else "model output"
     wrong = _wrong_with_shape(row, config.max_batch_size, label)
@@ -96,7 +96,7 @@ def _is_shape(dims: Sequence[int]) -> bool:
 
 
 def _wrong_with_reshape(dims: Sequence[int], reshape: Sequence[int], named: str) -> str:
-    """Both shapes must hold equally many elements: before, between and after their variable dimensions."""
+    """Compare the element counts of both shapes before, between and after their variable dimensions."""
     ours, theirs = _runs(dims), _runs(reshape)
     if ours == theirs:
         return ""
@@ -106,7 +106,7 @@ def _wrong_with_reshape(dims: Sequence[int], reshape: Sequence[int], named: str)
 
 
 def _runs(dims: Sequence[int]) -> list[int]:
-    """Element counts of the stretches between variable dimensions: [2, 4, -1, 6] gives [8, 6]."""
+    """Return element counts of the runs between variable dimensions: [2, 4, -1, 6] gives [8, 6]."""
     ends = [index for index, dim in enumerate(dims) if dim == VARIABLE]
     starts = [0, *(index + 1 for index in ends)]
     return [math.prod(dims[start:end]) for start, end in zip(starts, [*ends, len(dims)], strict=True)]

@@ -1,7 +1,7 @@
-"""Says why a configuration cannot be served; the law: Triton's rules in Triton's words, ours only where it has none.
+"""Validation of complete configurations, with Triton's texts where it has one [C06, C08, C20, E03, M17].
 
-Works on a complete configuration: inferred, completed and normalised. `tensor_rules` and `ensemble_rules` hold what
-concerns inputs, outputs and ensembles [C06, C08, C20, E03, M17].
+The configuration must be inferred, completed and normalised. `tensor_rules` and `ensemble_rules` contain the rules for
+inputs, outputs and ensembles.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from remora.proto.model_config_pb2 import (
 )
 
 MAX_INSTANCES = 1024
-"""How many instances one group may ask for. Each costs a thread or a process; more than this is a slip of the pen."""
+"""Maximum count of an instance group. Each instance costs a thread or a process; a larger count is a typo."""
 
 _BATCH_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
-"""Libraries made for Triton's process [D14]."""
+"""Parameter that names a batching library built for Triton's process [D14]."""
 
 
 def validate(
@@ -38,11 +38,11 @@ def validate(
         config: complete and normalised.
         name: the name of the model's directory, which the configuration must repeat [M17].
         gpus: the ids of the GPUs that the engine may use.
-        least: the compute capability that those have at least.
-        strict: inputs and outputs must be written in the file; for servers that complete nothing [C02].
+        least: their minimum compute capability.
+        strict: require declared inputs and outputs, for servers without auto-completion [C02].
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
     validate_written(config, name)
     check_tensors(config, strict=strict)
@@ -52,16 +52,16 @@ def validate(
 
 
 def validate_written(config: ModelConfig, name: str) -> None:
-    """Check what must be right before a model is opened: all but its tensors and instance groups.
+    """Check what must be valid before a model is opened: everything except tensors and instance groups.
 
-    Triton refuses these when it looks at the repository, and the rest when it loads a version [M09].
+    Triton refuses these errors when it polls the repository, and the rest when it loads a version [M09].
 
     Args:
         config: normalised; inputs and outputs may still be missing.
         name: as for `validate`.
 
     Raises:
-        ConfigError: with the first rule that is broken.
+        ConfigError: the first violated rule.
     """
     check_names(config, name)
     _check_backend(config)
@@ -91,10 +91,10 @@ def validate_written(config: ModelConfig, name: str) -> None:
 
 
 def check_names(config: ModelConfig, name: str) -> None:
-    """Check the model's name against its directory, and that it cannot be taken for a path [M17].
+    """Check the model's name against its directory, and that it is not a path [M17].
 
     Raises:
-        ConfigError: when the names differ, or the name is empty or no plain name.
+        ConfigError: the names differ, or the name is empty or not a plain name.
     """
     if not name or "/" in name or ".." in name:
         raise ConfigError(f"the model name '{name}' must not be empty and must not contain '/' or '..'")
@@ -137,7 +137,7 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig)
 
 
 def _check_ordering(batching: ModelDynamicBatching, name: str) -> None:
-    """Answers in the order of the requests leave no room for requests that overtake [D06]."""
+    """Refuse priorities and DELAY timeouts, because ordered responses exclude overtaking requests [D06]."""
     if batching.priority_levels > 1:
         raise ConfigError(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())

@@ -1,8 +1,8 @@
-"""Prints model configurations; the law: JSON comes out exactly as Triton's configuration endpoint gives it [H08].
+"""Printing of configurations as JSON and protobuf text, byte for byte like Triton's configuration endpoint [H08].
 
-Every field without presence is there, default or not; messages and members of a oneof only when they are set, those of
-them that are no messages at the end. Names are the proto's, enums are names, 64-bit integers are numbers but for three
-that Triton forgets to make so, map keys are text in order.
+Fields without presence are always printed; messages and members of a oneof only when set, scalar oneof members last.
+Names are the proto's, enums are names, 64-bit integers are numbers except for three that Triton leaves as text, map
+keys are sorted text.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _TEXTS = frozenset(
         "remora.v2.ModelSequenceBatching.InitialState.dims",
     }
 )
-"""The 64-bit integers that are printed as protobuf's own JSON has them: in quotes."""
+"""The 64-bit integers that are printed in quotes, as in protobuf's own JSON."""
 
 _ESCAPE = re.compile(r"((?<!\\)(?:\\\\)*\\u)([0-9a-f]{4})")
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as plain values, defaults written out."""
+    """Return the configuration as plain values, including defaults."""
     return _message(config)
 
 
 def to_json(config: ModelConfig) -> bytes:
-    """The configuration as Triton prints it: compact JSON in UTF-8, defaults written out [H08]."""
+    """Return the configuration as Triton prints it: compact UTF-8 JSON including defaults [H08]."""
     return _text(_message(config)).encode()
 
 
 def to_text(config: ModelConfig) -> str:
-    """The configuration in protobuf text format, as ``config.pbtxt`` has it; what is unset is left out."""
+    """Return the configuration in protobuf text format, as in ``config.pbtxt``, without unset fields."""
     from google.protobuf import text_format
 
     text: str = text_format.MessageToString(config, as_utf8=True)
@@ -51,7 +51,7 @@ def to_text(config: ModelConfig) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as RapidJSON writes it: its floats, and its capital digits in escapes, are not those of `json`."""
+    """Format a value as RapidJSON does, which differs from `json` in floats and in upper-case escapes."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{_quoted(key)}:{_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -105,7 +105,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _number(value: float, kind: _Float) -> float | int | str:
-    """A float as protobuf writes it: with few digits, or with many where few are another number, or as a word."""
+    """Round a float to the digits that protobuf writes: few, or many where few would change the value, or a word."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     text = f"{value:.{kind.few}g}"
@@ -115,7 +115,7 @@ def _number(value: float, kind: _Float) -> float | int | str:
 
 
 def _single(value: float) -> float:
-    """What is left of a double in half its bits."""
+    """Round a double to single precision."""
     try:
         kept: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:  # rounded up past the largest

@@ -276,5 +276,5 @@ def test_text_is_bytes_on_the_wire_and_the_unknown_is_refused() -> None:
     assert dtype_name(TYPE_STRING) == "BYTES"
     with pytest.raises(ConfigError, match="data type 0"):
         dtype_name(TYPE_INVALID)
-    with pytest.raises(ConfigError, match="'STRING' is no datatype"):
+    with pytest.raises(ConfigError, match="'STRING' is not a datatype"):
         data_type_of("STRING")

@@ -113,7 +113,7 @@ MISTAKES: list[tuple[Syntax, str, str]] = [
     (
         "pbtxt",
         "input { dims: [ 1,\n 2 ] data_type: TYPE_FLOAT32 }",
-        "f:2: input[0].data_type: 'TYPE_FLOAT32' is no DataType; did you mean 'TYPE_FP32'?",
+        "f:2: input[0].data_type: 'TYPE_FLOAT32' is not a DataType; did you mean 'TYPE_FP32'?",
     ),
     (
         "pbtxt",
@@ -122,7 +122,7 @@ MISTAKES: list[tuple[Syntax, str, str]] = [
     ),
     ("pbtxt", 'max_batch_size: "four" name: "m"', 'f:1: max_batch_size: Couldn\'t parse integer: "four"'),
     ("pbtxt", "max_batch_size: 99999999999", "f:1: max_batch_size: Value out of range: 99999999999"),
-    ("pbtxt", "instance_group { kind: 77 }", "f: instance_group[0].kind: '77' is no Kind; it is one of KIND_AUTO, "),
+    ("pbtxt", "instance_group { kind: 77 }", "f: instance_group[0].kind: '77' is not a Kind; it is one of KIND_AUTO, "),
     ("pbtxt", "input [ { }\n output", 'f:2: input[0]: Expected ","'),
     (
         "json",
@@ -279,7 +279,7 @@ def test_a_custom_configuration_name_is_no_path(tmp_path: Path, name: str) -> No
         ("link", "x file 'link' leaves the model's folder 'warmup'"),
         ("missing", "failed to open text file for read warmup/missing: No such file or directory"),
         (".", "failed to open text file for read warmup/.: Is a directory"),
-        ("\0", "failed to open text file for read warmup/\0: no name of a file"),
+        ("\0", "failed to open text file for read warmup/\0: not a file name"),
         ("large", "x file 'large' has 5000 bytes; the limit is 4999"),
     ],
 )
