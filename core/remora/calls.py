@@ -13,17 +13,23 @@ _NOTHING: Mapping[str, str | bytes] = {}
 
 
 class ServerLive(NamedTuple):
-    """Query whether the process responds. -> bool"""
+    """Query whether the process responds.
+
+    Result: bool.
+    """
 
 
 class ServerReady(NamedTuple):
-    """Query whether the server accepts traffic [V01]. -> bool"""
+    """Query whether the server accepts traffic [V01].
+
+    Result: bool.
+    """
 
 
 class ModelReady(NamedTuple):
-    """Query whether a version is ready [H05]. -> bool
+    """Query whether a version is ready [H05].
 
-    ``version`` -1 stands for the highest ready version.
+    Result: bool. ``version`` -1 stands for the highest ready version.
     """
 
     model: str
@@ -31,27 +37,36 @@ class ModelReady(NamedTuple):
 
 
 class ServerMetadata(NamedTuple):
-    """Query the server metadata. -> ServerInfo"""
+    """Query for the server metadata.
+
+    Result: ServerInfo.
+    """
 
 
 class ModelMetadata(NamedTuple):
-    """Query the metadata of a model version. -> ModelInfo"""
+    """Query for the metadata of a model version.
+
+    Result: ModelInfo.
+    """
 
     model: str
     version: int = -1
 
 
 class ModelConfig(NamedTuple):
-    """Query the full configuration of a model version. -> ``remora.proto`` ModelConfig message"""
+    """Query for the full configuration of a model version.
+
+    Result: a ``remora.proto`` ModelConfig message.
+    """
 
     model: str
     version: int = -1
 
 
 class ModelStatistics(NamedTuple):
-    """Query model statistics. -> list[ModelStats]
+    """Query for model statistics.
 
-    An empty model name stands for all models, version -1 for all versions of a model.
+    Result: list[ModelStats]. An empty model name stands for all models, version -1 for all versions of a model.
     """
 
     model: str = ""
@@ -59,34 +74,46 @@ class ModelStatistics(NamedTuple):
 
 
 class ModelSequences(NamedTuple):
-    """Query the live sequences and refused requests of a model version. -> SequenceReport"""
+    """Query for the live sequences and refused requests of a model version.
+
+    Result: SequenceReport.
+    """
 
     model: str
     version: int = -1
 
 
 class ModelExplain(NamedTuple):
-    """Query why batches had their sizes and which settings would change them. -> Explanation"""
+    """Query for the reasons of batch sizes, and for settings that would change them.
+
+    Result: Explanation.
+    """
 
     model: str
     version: int = -1
 
 
 class Startup(NamedTuple):
-    """Query where the time of this startup was spent. -> StartupReport (``startup``)"""
+    """Query for the durations of this startup's phases and steps.
+
+    Result: StartupReport (``startup``).
+    """
 
 
 class RepositoryIndex(NamedTuple):
-    """Query the models of the repository. -> list[IndexEntry]"""
+    """Query for the models of the repository.
+
+    Result: list[IndexEntry].
+    """
 
     ready: bool = False
     repository: str = ""
 
 
 class ModelLoad(NamedTuple):
-    """Load or reload a model; may take long. -> None
+    """Command to load or reload a model, which may take long.
 
-    ``parameters``: "config" -> JSON text, "file:<path>" -> bytes.
+    Result: None. ``parameters``: "config" -> JSON text, "file:<path>" -> bytes.
     """
 
     model: str
@@ -94,14 +121,20 @@ class ModelLoad(NamedTuple):
 
 
 class ModelUnload(NamedTuple):
-    """Unload a model. -> None, as soon as the desired state is recorded [M12]"""
+    """Command to unload a model.
+
+    Result: None, as soon as the desired state is recorded [M12].
+    """
 
     model: str
     unload_dependents: bool = False
 
 
 class Metrics(NamedTuple):
-    """Query all metrics. -> str, Prometheus text"""
+    """Query for all metrics.
+
+    Result: str, Prometheus text.
+    """
 
 
 Call = (
@@ -144,7 +177,7 @@ class TensorInfo(NamedTuple):
 
 
 class ModelInfo(NamedTuple):
-    """Metadata of a model [H07]; ``versions`` are the ready ones, ascending."""
+    """Metadata of a model [H07]. ``versions`` are the ready ones, ascending."""
 
     name: str
     versions: tuple[str, ...]
@@ -154,7 +187,7 @@ class ModelInfo(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """An entry of the repository index [M08]; missing values are empty."""
+    """An entry of the repository index [M08]. Missing values are empty."""
 
     name: str
     version: str = ""

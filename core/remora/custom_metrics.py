@@ -31,7 +31,7 @@ class MetricError(ValueError):
 
 
 class MetricKind(StrEnum):
-    """What a family measures; the values are Prometheus' type names."""
+    """What a family measures. The values are Prometheus' type names."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -210,7 +210,10 @@ class Registry:
         return series
 
     def retire(self, owner: object) -> None:
-        """End all claims of an owner; updates through existing handles are then discarded."""
+        """End all claims of an owner.
+
+        Updates through existing handles are then discarded.
+        """
         with self._lock:
             self._sweep()
             for claim in [claim for claim in self._claims if claim.owner is owner]:

@@ -86,7 +86,10 @@ class UnavailableError(RemoraError):
 
 
 class QueueFullError(UnavailableError):
-    """The model's queue is full; the request may be accepted a moment later [D12]."""
+    """The model's queue is full.
+
+    The same request may be accepted a moment later [D12].
+    """
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -144,5 +147,5 @@ BY_CODE: dict[str, type[RemoraError]] = {
 
 
 def error_of(code: str, message: str, *, from_model: bool = False, answered: bool = False) -> RemoraError:
-    """Return the error of a code such as ``"NOT_FOUND"``; unknown codes become UnknownError."""
+    """Return the error of a code such as ``"NOT_FOUND"``, by default an UnknownError."""
     return BY_CODE.get(code, UnknownError)(message, from_model=from_model, answered=answered)

@@ -62,9 +62,10 @@ _RESERVED: Mapping[str, tuple[str, type, type]] = {
 def as_form(
     specs: tuple[InputSpec, ...], outputs: Sequence[str], id: str, parameters: Mapping[str, Parameter]
 ) -> InferForm:
-    """Return the form of a program's request; reserved parameters have their V2 meaning.
+    """Return the form of a program's request.
 
-    Raises InvalidArgumentError for a reserved parameter whose value has another type or is negative.
+    Reserved parameters have their V2 meaning. Raises InvalidArgumentError for a reserved parameter whose value has
+    another type or is negative.
     """
     rest = dict(parameters)
     fields: dict[str, Any] = {}

@@ -124,7 +124,10 @@ class InferForm:
 
 
 class Tensor(NamedTuple):
-    """A named array; ``data`` has the dtype that DTYPES lists for ``datatype``."""
+    """A named array.
+
+    ``data`` has the dtype that DTYPES lists for ``datatype``.
+    """
 
     name: str
     datatype: str
@@ -209,7 +212,7 @@ class Request:
             act()
 
     def when_cancelled(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Register ``act`` to be called on cancellation; return a function that unregisters it.
+        """Register ``act`` to be called on cancellation, and return a function to unregister it.
 
         If the request is already cancelled, ``act`` is called at once. It may be called more than once, on any thread,
         and must not raise.
@@ -295,8 +298,8 @@ class Ticket:
         self.spent_ns = NO_TIME
 
     def cancel(self) -> None:
-        """Cancel the request; if it has not run, it is answered with CancelledError [D13].
+        """Cancel the request. Any thread may call this.
 
-        Any thread may call this.
+        A request that has not run is answered with CancelledError [D13].
         """
         self.request.cancel()

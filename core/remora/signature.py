@@ -285,7 +285,7 @@ class Signature:
             else:
                 arrays[name] = self._array(form, part, source)
         if not rows:
-            raise self._refusal(form, f"a batch of no rows has nothing to run for '{self.name}': send at least one row")
+            raise self._refusal(form, f"the batch for '{self.name}' has no rows: send at least one row")
         return Request(form, arrays, requested, rows, shape_key)
 
     def _array(self, form: InferForm, part: _Part, source: Data) -> Array:
@@ -397,10 +397,10 @@ class Signature:
         layout = Layout((part,), self._outputs, 1, ((row.name, None if row.ragged else part.shape[len(batch) :]),))
         return self._bind(form, layout, [[bytes(body)]])
 
-    # -- the way back -----------------------------------------------------------------------------------------------
+    # -- outputs ----------------------------------------------------------------------------------------------------
 
     def to_wire(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Return the outputs in their wire shapes; a reshape is reversed [C06]."""
+        """Return the outputs in their wire shapes, with reshapes reversed [C06]."""
         if not self._reshaped:
             return outputs
         return [self._wire_tensor(tensor) for tensor in outputs]

@@ -60,7 +60,7 @@ class StartupReport(NamedTuple):
 
 
 class Ledger:
-    """Records the times of one startup.
+    """Record of the times of one startup.
 
     Any thread may add steps; only the starting thread may mark phases.
 
@@ -86,7 +86,7 @@ class Ledger:
             self._phases.append(Phase(name, begin_ns, max(begin_ns, end_ns)))
 
     def ready(self) -> None:
-        """End the startup; later records are ignored."""
+        """End the startup. Later records are ignored."""
         self.mark("ready")
         self._ready = True
 

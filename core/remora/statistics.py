@@ -37,10 +37,10 @@ class MetricsSettings:
 
     @classmethod
     def of(cls, entries: tuple[str, ...]) -> MetricsSettings:
-        """Return the settings of KEY=VALUE entries; unknown keys are ignored, as in Triton.
+        """Return the settings of KEY=VALUE entries.
 
-        Raises ValueError for an entry without "=", a switch that is not a boolean, and quantiles that are not numbers
-        between 0 and 1.
+        Unknown keys are ignored, as in Triton. Raises ValueError for an entry without "=", a switch that is not a
+        boolean, and quantiles that are not numbers between 0 and 1.
         """
         for entry in entries:
             if "=" not in entry:
@@ -473,7 +473,7 @@ class FailureLog:
             self._next_ns = now_ns + _FAILURE_LOG_NS
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [error.code]
         text = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
-        more = f" (and {unlogged} failures before that are not in the log)" if unlogged else ""
+        more = f" (and {unlogged} earlier failures were not logged)" if unlogged else ""
         _log.warning("model '%s' failed a request: %s%s", self._model, text, more)
 
 

@@ -276,9 +276,7 @@ def test_failures_in_a_model_are_in_the_log_but_not_each_of_them(caplog: pytest.
     assert failure_lines(caplog) == []
     clock.advance(10_000_000_000)
     log.add(InternalError("again"))
-    assert failure_lines(caplog) == [
-        "model 'm' failed a request: again (and 3 failures before that are not in the log)"
-    ]
+    assert failure_lines(caplog) == ["model 'm' failed a request: again (and 3 earlier failures were not logged)"]
 
 
 @pytest.mark.parametrize(("from_model", "lines"), [(True, 1), (False, 0)])

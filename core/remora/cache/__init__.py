@@ -53,7 +53,7 @@ class CacheStats(NamedTuple):
 
 
 class ResponseCache(Protocol):
-    """The response cache of all models of an engine. Thread-safe; no method raises.
+    """Response cache of all models of an engine. Thread-safe. No method raises.
 
     ``remote``: look-ups may block, and other servers share the cache.
     """
@@ -64,7 +64,7 @@ class ResponseCache(Protocol):
         """Run work that may block on the cache, in a thread where blocking is allowed."""
 
     def close(self) -> None:
-        """Release all resources; no model uses the cache any more."""
+        """Release all resources, when no model uses the cache any more."""
 
     def lookup(self, key: bytes) -> Response | None:
         """Return the stored response, or None.

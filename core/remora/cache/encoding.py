@@ -79,7 +79,7 @@ def _values(tensor: Tensor) -> bytes | None:
 
 
 def decode(data: bytes) -> Response:
-    """Return the response of an encoding; its arrays are read-only views over the bytes.
+    """Return the response of an encoding, with read-only views over the bytes as arrays.
 
     Raises ValueError for anything else.
     """

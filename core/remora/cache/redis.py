@@ -50,9 +50,10 @@ class RedisSettings(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> RedisSettings:
-        """Return the settings of text pairs; a timeout of 0, unlimited in Triton, means the default.
+        """Return the settings of text pairs.
 
-        Raises ValueError without the values in its text, because one of them is a secret.
+        A timeout of 0, unlimited in Triton, means the default. Raises ValueError without the values in its text,
+        because one of them is a secret.
         """
         missing = [name for name in ("host", "port") if not given.get(name)]
         if missing:
@@ -223,7 +224,7 @@ class RedisCache:
         return self._process + self._changes
 
     def stats(self) -> CacheStats:
-        """Return the statistics; Redis' size and evictions are unknown. See `ResponseCache`."""
+        """Return the statistics. Redis' size and evictions are unknown. See `ResponseCache`."""
         with self._lock:
             return CacheStats(math.nan, math.nan, self._hits, self._misses, 0, self._lookup_ns, self._insertion_ns)
 
@@ -239,7 +240,7 @@ def _tls_of(settings: RedisSettings) -> dict[str, str | None]:
     import ssl  # imported here, because few caches need it
 
     if settings.key and not settings.cert:
-        raise ConfigError("--cache-config=redis,key needs the certificate to it: give --cache-config=redis,cert=FILE")
+        raise ConfigError("--cache-config=redis,key needs its certificate: give --cache-config=redis,cert=FILE")
     trial = ssl.create_default_context()
     try:
         if settings.cacert:

@@ -59,7 +59,7 @@ class AdmittingQueue:
         return self._inner.rows_ahead
 
     def push(self, ticket: Ticket) -> None:
-        """Queue a ticket; see `BatchQueue.push`.
+        """Queue a ticket. See `BatchQueue.push`.
 
         Raises QueueFullError also for a request that would be answered too late.
         """
@@ -152,7 +152,7 @@ class AdmittingQueue:
             about(
                 ticket.request.form.id,
                 f"refused on arrival: it would be answered in {takes_ns / 1e6:.0f} ms, which is "
-                f"{late_ns / 1e6:.0f} ms too late; {len(self)} requests wait",
+                f"{late_ns / 1e6:.0f} ms too late; {len(self)} requests are queued",
             ),
             retry_after_s=max(math.ceil(late_ns / 1e9), 1),
         )

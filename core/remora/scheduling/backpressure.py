@@ -6,7 +6,7 @@ import threading
 
 
 class Backpressure:
-    """Counts queued items and their bytes. Thread-safe.
+    """Blocking limit on the number and bytes of queued items. Thread-safe.
 
     An item is always admitted when nothing is queued, whatever its size. The lock is reentrant, because destructors may
     call `give`.

@@ -56,7 +56,7 @@ class Queue(Protocol):
         """Queue a ticket. Raises UnavailableError if the queue refuses it."""
 
     def poll(self, now_ns: int) -> Plan:
-        """Return the batch to run now on an idle instance; its tickets are removed from the queue."""
+        """Return the batch to run now on an idle instance, and remove its tickets."""
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
         """Remove the cancelled tickets and return each with its error."""
@@ -90,7 +90,7 @@ class BatchQueue:
 
     @property
     def rows_ahead(self) -> int:
-        """Rows of a batch formed now, regardless of shapes; a cheap upper bound."""
+        """Upper bound of the rows of a batch formed now, regardless of shapes."""
         if self._line is not None:
             return self._line[0].request.rows if self._line else 0
         if len(self._waiting) >= self._policy.max_batch_size:
@@ -102,7 +102,7 @@ class BatchQueue:
         self._waiting.push(ticket)
 
     def poll(self, now_ns: int) -> Plan:
-        """Return the batch to run now on an idle instance; its tickets are removed from the queue."""
+        """Return the batch to run now on an idle instance, and remove its tickets."""
         if self._line is not None:
             return self._next_of(self._line, now_ns)
         if self._hold:

@@ -23,7 +23,7 @@ class CostModel:
             self._ns[size] = known + (ns - known) * (0.5 if ns < known else 0.1)
 
     def predict(self, rows: int) -> float:
-        """Return the expected nanoseconds of a batch of ``rows``; infinite before the first run."""
+        """Return the expected nanoseconds of a batch of ``rows``, infinite before the first run."""
         size = 1 << max(rows - 1, 0).bit_length()
         known = self._ns.get(size)
         if known is not None:

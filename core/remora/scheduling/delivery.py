@@ -20,7 +20,7 @@ class Ordering:
         self._answers: dict[Ticket, Outcome] = {}
 
     def expect(self, ticket: Ticket) -> None:
-        """Register a request; its answer follows those of all earlier requests."""
+        """Register a request. Its answer follows those of all earlier requests."""
         self._expected.append(ticket)
 
     def done(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
@@ -55,7 +55,7 @@ def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
 
 
 class OrderedDelivery:
-    """Delivers answers in the order of their requests [D06]. Thread-safe.
+    """Delivery of answers in the order of their requests [D06]. Thread-safe.
 
     Only one thread delivers at a time, because two could overtake each other.
     """
@@ -66,7 +66,7 @@ class OrderedDelivery:
         self._handing_over = False
 
     def expect(self, ticket: Ticket) -> None:
-        """Register a request; the caller ensures that calls are in the order of the requests."""
+        """Register a request. The caller ensures that calls are in the order of the requests."""
         with self._lock:
             self._ordering.expect(ticket)
 
@@ -108,7 +108,10 @@ def stopping() -> UnavailableError:
 
 
 def failure_of(error: BaseException, where: str) -> RemoraError:
-    """Return any exception as a RemoraError; a RemoraError keeps its code and text."""
+    """Return any exception as a RemoraError.
+
+    A RemoraError keeps its code and text.
+    """
     if isinstance(error, RemoraError):
         return error
     return InternalError(f"{where}: {type(error).__name__}: {error}", from_model=True)

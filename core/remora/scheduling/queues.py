@@ -38,10 +38,13 @@ class Waiting(Protocol):
         """Remove and return the first ``count`` tickets."""
 
     def discard_all(self, dead: Collection[Ticket]) -> None:
-        """Remove these tickets, wherever they are queued; cheap near the front."""
+        """Remove these tickets, wherever they are queued. Cheap near the front."""
 
     def expire(self, now_ns: int) -> list[Ticket]:
-        """Remove and return the tickets that timed out; demote those that may still run [D10, D11]."""
+        """Remove and return the tickets that timed out [D10, D11].
+
+        Those that may still run are demoted instead.
+        """
 
     def next_expiry_ns(self) -> int:
         """Return when the next ticket times out, or 0."""
@@ -64,7 +67,10 @@ def waiting_for(policy: BatchPolicy) -> Waiting:
 
 
 class Line(deque[Ticket]):
-    """FIFO queue without timeouts; ``max_size`` limits the number of requests, 0 for no limit."""
+    """FIFO queue without timeouts.
+
+    ``max_size`` limits the number of requests, 0 for no limit.
+    """
 
     __slots__ = ("_max_size",)
 
@@ -164,7 +170,7 @@ class Level:
         return refused
 
     def next_expiry_ns(self) -> int:
-        """Return when the next ticket times out, or 0; demotions need no wake-up."""
+        """Return when the next ticket times out, or 0. Demotions need no wake-up."""
         if not self._policy.reject_on_timeout:
             return 0
         while self._expiries and self._expiries[0][2] not in self._fresh:

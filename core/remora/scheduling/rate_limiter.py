@@ -93,7 +93,7 @@ class Turns:
         return seats
 
     def leave(self, seat: Seat) -> None:
-        """Remove a seat with its resources and requests; a second call has no effect."""
+        """Remove a seat with its resources and requests. A second call has no effect."""
         for seats in (self._seats, self._waiting, self._running):
             seats.pop(seat, None)
         self._capacities = capacities([other.policy for other in self._seats], self._stated)
@@ -107,7 +107,7 @@ class Turns:
         self._waiting[seat] = None
 
     def grant(self) -> list[Seat]:
-        """Return the seats that may run now; they hold their resources until `done`."""
+        """Return the seats that may run now. They hold their resources until `done`."""
         free = dict(self._capacities)
         for seat in self._running:
             _take(free, seat)
@@ -124,7 +124,7 @@ class Turns:
         return granted
 
     def done(self, seat: Seat, *, ran: bool) -> None:
-        """Release the resources of a seat; its turn counts if it ran."""
+        """Release the resources of a seat. Its turn counts if it ran."""
         if seat in self._running:
             del self._running[seat]
             seat.turn += max(seat.policy.priority, 1) if ran else 0
@@ -136,7 +136,9 @@ def _take(free: dict[Resource, int], seat: Seat) -> None:
 
 
 class RateLimiter:
-    """Grants turns. Thread-safe; calls no other object while it holds its lock.
+    """Thread-safe interface to `Turns` that blocks instances until their turn.
+
+    It calls no other object while it holds its lock.
 
     Args:
         stated: the operator's capacities (see `capacities`).
@@ -155,7 +157,7 @@ class RateLimiter:
             return turns
 
     def take(self, turn: Turn) -> bool:
-        """Wait for a turn; see `Turn.take`."""
+        """Wait for a turn. See `Turn.take`."""
         with self._lock:
             if turn.seat not in self._turn_of:
                 return False
@@ -167,14 +169,14 @@ class RateLimiter:
             return waits
 
     def give_back(self, turn: Turn, *, ran: bool) -> None:
-        """Return a turn; see `Turn.give_back`."""
+        """Return a turn. See `Turn.give_back`."""
         with self._lock:
             turn.granted = False
             self._turns.done(turn.seat, ran=ran)
             self._grant()
 
     def leave(self, turn: Turn) -> None:
-        """Remove an instance; see `Turn.leave`."""
+        """Remove an instance. See `Turn.leave`."""
         with self._lock:
             if self._turn_of.pop(turn.seat, None) is not None:
                 self._turns.leave(turn.seat)
@@ -203,14 +205,17 @@ class Turn:
         self.granted = False
 
     def take(self) -> bool:
-        """Wait until the instance may run; return True if it had to wait.
+        """Wait until the instance may run, and return True if it had to wait.
 
         After `leave` this returns at once.
         """
         return self._limiter.take(self)
 
     def give_back(self, *, ran: bool) -> None:
-        """Release the instance's resources; ``ran`` is False if there was no batch to run."""
+        """Release the instance's resources.
+
+        ``ran`` is False if there was no batch to run.
+        """
         self._limiter.give_back(self, ran=ran)
 
     def leave(self) -> None:

@@ -27,7 +27,7 @@ class InnerScheduler(Protocol):
     costs: CostModel
 
     def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket. Raises UnavailableError; the ticket is then not answered."""
+        """Queue a ticket, or raise UnavailableError and leave it unanswered."""
 
     @property
     def pending(self) -> int:
@@ -38,14 +38,17 @@ class InnerScheduler(Protocol):
         """Requests in an execution."""
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Refuse new requests and finish the queued ones; return False on timeout."""
+        """Refuse new requests and finish the queued ones. Returns False on timeout."""
 
     def abandon(self, error: RemoraError) -> None:
         """Answer all queued requests with ``error``."""
 
 
 class CacheRecorder(Protocol):
-    """Counts hits and misses. Called without locks, from any thread; must not raise."""
+    """Counter of hits and misses.
+
+    Called without locks, from any thread; must not raise.
+    """
 
     def cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
         """Count a request answered from the cache.
@@ -54,7 +57,10 @@ class CacheRecorder(Protocol):
         """
 
     def cache_miss(self, spent_ns: int, now_ns: int) -> None:
-        """Count a request that had to run; ``spent_ns`` is the sum of look-up and insertion."""
+        """Count a request that had to run.
+
+        ``spent_ns`` is the sum of look-up and insertion.
+        """
 
 
 class CachedScheduler:
@@ -153,14 +159,17 @@ class CachedScheduler:
 
 
 class RefusalRecorder(Protocol):
-    """Counts refused requests. Called without locks, from any thread; must not raise."""
+    """Counter of refused requests.
+
+    Called without locks, from any thread; must not raise.
+    """
 
     def refused(self, error: RemoraError) -> None:
         """Count a request that was accepted first and then refused."""
 
 
 class OffLoopScheduler:
-    """Moves requests from event loops to threads that may block.
+    """Scheduler wrapper that moves requests from event loops to threads that may block.
 
     Args:
         inner: the scheduler whose `submit` may block.

@@ -88,11 +88,11 @@ class Afterwards:
             return any(isinstance(each, LateAnswers) and each.is_open_on(instances) for each in self._open)
 
     def send_soon(self, answers: Streams | LateAnswers, index: int, streamed: Streamed) -> None:
-        """Queue an answer for the thread; takes no lock."""
+        """Queue an answer for the thread without taking a lock."""
         self._late.put((answers, index, streamed))
 
     def start(self, name: str) -> None:
-        """Start the thread on the first call; not thread-safe."""
+        """Start the thread on the first call. Not thread-safe."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=f"remora {name} late answers", daemon=True)
             self._thread.start()
@@ -118,12 +118,12 @@ class Afterwards:
             answers.end_all(error)
 
     def close(self) -> None:
-        """End the thread; no request is open any more."""
+        """End the thread, after the last open request."""
         self._late.put(None)
 
 
 class Runner:
-    """Runs plans of a model that is not decoupled. Thread-safe.
+    """Executor of plans for a model that is not decoupled. Thread-safe.
 
     An execution returns its answers or leaves some requests open.
 
@@ -229,7 +229,7 @@ class Runner:
             outcomes = cast("Sequence[Outcome]", result)
             if len(outcomes) != len(tickets):
                 raise InternalError(
-                    f"instance '{instance.name}' gave {len(outcomes)} answers to {len(tickets)} requests"
+                    f"instance '{instance.name}' returned {len(outcomes)} responses for {len(tickets)} requests"
                 )
             if late is not None and execution.late:
                 outcomes, open_indices = self._open_late(late, outcomes, execution.late)
@@ -261,7 +261,9 @@ class Runner:
 
 
 class StreamRunner:
-    """Runs plans of a decoupled model, which streams answers during an execution or after it.
+    """Executor of plans for a decoupled model, which streams its answers.
+
+    Streams may outlast the execution.
 
     Args:
         signature, recorder, now, costs: as for `Runner`.
@@ -283,7 +285,10 @@ class StreamRunner:
         self._afterwards = afterwards
 
     def run(self, instance: Instance, plan: Plan) -> Ran:
-        """Run a plan; a failure ends all its open streams. The result contains no answers."""
+        """Run a plan.
+
+        A failure ends all its open streams. The result contains no answers.
+        """
         afterwards = self._afterwards
         streams = Streams(plan.tickets, self._signature, self._recorder, self._now, afterwards.ended)
         afterwards.add(streams)
@@ -401,10 +406,13 @@ class LateAnswers:
         self._open: set[int] | None = None
 
     def send(self, index: int, streamed: Streamed) -> None:
-        """Answer a request; the answer is kept for `open` if the execution has not returned yet."""
+        """Answer a request.
+
+        The answer is kept for `open` if the execution has not returned yet.
+        """
         outcome = streamed.outcome
         if outcome is None:
-            outcome = InternalError("a model that is not decoupled has sent an end without an answer", from_model=True)
+            outcome = InternalError("a model that is not decoupled ended a request without a response", from_model=True)
         with self._lock:
             if self._open is None:
                 self._early.setdefault(index, outcome)
@@ -415,7 +423,7 @@ class LateAnswers:
         self._answer(self._tickets[index], outcome)
 
     def open(self, indices: Collection[int]) -> dict[int, Response | RemoraError]:
-        """Mark these requests as open; return the answers that have already arrived.
+        """Mark these requests as open and return the answers that have already arrived.
 
         From now on the cancellation of an open request ends it, because its execution has returned and no thread waits
         for its answer.

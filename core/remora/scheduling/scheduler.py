@@ -109,7 +109,7 @@ class Scheduler:
     # -- taking requests --------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket; its reply delivers the answer. Any thread may call.
+        """Queue a ticket. Its reply delivers the answer. Any thread may call.
 
         Raises UnavailableError if the queue is full [D12] or the scheduler is stopping [D17]; the ticket is then not
         answered.
@@ -177,14 +177,17 @@ class Scheduler:
         return self._slots.next_ahead()
 
     def _defer(self, mailbox: Mailbox) -> None:
-        """Have the caller's loop poll at the end of its iteration, or a thread if it is not that loop."""
+        """Have the caller's loop, or else a thread, poll the queue.
+
+        A loop polls at the end of its iteration. A thread is woken if the caller is not in the mailbox's loop.
+        """
         if not mailbox.defer(self._work_for(mailbox)):
             with self._lock:
                 self._inline_armed = False
                 self._wake_thread()
 
     def _work_for(self, mailbox: Mailbox) -> Callable[[], None]:
-        """Return the callback for this mailbox's loop; the same object while one loop calls."""
+        """Return the callback for this mailbox's loop, the same object while one loop calls."""
         if self._inline_work[0] is not mailbox:
             self._inline_work = (mailbox, lambda: self._run_inline(mailbox))
         return self._inline_work[1]
@@ -231,7 +234,7 @@ class Scheduler:
             self._start_thread(slot)
 
     def _pass_on(self, caller: Slot) -> None:
-        """Wake an instance that may run, because the caller's may not; then wait."""
+        """Wake an instance that may run, and wait, because the caller's instance may not run."""
         if (slot := self._slots.next()) is not None:
             self._wake_slot(slot)
         self._rest(caller)
@@ -282,7 +285,10 @@ class Scheduler:
             self._run(slot, plan)
 
     def _await_plan(self, slot: Slot) -> Plan | None:
-        """Wait, with the lock held, for a batch or dropped tickets; return None at shutdown."""
+        """Wait, with the lock held, for a batch or dropped tickets.
+
+        Returns None at shutdown.
+        """
         while True:
             wake_ns = 0
             if slot.handed is not None:
@@ -339,7 +345,7 @@ class Scheduler:
                     turn.give_back(ran=True)
 
     def _await_request(self, slot: Slot) -> bool:
-        """Wait until the queue is not empty; return False at shutdown."""
+        """Wait until the queue is not empty. Return False at shutdown."""
         with self._lock:
             while not len(self._queue):
                 if self._stopping:
@@ -365,7 +371,10 @@ class Scheduler:
         return plan
 
     def _take_ahead(self, slot: Slot) -> Plan:
-        """Return a plan to queue behind the running batch; if there is none, bar the slot."""
+        """Return a plan to queue behind the running batch.
+
+        If there is none, the slot is barred until that batch ends.
+        """
         plan = cast("BatchQueue", self._queue).ahead(self._now(), len(self._slots))
         self._running += len(plan.tickets)
         slot.barred = not plan.tickets
@@ -384,7 +393,7 @@ class Scheduler:
         self._answered(len(plan.tickets) - left_open)
 
     def _begin(self, slot: Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
-        """Begin a batch on a remote instance; it may end in any thread."""
+        """Begin a batch on a remote instance. It may end in any thread."""
         self._deliver(self._drop(plan))
 
         def ended(ran: Ran | None) -> None:
@@ -426,20 +435,23 @@ class Scheduler:
                 self._work.notify_all()
 
     def _answered(self, count: int = 1) -> None:
-        """Count requests as done; called after delivery, because a stop waits for answers."""
+        """Count requests as done, after their delivery, because a stop waits for answers."""
         with self._lock:
             self._running -= count
             if self._stopping or self._retiring:
                 self._work.notify_all()
 
     def _left_open(self) -> None:
-        """Start the thread for late answers; open requests count as running until answered."""
+        """Start the thread for late answers.
+
+        Open requests count as running until answered.
+        """
         if self._threads:
             with self._lock:
                 self._afterwards.start(next(iter(self._slots)).instance.name)
 
     def set_instances(self, instances: Sequence[Instance]) -> None:
-        """Replace the instances; return when the removed ones have answered all their requests.
+        """Replace the instances, and wait until the removed ones have answered their requests.
 
         Any thread may call. Not for decoupled models, nor for instances that share resources.
         """
@@ -456,7 +468,7 @@ class Scheduler:
             )
             self._retiring -= 1
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- shutdown ---------------------------------------------------------------------------------------------------
 
     def stop_waiting(self) -> None:
         """Dispatch without queue delays from now on, while more requests may still arrive.

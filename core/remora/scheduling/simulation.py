@@ -22,7 +22,7 @@ _FORM = InferForm(())
 
 
 class Queue(Protocol):
-    """The part of a queue that a simulation needs; see `batching.BatchQueue`."""
+    """The part of a queue that a simulation needs. See `batching.BatchQueue`."""
 
     def push(self, ticket: Ticket) -> None: ...
 
@@ -51,7 +51,10 @@ class Simulated:
 
 
 def request_at(now_ns: int, rows: int = 1, *, deadline_ns: int = 0) -> Ticket:
-    """Return a request without data that arrives at ``now_ns``; no deadline if it is 0."""
+    """Return a request without data that arrives at ``now_ns``.
+
+    ``deadline_ns`` 0 means no deadline.
+    """
     ticket = Ticket(Request(_FORM, {}, (), rows, None), lambda _ticket, _outcome: None, arrival_ns=now_ns)
     ticket.deadline_ns = deadline_ns
     return ticket
@@ -122,7 +125,10 @@ class _Run:
             self._next = next(self._arrivals, None)
 
     def _dispatch(self, now_ns: int) -> int:
-        """Dispatch batches to idle instances; return when to poll again, 0 for after the next event."""
+        """Dispatch batches to idle instances, and return when to poll again.
+
+        0 means after the next event.
+        """
         result = self._result
         while self._idle:
             plan = self._queue.poll(now_ns)

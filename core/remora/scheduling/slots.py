@@ -16,7 +16,7 @@ from remora.scheduling.batching import Plan
 
 
 class Thread(Protocol):
-    """The thread that runs the batches of one instance; the scheduler starts it."""
+    """Thread that runs the batches of one instance. The scheduler starts it."""
 
     def join(self, timeout: float | None = None) -> None: ...
     def is_alive(self) -> bool: ...
@@ -50,7 +50,7 @@ class Slot:
 
     @property
     def trouble(self) -> str:
-        """Why the instance cannot run anything now; empty if it can."""
+        """Reason why the instance cannot run anything now, or ""."""
         return str(getattr(self.instance, "trouble", ""))
 
     def free(self, *, begun: bool) -> None:
@@ -74,7 +74,7 @@ class Slots:
         return len(self._slots)
 
     def set(self, instances: Sequence[Instance]) -> list[Slot]:
-        """Replace the instances; return the slots of those removed."""
+        """Replace the instances, and return the slots of those removed."""
         known = {id(slot.instance): slot for slot in self._slots}
         self._slots = [known.pop(id(each)) if id(each) in known else Slot(each) for each in instances]
         self._may_fail = len(instances) > 1 and any(hasattr(instance, "trouble") for instance in instances)

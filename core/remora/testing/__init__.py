@@ -1,1 +1,1 @@
-"""Test support for authors of extensions; not imported by a server."""
+"""Test support for authors of extensions, not imported by a server."""

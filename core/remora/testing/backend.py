@@ -73,7 +73,7 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(backend: Backend, example: Example) -> Any:
-    """Open, complete and validate the example's model as the engine does; close it at the end."""
+    """Open, complete and validate the example's model as the engine does, then close it."""
     made = open_model(backend, example)
     try:
         yield made
@@ -157,7 +157,7 @@ def run(instance: Instance, *requests: Request) -> list[Outcome | None]:
 
 def check_it_speaks_this_api(backend: Backend, example: Example) -> None:
     """Check the backend's name and the major version of its ``api_version``, if present."""
-    assert isinstance(getattr(backend, "name", None), str), "a backend has a name: the one that configurations give"
+    assert isinstance(getattr(backend, "name", None), str), "the backend needs a name, which configurations refer to"
     major = str(getattr(backend, "api_version", API_VERSION)).partition(".")[0]
     assert major == API_VERSION.partition(".")[0], f"the backend is written for API {major}, this is {API_VERSION}"
 
@@ -186,7 +186,7 @@ def check_only_what_is_requested_comes_back(backend: Backend, example: Example) 
         for name in example.outputs:
             (outcome,) = run(instance, request_of(example.inputs, (name,), batches=made.config.max_batch_size > 0))
             names = [tensor.name for tensor in _response(outcome).outputs]
-            assert names == [name], f"'{name}' was requested, {names} came back"
+            assert names == [name], f"'{name}' was requested, {names} were returned"
         instance.close()
 
 

@@ -196,7 +196,7 @@ def test_files_for_tls_that_cannot_be_used_stop_the_start(tmp_path: Path, tls: d
         ({"cacert": str(no_pem)}, "cacert cannot be used"),
         ({"cert": tls["cert"]}, "cert cannot be used"),
         ({"cert": tls["cert"], "key": str(no_pem)}, "cert, key cannot be used"),
-        ({"key": tls["key"]}, "redis,key needs the certificate to it"),
+        ({"key": tls["key"]}, "redis,key needs its certificate"),
     ):
         with pytest.raises(ConfigError, match=why):
             RedisCache(RedisSettings("127.0.0.1", 1, **files), FakeClock().monotonic_ns)

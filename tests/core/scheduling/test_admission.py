@@ -180,7 +180,7 @@ def test_the_refusal_says_how_late_and_when_to_come_again() -> None:
         queue.push(ticket)
     assert str(caught.value) == (
         "[request id: r7] refused on arrival: it would be answered in 2761 ms, which is 2651 ms too late; "
-        "2000 requests wait"
+        "2000 requests are queued"
     )
     assert caught.value.retry_after_s == 3
 

@@ -157,7 +157,7 @@ def test_an_instance_that_loses_an_answer_fails_its_batch_instead_of_mixing_answ
     bench.instances[0].execute = lambda execution: [double(execution.requests[0])]  # type: ignore[method-assign]
     bench.scheduler.step()
     for ticket in tickets:
-        assert str(bench.replies.only(ticket)) == "instance 'm_0' gave 1 answers to 2 requests"
+        assert str(bench.replies.only(ticket)) == "instance 'm_0' returned 1 responses for 2 requests"
 
 
 def test_one_request_of_a_batch_may_fail_alone_and_the_recorder_hears_which() -> None:

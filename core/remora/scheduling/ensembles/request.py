@@ -170,7 +170,7 @@ class EnsembleRequest:
         self._over = False
         self._unregister: Callable[[], None] = _nothing
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Acquire the models and start the steps that need only the request's inputs."""
@@ -280,7 +280,7 @@ class EnsembleRequest:
         for phase, ns in enumerate(spent):
             self.spent_ns[phase] += ns
 
-    # -- without it -------------------------------------------------------------------------------------------------
+    # -- without the lock -------------------------------------------------------------------------------------------
 
     def _borrow(self) -> None:
         owner = self._owner
@@ -289,7 +289,7 @@ class EnsembleRequest:
         for step in owner.plan.steps:
             if self._models[step.model, step.version].decoupled != step.decoupled:
                 raise UnavailableError(
-                    f"model '{step.model}' has just been replaced by one of another transaction policy: try again"
+                    f"model '{step.model}' has just been replaced by one with another transaction policy: try again"
                 )
         if any(model.devices for model in self._models.values()):
             self._stays = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))

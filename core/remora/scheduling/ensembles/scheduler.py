@@ -28,7 +28,10 @@ _FORMS_KEPT = 256
 
 
 class EnsembleRecorder(Protocol):
-    """Counts the requests of an ensemble. Called without locks, from any thread; must not raise."""
+    """Counter of an ensemble's requests.
+
+    Called without locks, from any thread; must not raise.
+    """
 
     def ensemble_ended(
         self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
@@ -107,10 +110,10 @@ class EnsembleScheduler:
         """Requests in flight."""
         return len(self._requests)
 
-    # -- what requests ask of it ------------------------------------------------------------------------------------
+    # -- interface for requests -------------------------------------------------------------------------------------
 
     def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
-        """Return the mailbox for the steps; see ``Owner``.
+        """Return the mailbox for the steps. See ``Owner``.
 
         It is the same object while one loop calls, so that its answers can be delivered together.
         """
@@ -120,7 +123,7 @@ class EnsembleScheduler:
         return current
 
     def form(self, request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, ...]) -> InferForm:
-        """Return the form for a step; see ``Owner``.
+        """Return the form for a step. See ``Owner``.
 
         It is the same object for equal contents, so that the step's model need not check it again.
         """
@@ -143,7 +146,7 @@ class EnsembleScheduler:
         return known
 
     def emit(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Deliver an answer together with the others of the current delivery; see ``Owner``."""
+        """Deliver an answer together with the others of the current delivery. See ``Owner``."""
         gathered: list[tuple[Ticket, Outcome]] | None = getattr(self._gathering, "deliveries", None)
         if gathered is None or isinstance(outcome, Streamed):  # because another thread may send the next one
             deliver([(ticket, outcome)])
@@ -172,7 +175,7 @@ class EnsembleScheduler:
             if not self._requests:
                 self._idle.notify_all()
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- shutdown ---------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Refuse new requests and wait for those in flight.

@@ -16,7 +16,7 @@ from remora.messages import DTYPES, Array, Request, Ticket
 
 
 class Controls:
-    """Creates the control tensors of one model.
+    """Source of the control tensors of one model.
 
     Args:
         controls: as configured.

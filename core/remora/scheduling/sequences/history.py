@@ -29,11 +29,11 @@ class SequenceHistory:
     def __init__(self, instances: Sequence[str], idle_ns: int) -> None:
         self._instances = instances
         self._texts = {
-            DONE: "it was done",
-            IDLE: f"it was silent for longer than max_sequence_idle_microseconds ({idle_ns // 1000})",
+            DONE: "it was complete",
+            IDLE: f"it was idle for longer than max_sequence_idle_microseconds ({idle_ns // 1000})",
             CANCELLED: "one of its requests was cancelled",
-            TIMEOUT: "it waited for a slot for longer than the timeout of a request",
-            STOPPED: "the model stops",
+            TIMEOUT: "the timeout of a queued request expired",
+            STOPPED: "the model was stopped",
         }
         self._ended: OrderedDict[int | str, tuple[Ended, int]] = OrderedDict()
         self._refused: deque[tuple[RefusedRequest, int]] = deque(maxlen=REFUSED_LIMIT)
@@ -59,9 +59,9 @@ class SequenceHistory:
 
     def _explain(self, sequence_id: int | str, live: bool, now_ns: int) -> str:
         if live:
-            return f"sequence {sequence_id} has got its END, or was cancelled: only START may follow"
+            return f"sequence {sequence_id} has received END or was cancelled: the next request must have START"
         if sequence_id not in self._ended:
-            return f"sequence {sequence_id} is not known: it has not begun, or has ended long ago"
+            return f"sequence {sequence_id} is unknown: it has not begun, or ended long ago"
         ended, at_ns = self._ended[sequence_id]
         where = "while it waited for a slot"
         if ended.place is not None:

@@ -262,7 +262,7 @@ class SequenceScheduler:
         """Let one instance poll once and run the plan, for tests without threads."""
         return self._lanes[index].step()
 
-    # -- what is known ----------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
@@ -309,7 +309,7 @@ class SequenceScheduler:
         idle_ns = now_ns - row.quiet_ns if row.quiet_ns else 0
         return LiveSequence(row.id, state, instance, slot, row.running, row.pending, idle_ns)
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- shutdown ---------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Refuse new requests, run the queued ones and end the threads.

@@ -27,7 +27,7 @@ class _ShapeKey(NamedTuple):
 
 
 class States:
-    """Adds and updates the states of all sequences of one model.
+    """Implicit states of all sequences of one model.
 
     Each sequence has a separate dictionary.
 
@@ -98,7 +98,7 @@ class States:
         return (
             f"output state '{state.output_name}' is {tensor.datatype} of shape {list(shape)}, but its state has "
             f"data_type {state.datatype} and dims {list(state.dims)}"
-            f"{' behind a batch dimension of 1' if self._skip else ''}: the state stays as it was before this request"
+            f"{' behind a batch dimension of 1' if self._skip else ''}: the state of the sequence is unchanged"
         )
 
 

@@ -130,7 +130,7 @@ class SequenceTable:
         self._hold = (hold, backlog_hold)
         self.held = hold > 0
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def admit(self, ticket: Ticket, now_ns: int) -> Orders:
         """Admit an arrived request. Raises InvalidArgumentError if it breaks a rule [S01-S03]."""
@@ -210,7 +210,7 @@ class SequenceTable:
             before = self._waiting - behind + len(self._under_way)
             self.held = before < self._hold[0] or behind < self._hold[1]
 
-    # -- what is known ----------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:

@@ -21,15 +21,15 @@ def history() -> SequenceHistory:
     [
         (
             Ended(7, Place(2, 1), IDLE),
-            "in slot 2 of instance 'm_0_1': it was silent for longer than max_sequence_idle_microseconds (5000)",
+            "in slot 2 of instance 'm_0_1': it was idle for longer than max_sequence_idle_microseconds (5000)",
         ),
-        (Ended(7, Place(0, 0), DONE), "in slot 0 of instance 'm_0_0': it was done"),
+        (Ended(7, Place(0, 0), DONE), "in slot 0 of instance 'm_0_0': it was complete"),
         (Ended(7, Place(0, 0), CANCELLED), "in slot 0 of instance 'm_0_0': one of its requests was cancelled"),
         (
             Ended(7, None, TIMEOUT),
-            "while it waited for a slot: it waited for a slot for longer than the timeout of a request",
+            "while it waited for a slot: the timeout of a queued request expired",
         ),
-        (Ended(7, Place(0, 0), STOPPED), "in slot 0 of instance 'm_0_0': the model stops"),
+        (Ended(7, Place(0, 0), STOPPED), "in slot 0 of instance 'm_0_0': the model was stopped"),
     ],
 )
 def test_a_refusal_is_explained_by_how_the_sequence_ended(ended: Ended, text: str) -> None:
@@ -42,11 +42,11 @@ def test_a_refusal_is_explained_by_how_the_sequence_ended(ended: Ended, text: st
 
 def test_a_sequence_that_only_waits_for_its_end_explains_itself() -> None:
     explanation = history().refuse(InferForm((), sequence_id=7), ERROR, True, 1)
-    assert explanation == "sequence 7 has got its END, or was cancelled: only START may follow"
+    assert explanation == "sequence 7 has received END or was cancelled: the next request must have START"
 
 
 def test_an_unknown_sequence_is_said_to_be_unknown() -> None:
-    assert "is not known" in history().refuse(InferForm((), sequence_id="a"), ERROR, False, 1)
+    assert "is unknown" in history().refuse(InferForm((), sequence_id="a"), ERROR, False, 1)
 
 
 @pytest.mark.parametrize("form", [InferForm(()), InferForm((), sequence_id=7, sequence_start=True)])

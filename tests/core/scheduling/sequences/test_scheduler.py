@@ -287,7 +287,7 @@ def test_the_report_tells_of_the_living_the_ended_and_the_refused() -> None:
     assert [(row.id, row.instance, row.slot, row.why) for row in report.ended] == [(1, "fake_0", 0, "idle")]
     assert report.refused[0].id == 1
     assert report.refused[0].error.endswith("must specify the START flag on the first request of the sequence")
-    assert "silent for longer than max_sequence_idle_microseconds (100)" in report.refused[0].explanation
+    assert "idle for longer than max_sequence_idle_microseconds (100)" in report.refused[0].explanation
 
 
 def test_a_refused_request_does_not_keep_a_slot_from_those_that_wait_for_it() -> None:
