@@ -1,7 +1,8 @@
-"""Where models come from; the law: a model's name is looked up in a listing, never joined to a path.
+"""Model repositories: the protocol and the data types of models on disk.
 
-A `Repository` is one place that holds models: a local directory, or a bucket of a cloud. The lifecycle knows only this
-protocol. It scans with `models`, sees by `fingerprint` what changed since, and has by `fetch` what it opens on disk.
+A `Repository` is one location of models: a local directory or a bucket. The lifecycle uses only this protocol: `models`
+scans, `fingerprint` detects changes, and `fetch` makes a model's files local. Model names are looked up in a listing
+and never joined to a path.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 Fingerprint = Mapping[str, Hashable]
-"""A model's files as paths relative to its folder (``config.pbtxt``, ``1/model.onnx``), each with a stamp that is
-another one when the file's content may be another one."""
+"""A model's files by path relative to its folder (``config.pbtxt``, ``1/model.onnx``), each with a stamp that changes
+whenever the content may have changed."""
 
 BARE_SUFFIXES = (".onnx",)
-"""Of files that are a model by themselves, called as the file is."""
+"""Suffixes of files that are a model by themselves, named after the file."""
 
 _NAMES_OF_SUFFIXES = {".ubj": "xgboost.ubj"}
 _NOT_LISTED: Mapping[int, tuple[str, ...]] = {}
 
 
 class ModelFolder(NamedTuple):
-    """A model as it lies on disk, or will once it is fetched.
+    """A model on disk, or to be fetched there.
 
-    ``versions`` maps a version number to its directory (or, for a bare file, to that file). ``path`` is where config,
-    labels and warmup files lie, ``repository`` the directory around it. ``listed`` has the names of the files of
-    versions that may not be on disk yet.
+    ``versions`` maps a version number to its directory (or, for a bare file, to that file). ``path`` contains the
+    config, labels and warmup files; ``repository`` is its parent directory. ``listed`` has the file names of versions
+    that may not be on disk yet.
     """
 
     name: str
@@ -36,53 +37,52 @@ class ModelFolder(NamedTuple):
     listed: Mapping[int, tuple[str, ...]] = _NOT_LISTED
 
     def filenames(self, version: int) -> tuple[str, ...]:
-        """Names of the files in a version's directory; what the backend is told by [C04]."""
+        """Return the file names in a version's directory, from which the backend is inferred [C04]."""
         if version in self.listed:
             return self.listed[version]
         path = self.versions[version]
-        if path.is_file():  # a bare file has its model's name: its suffix says what it is
+        if path.is_file():  # a bare file is named after its model, and its suffix determines the kind
             return (_NAMES_OF_SUFFIXES.get(path.suffix, f"model{path.suffix}"),)
         return tuple(sorted(entry.name for entry in path.iterdir()))
 
     def file_bytes(self, version: int) -> int:
-        """The size of a version's files on disk."""
+        """Return the size of a version's files on disk."""
         path = self.versions[version]
         paths = path.rglob("*") if path.is_dir() else (path,)
         return sum(each.stat().st_size for each in paths if each.is_file())
 
 
 class Repository(Protocol):
-    """One place that holds models. Thread-safe; every method may block."""
+    """One location of models. Thread-safe; every method may block."""
 
     @property
     def location(self) -> str:
-        """What the operator called it, without secrets: for log lines, error texts and namespaces."""
+        """The operator's name of the location, without secrets: for logs, errors and namespaces."""
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """What is there now, by name; with ``name`` that model alone. One look, no file is brought here.
+        """Scan the location and return its models by name, or only the model ``name``; fetches no files.
 
-        A name that occurs more than once keeps all its folders. Raises NotFoundError when the place itself is not
-        there, UnavailableError when it cannot be reached.
+        A name that occurs more than once keeps all its folders. Raises NotFoundError when the location does not exist,
+        UnavailableError when it cannot be reached.
         """
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """The files of a model as the last look at it saw them; empty for a model that is not there."""
+        """Return the files of a model as of the last scan; empty for an unknown model."""
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """Bring a model here: its own files, and those of ``versions`` (None for all of them). Cheap when nothing
-        changed.
+        """Fetch a model's common files and those of ``versions`` (None for all); cheap if nothing has changed.
 
-        What is at the folder's paths stays as it is while it may be open. Raises NotFoundError when it is not there,
-        and UnavailableError when it cannot be had.
+        The files at the returned paths do not change while they may be in use. Raises NotFoundError for an unknown
+        model, UnavailableError when it cannot be fetched.
         """
 
 
 class CacheSettings(NamedTuple):
-    """Where models are kept that are not simply on disk.
+    """Cache of models that are not in local folders.
 
     Attributes:
         directory: the user's cache directory when empty.
-        limit_bytes: what it may hold; 0 for what is usual.
+        limit_bytes: maximum size; 0 for the default.
     """
 
     directory: str = ""

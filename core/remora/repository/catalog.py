@@ -1,8 +1,8 @@
-"""What all repositories together offer: each model under the key that it is known by.
+"""Catalog of the models in all repositories, each under a unique key.
 
-A name that more than one place has is offered by none of them [M15], unless names are kept apart by namespaces:
-then the key is ``<repository>::<name>``, else it is the name. A place that cannot be looked at now keeps offering what
-it showed last: models do not go because a network is down.
+A name found in more than one location is ambiguous and not loadable [M15], unless namespacing is enabled: then the key
+is ``<repository>::<name>``, else it is the name. A location that cannot be scanned keeps the models of its last scan,
+so that an outage of the network unloads nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _SEPARATOR = "::"
 
 
 class CatalogEntry(NamedTuple):
-    """A model and the place that has it."""
+    """A model and its repository."""
 
     repository: Repository
     folder: ModelFolder
 
     def fingerprint(self) -> Fingerprint:
-        """The model's files as the last look saw them."""
+        """Return the model's files as of the last scan."""
         return self.repository.fingerprint(self.folder.name)
 
 
 class Catalog:
-    """The models of several repositories. Thread-safe: what was seen is replaced, never changed, by one at a time.
+    """The models of several repositories. Thread-safe: scan results are replaced, never changed, under a lock.
 
     Args:
-        repositories: where to look, in this order.
-        namespacing: models of one name in different places are different models.
+        repositories: the locations to scan, in this order.
+        namespacing: treat models of the same name in different locations as different models.
     """
 
     def __init__(self, repositories: Sequence[Repository], *, namespacing: bool = False) -> None:
@@ -47,9 +47,9 @@ class Catalog:
         self._offered: dict[str, list[CatalogEntry]] = {}
 
     def look(self, name: str = "", *, forgiving: bool = False) -> None:
-        """Look at every place, or only for the models called ``name``.
+        """Scan every location, or only for the models called ``name``.
 
-        Raises RemoraError for a place that cannot be looked at; ``forgiving``, that is logged.
+        Raises RemoraError for a location that cannot be scanned; with ``forgiving`` it is logged instead.
         """
         for index, repository in enumerate(self.repositories):
             try:
@@ -59,7 +59,7 @@ class Catalog:
                     raise
                 _log.warning("cannot look at model repository '%s': %s", repository.location, error)
                 continue
-            with self._lock:  # else two looks at one name each forget what the other found
+            with self._lock:  # else concurrent scans of two names would each drop the other's result
                 if name:
                     rest = {other: folders for other, folders in self._seen[index].items() if other != name}
                     found = {**rest, **found}
@@ -68,27 +68,27 @@ class Catalog:
             self._offered = self._by_key()
 
     def models(self) -> list[str]:
-        """The keys that stand for one model each."""
+        """Return the unambiguous keys."""
         return sorted(key for key, offers in self._offered.items() if len(offers) == 1)
 
     def is_offered(self, key: str) -> bool:
-        """Whether a key stands for one model."""
+        """Return True if a key stands for exactly one model."""
         return len(self._offered.get(key, ())) == 1
 
     def all_keys(self) -> list[str]:
-        """Every key, also those that more than one place has."""
+        """Return all keys, including ambiguous ones."""
         return sorted(self._offered)
 
     def is_ambiguous(self, key: str) -> bool:
-        """Whether more than one place has a model of this key."""
+        """Return True if more than one location has a model of this key."""
         return len(self._offered.get(key, ())) > 1
 
     def keys_of(self, name: str) -> list[str]:
-        """The keys of the models called ``name``."""
-        return list(dict.fromkeys(self._key(offer) for offer in self._offers() if offer.folder.name == name))
+        """Return the keys of the models called ``name``."""
+        return list(dict.fromkeys(self._key(entry) for entry in self._entries() if entry.folder.name == name))
 
     def near(self, name: str, key: str) -> str:
-        """The key that a step of the ensemble ``key`` means by ``name``: of its own namespace if it is there."""
+        """Return the key that a step of the ensemble ``key`` refers to, preferably in the same namespace."""
         if not self.namespacing:
             return name
         own = f"{key.rpartition(_SEPARATOR)[0]}{_SEPARATOR}{name}"
@@ -96,36 +96,36 @@ class Catalog:
         return own if own in keys or len(keys) != 1 else keys[0]
 
     def only(self, key: str) -> CatalogEntry:
-        """The offer of a key. Raises NotFoundError when there is none, or more than one."""
-        offers = self._offered.get(key, [])
-        if len(offers) == 1:
-            return offers[0]
-        if offers:
-            places = ", ".join(str(offer.folder.path) for offer in offers)
+        """Return the entry of a key. Raises NotFoundError when it is missing or ambiguous."""
+        entries = self._offered.get(key, [])
+        if len(entries) == 1:
+            return entries[0]
+        if entries:
+            places = ", ".join(str(entry.folder.path) for entry in entries)
             raise NotFoundError(f"it is in more than one place ({places}): keep one, or give --model-namespacing=true")
         places = ", ".join(f"'{repository.location}'" for repository in self.repositories) or "no repository"
         raise NotFoundError(f"no folder of that name in {places}")
 
-    def _offers(self) -> Iterator[CatalogEntry]:
+    def _entries(self) -> Iterator[CatalogEntry]:
         for repository, seen in zip(self.repositories, self._seen, strict=True):
             for folders in seen.values():
                 yield from (CatalogEntry(repository, folder) for folder in folders)
 
     def _by_key(self) -> dict[str, list[CatalogEntry]]:
         found: dict[str, list[CatalogEntry]] = {}
-        for offer in self._offers():
-            found.setdefault(self._key(offer), []).append(offer)
+        for entry in self._entries():
+            found.setdefault(self._key(entry), []).append(entry)
         return found
 
-    def _key(self, offer: CatalogEntry) -> str:
-        return f"{offer.repository.location}{_SEPARATOR}{offer.folder.name}" if self.namespacing else offer.folder.name
+    def _key(self, entry: CatalogEntry) -> str:
+        return f"{entry.repository.location}{_SEPARATOR}{entry.folder.name}" if self.namespacing else entry.folder.name
 
 
 def namespace_of(key: str) -> str:
-    """Where the model lies; "" where names are enough."""
+    """Return the namespace of a key; "" without namespacing."""
     return key.rpartition(_SEPARATOR)[0]
 
 
 def name_of(key: str) -> str:
-    """The model's own name."""
+    """Return the model name of a key."""
     return key.rpartition(_SEPARATOR)[2]

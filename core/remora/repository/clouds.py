@@ -1,4 +1,4 @@
-"""Opens what is not simply a local folder: buckets, and archives here or there."""
+"""Opening of repositories in buckets and archives, with their credentials and cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRITONS_DIRECTORIES = {
 def open_elsewhere(
     place: str, *, any_layout: bool, bare_name: str = "", cache: CacheSettings, ledger: Ledger | None = None
 ) -> Repository:
-    """The repository at a URL, or in a local archive. Arguments and errors are those of `open_repository`."""
+    """Open the repository at a URL or in a local archive; arguments and errors as of `open_repository`."""
     cloud = parse_location(place).cloud if is_url(place) else ""
     models = open_cache(cache, cloud)
     ledger = ledger or Ledger(SystemClock.monotonic_ns)
@@ -41,7 +41,7 @@ def open_elsewhere(
 
 
 def open_storage(url: str) -> tuple[ObjectStorage, Location]:
-    """The storage at a URL, with the credentials that the environment has. Raises as `open_repository`."""
+    """Open the storage at a URL with the credentials of the environment. Raises as `open_repository`."""
     if not is_url(url):
         scheme = url.partition("://")[0]
         raise NotFoundError(
@@ -53,9 +53,9 @@ def open_storage(url: str) -> tuple[ObjectStorage, Location]:
 
 
 def open_cache(settings: CacheSettings, cloud: str = "") -> ModelCache:
-    """The cache of this machine's processes; Triton's variables may name another for each ``cloud`` [M23].
+    """Open the model cache of this machine; Triton's variables may name a separate one per ``cloud`` [M23].
 
-    Raises UnavailableError when there is no place for one.
+    Raises UnavailableError when no cache directory is writable.
     """
     named = settings.directory or variables().get(_TRITONS_DIRECTORIES.get(cloud, ""), "")
     folder = Path(named) if named else cache_directory("models", variables())
@@ -63,7 +63,7 @@ def open_cache(settings: CacheSettings, cloud: str = "") -> ModelCache:
 
 
 def _model_name(location: Location) -> str:
-    """What a model without a folder around it is called: as its folder, or the folder of its file."""
+    """Return the name of a single model: that of its folder, or of the folder that contains its file."""
     folder, _, last = location.path.rpartition("/")
     return (folder.rpartition("/")[2] if last.endswith(".onnx") else last) or location.bucket
 

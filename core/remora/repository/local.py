@@ -1,9 +1,9 @@
-"""Model folders on a local disk, in every layout people have; reads directory listings, opens no model.
+"""Model folders on a local disk, in several layouts; reads directory listings and opens no model.
 
 - A Triton repository: ``<repo>/<model>/[config.pbtxt]/<version>/<model file>`` [M01].
 - One model's directory: the same without the repository around it.
-- A version's directory of a model, or a model file in it: that version alone, called as the model's directory is.
-- A model file alone, or a directory with the model file directly in it: version 1.
+- A version's directory of a model, or a model file in it: only that version, named after the model's directory.
+- A single model file, or a directory that contains one directly: version 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from remora.model_files import CONFIG_FILENAMES, KINDS, MODEL_FILENAMES, parse_v
 from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
 
 _FILE_SUFFIXES = (*BARE_SUFFIXES, ".pt", ".pt2", ".plan", ".ubj")
-"""Files that are served as models when their path is given. In a directory, most of these are no models."""
+"""Files that are served as models if named explicitly. In a directory, most of these are not models."""
 
 
 class LocalRepository:
@@ -26,8 +26,7 @@ class LocalRepository:
 
     Args:
         directory: the repository; with ``any_layout`` also one model's directory or a model file.
-        bare_name: what a model is called that has no folder of its own in the directory, instead of its file's or the
-            directory's name.
+        bare_name: the name of a model without a separate folder, in place of its file's or directory's name.
     """
 
     def __init__(self, directory: Path, *, any_layout: bool = False, bare_name: str = "") -> None:
@@ -37,31 +36,31 @@ class LocalRepository:
 
     @property
     def location(self) -> str:
-        """The directory, as it was given."""
+        """The directory as configured."""
         return str(self._directory)
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """See `Repository.models`. Raises NotFoundError when there is no such directory."""
+        """Scan the directory; see `Repository.models`. Raises NotFoundError when it does not exist."""
         try:
             if not self._any_layout:
                 return scan_repository(self._directory, name)
             found = _scan_one(self._directory, self._bare_name)
-        except OSError as error:  # a disk of the network that is away, a directory that may not be read
+        except OSError as error:  # such as an unmounted network disk or a missing permission
             raise UnavailableError(f"cannot look at '{self._directory}': {error.strerror or error}") from error
         return {name: found[name]} if name in found else {} if name else found
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Modification time in ns and size of each file [M06]."""
+        """Return modification time in ns and size of each file [M06]."""
         stamps: dict[str, Hashable] = {}
         for folder in self.models(name).get(name, []):
             for path in _files_of(folder):
-                with suppress(FileNotFoundError):  # it went while we looked
+                with suppress(FileNotFoundError):  # deleted during the scan
                     status = path.stat()
                     stamps[path.relative_to(folder.path).as_posix()] = (status.st_mtime_ns, status.st_size)
         return stamps
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """The model's folder: it is here already. Raises NotFoundError."""
+        """Return the model's folder, which is local already. Raises NotFoundError."""
         folders = self.models(name).get(name, [])
         if not folders:
             raise NotFoundError(f"there is no model '{name}' in '{self._directory}'")
@@ -69,9 +68,9 @@ class LocalRepository:
 
 
 def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFolder]]:
-    """The models of a Triton repository, or the one that is called ``name``.
+    """Return the models of a Triton repository, or only the one called ``name``.
 
-    Raises NotFoundError when it is no directory.
+    Raises NotFoundError if it is not a directory.
     """
     if not repository.is_dir():
         raise NotFoundError(
@@ -86,10 +85,10 @@ def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFol
 
 
 def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
-    """The models under ``paths``, each a repository, a model's directory or a model file.
+    """Return the models under ``paths``, each a repository, a model's directory or a model file.
 
     A name that occurs more than once keeps all its folders; the lifecycle refuses it [M15].
-    Raises NotFoundError for a path that does not exist or holds no model.
+    Raises NotFoundError for a path that does not exist or contains no model.
     """
     found: dict[str, list[ModelFolder]] = {}
     for path in paths:
@@ -118,7 +117,7 @@ def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
 
 
 def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
-    """The model that a file is, or that it belongs to by its name. Raises NotFoundError for other files."""
+    """Return the model that a file is or belongs to by its name. Raises NotFoundError for other files."""
     named = path.name in MODEL_FILENAMES
     version = _version_of_model(path.parent) if named and not bare_name else None
     if version is not None:
@@ -126,7 +125,7 @@ def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
     if path.suffix in _FILE_SUFFIXES:
         name = bare_name or (path.resolve().parent.name if named else path.stem)
         return {name: [ModelFolder(name, path.parent, path.parent, {1: path})]}
-    if named:  # the configuration and the other files beside it are the model's too
+    if named:  # the configuration and other files beside it belong to the model
         name = bare_name or path.resolve().parent.name
         return {name: [model_folder(path.parent, name)]}
     if path.name in CONFIG_FILENAMES:
@@ -139,7 +138,7 @@ def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
 
 
 def _version_of_model(directory: Path) -> ModelFolder | None:
-    """The model of which a directory is one version, with that version alone; None for any other directory."""
+    """Return the model whose version a directory is, with only that version; None for other directories."""
     home = directory.resolve()
     number = parse_version(home.name)
     if number is None or not home.name.isdecimal() or not home.parent.name:
@@ -151,8 +150,8 @@ def _version_of_model(directory: Path) -> ModelFolder | None:
 
 
 def _nearest(path: Path) -> str:
-    """A hint at the entry beside a missing path whose name is nearest; empty without one."""
-    from difflib import get_close_matches  # only for a mistake
+    """Return a hint with the sibling whose name is closest to a missing path; "" without one."""
+    from difflib import get_close_matches  # imported here because only an error needs it
 
     try:
         names = [entry.name for entry in path.parent.iterdir()]
@@ -163,7 +162,7 @@ def _nearest(path: Path) -> str:
 
 
 def _is_model(directory: Path) -> bool:
-    """A model's own directory has a config, a model file, or version directories that are no models themselves."""
+    """Return True for a model's directory: with a config, a model file, or plain version directories."""
     for entry in directory.iterdir():
         if entry.name in CONFIG_FILENAMES or entry.name in MODEL_FILENAMES:
             return True
@@ -173,7 +172,7 @@ def _is_model(directory: Path) -> bool:
 
 
 def _is_model_of_repository(directory: Path) -> bool:
-    """A directory with a number for its name that holds a config or versions of its own is a model called that."""
+    """Return True if a directory with a numeric name contains a config or versions, and so is a model itself."""
     return any(
         entry.name in CONFIG_FILENAMES or (entry.is_dir() and parse_version(entry.name) is not None)
         for entry in directory.iterdir()
@@ -181,8 +180,11 @@ def _is_model_of_repository(directory: Path) -> bool:
 
 
 def model_folder(directory: Path, name: str) -> ModelFolder:
-    """The model that a directory holds, whatever the directory is called. One that may not be read (lost+found of a
-    volume) has no versions: it hides no other model, and whoever loads it is told why."""
+    """Return the model in a directory.
+
+    An unreadable directory (such as lost+found of a volume) has no versions: it hides no other model, and loading it
+    fails with an error.
+    """
     try:
         entries = sorted(directory.iterdir())
     except OSError:
@@ -198,24 +200,24 @@ def model_folder(directory: Path, name: str) -> ModelFolder:
 
 
 def _files_of(folder: ModelFolder) -> Iterator[Path]:
-    """Every file that belongs to a model; of a bare file's directory that file alone.
+    """Yield the files that belong to a model; for a bare file only that file.
 
-    What Python leaves behind and what is hidden belongs to no model: a model must not change by being run.
+    Excludes hidden files and Python's caches, because running a model must not change its fingerprint.
     """
     bare = [path for path in folder.versions.values() if path.is_file()]
     if bare:
         yield from bare
         return
     for entry in sorted(folder.path.iterdir()):
-        if _is_passing(entry.name):
+        if _is_ignored(entry.name):
             continue
         if not entry.is_dir():
             yield entry
             continue
-        for directory, inner, names in os.walk(entry):  # a version may be a link to a directory; deeper ones are not
-            inner[:] = [name for name in inner if not _is_passing(name)]
-            yield from (Path(directory, name) for name in sorted(names) if not _is_passing(name))
+        for directory, inner, names in os.walk(entry):  # follows a link at the version level, not below
+            inner[:] = [name for name in inner if not _is_ignored(name)]
+            yield from (Path(directory, name) for name in sorted(names) if not _is_ignored(name))
 
 
-def _is_passing(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"

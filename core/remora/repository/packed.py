@@ -1,4 +1,4 @@
-"""An archive as a `Repository`: unpacked once into the cache, looked at again when the file is another one."""
+"""An archive as a `Repository`, unpacked into the cache and again whenever the archive changes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from remora.storage.cache import Layout, ModelCache
 
 
 class PackedRepository:
-    """A tar or zip file that holds a repository, one model's folder or a model file.
+    """A tar or zip file that contains a repository, one model's folder or a model file.
 
     Args:
         storage: has the archive as its only object.
-        cache: where it is unpacked.
-        ledger: told of the download.
-        bare_name: what the model is called when the archive holds one; as the archive's folder or the archive if empty.
+        cache: holds the unpacked archive.
+        ledger: records the download.
+        bare_name: name of a single model; by default that of the archive's folder or of the archive.
     """
 
     def __init__(self, storage: Storage, cache: ModelCache, ledger: Ledger, *, bare_name: str = "") -> None:
@@ -41,11 +41,11 @@ class PackedRepository:
         return self._storage.location
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """See `Repository.models`. The first look brings the archive: nothing else says what is in it."""
+        """Scan the archive; see `Repository.models`. The first scan downloads it."""
         with self._lock:
             items = self._storage.listing()
             if len(items) != 1:
-                raise NotFoundError(f"'{self.location}' is no archive but a folder with {len(items)} files")
+                raise NotFoundError(f"'{self.location}' is not an archive but a folder with {len(items)} files")
             if self._inside is None or items[0].etag != self._etag:
                 packed, begin_ns = items[0].path, self._ledger.now_ns()
                 fetched = self._cache.fetch(self._storage, _stem(packed), {packed: items[0]}, Layout(unpack=True))
@@ -57,11 +57,11 @@ class PackedRepository:
         return LocalRepository(_root(place), any_layout=True, bare_name=self._bare_name)
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """See `Repository.fingerprint`; of the files as the archive had them."""
+        """Return the stamps of the unpacked files; see `Repository.fingerprint`."""
         return self._known().fingerprint(name)
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """See `Repository.fetch`: the model is here since the last look."""
+        """Return the model's folder, local since the last scan; see `Repository.fetch`."""
         return self._known().fetch(name, versions)
 
     def _known(self) -> LocalRepository:
@@ -72,13 +72,13 @@ class PackedRepository:
 
 
 def _stem(filename: str) -> str:
-    """What a model without a folder of its own is called."""
+    """Return the name of a model without a separate folder: the file name without its suffix."""
     lower = filename.lower()
     return next((filename[: -len(suffix)] for suffix in SUFFIXES if lower.endswith(suffix)), filename) or "model"
 
 
 def _root(folder: Path) -> Path:
-    """Archives are often made of a folder, not of what is in it: that folder then, unless it is a model."""
+    """Return the archive's single top folder unless that is a model; else the unpack folder itself."""
     found = LocalRepository(folder, any_layout=True).models()
     if len(found) == 1 and [entry for entry in folder.iterdir() if entry.is_dir()] == list(folder.iterdir()):
         (models,) = found.values()

@@ -1,4 +1,4 @@
-"""Models below a path of a bucket as a `Repository`; one listing is one look, and only what is wanted is brought."""
+"""A bucket path as a `Repository`: one listing per scan, and only the requested files are fetched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remora.storage.cache import Fetched, Layout, ModelCache
 _log = logging.getLogger("remora.models")
 
 _AT_ONCE_BYTES = 4 << 20
-"""Models up to this size come whole with the first request: another round trip costs more than their bytes."""
+"""Models up to this size are fetched whole at once, because another round trip costs more than their bytes."""
 _TRIALS = 4
 
 Files = Mapping[str, StoredObject]
@@ -25,15 +25,15 @@ Files = Mapping[str, StoredObject]
 
 
 class RemoteRepository:
-    """A bucket, or a path of one.
+    """A bucket, or a path in one.
 
     Args:
-        storage: the place.
-        name: what the model is called when the place is one model's folder.
-        cache: where models are brought.
-        ledger: told of listings and downloads.
-        any_layout: the place may also be one model's folder or a model file.
-        bare_name: what the user calls that model.
+        storage: the bucket.
+        name: the model's name if the path is one model's folder.
+        cache: holds the fetched files.
+        ledger: records listings and downloads.
+        any_layout: the path may also be one model's folder or a model file.
+        bare_name: the user's name for that model.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RemoteRepository:
         return self._storage.location
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """See `Repository.models`. One LIST for each thousand files, and no GET."""
+        """Scan the bucket; see `Repository.models`. Costs one LIST per thousand files and no GET."""
         if name and not self._any_layout:
             found = {key: files for key, files in self._look(name).items() if key == name}
         else:
@@ -86,7 +86,7 @@ class RemoteRepository:
         return group(objects, self._name if self._any_layout else "", self._bare_name)
 
     def _folder(self, name: str, files: Files, path: Path | None = None) -> ModelFolder:
-        """Where a model is, or will be: a path below the cache that is there only when the model is."""
+        """Return the folder of a model, below the cache, which exists only after the model is fetched."""
         path = path or self._cache.folder / "models" / "not-fetched" / name
         versions = versions_of(files)
         listed = {number: _filenames(files, folder) for number, folder in versions.items()}
@@ -95,12 +95,12 @@ class RemoteRepository:
         )
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """The ETag and size of each file, as the last look saw them: costs nothing."""
+        """Return ETag and size of each file as of the last scan, without a request."""
         with self._lock:
             return {path: (item.etag, item.size) for path, item in self._seen.get(name, {}).items()}
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """See `Repository.fetch`. What was replaced since the last look is looked at again."""
+        """Fetch a model; see `Repository.fetch`. Scans again if it was replaced since the last scan."""
         for _ in range(_TRIALS):
             with self._lock:
                 files = self._seen.get(name)
@@ -112,7 +112,7 @@ class RemoteRepository:
                 raise NotFoundError(f"there is no model '{name}' in '{self.location}'")
             try:
                 return self._folder(name, files, self._fetch(name, files, versions).path)
-            except (ChangedError, NotFoundError) as error:  # replaced or removed since it was listed
+            except (ChangedError, NotFoundError) as error:  # replaced or removed since the scan
                 _log.info("model '%s' of %s changes while it is fetched: %s", name, self.location, error)
                 self.models(name)
         raise UnavailableError(f"model '{name}' of '{self.location}' changes faster than it can be fetched")
@@ -132,19 +132,19 @@ class RemoteRepository:
         return fetched
 
 
-# -- what paths mean, without a storage -------------------------------------------------------------------------------
+# -- interpretation of paths, without a storage -----------------------------------------------------------------------
 
 
 def group(objects: Iterable[StoredObject], single: str, bare_name: str = "") -> dict[str, Files]:
-    """The models that a listing shows.
+    """Return the models of a listing.
 
     Args:
         objects: with paths below the repository.
-        single: what to call the model when the place turns out to be one model's folder, or a model file; "" when it
-            can only be a repository.
-        bare_name: what the user calls it then.
+        single: the model's name if the location is one model's folder or a model file; "" if it can only be a
+            repository.
+        bare_name: the user's name for that model.
     """
-    tree = {item.path: item for item in objects if not _is_passing(item.path)}
+    tree = {item.path: item for item in objects if not _is_ignored(item.path)}
     if single and (_is_model(tree) or (bare_name and _is_file(tree))):
         return {bare_name or single: tree}
     found: dict[str, dict[str, StoredObject]] = {}
@@ -162,7 +162,7 @@ def _is_file(tree: Files) -> bool:
 
 
 def versions_of(files: Files) -> dict[int, str]:
-    """Each version's folder below the model's, or its file; "." when the model's files lie in its own folder."""
+    """Return each version's folder or file in the model's folder; "." if the files are directly in it."""
     versions: dict[int, str] = {}
     for path in sorted(files):
         first, slash, _ = path.partition("/")
@@ -179,13 +179,13 @@ def versions_of(files: Files) -> dict[int, str]:
 
 
 def _is_model(tree: Files) -> bool:
-    """As a local directory is told to be one model's own: a configuration, a model file, or versions."""
+    """Return True if the listing is one model's: it has a configuration, a model file, or versions."""
     for path in tree:
         first, slash, inner = path.partition("/")
         if not slash and (first in CONFIG_FILENAMES or first in MODEL_FILENAMES):
             return True
         if slash and parse_version(first) is not None:
-            # A model of a repository may have a number for its name: then it has a configuration or versions inside.
+            # A model of a repository may have a numeric name; it then contains a configuration or versions.
             second, deeper, _ = inner.partition("/")
             if not (second in CONFIG_FILENAMES or (deeper and parse_version(second) is not None)):
                 return True
@@ -193,7 +193,7 @@ def _is_model(tree: Files) -> bool:
 
 
 def _filenames(files: Files, folder: str) -> tuple[str, ...]:
-    """What the backend is told by [C04]."""
+    """Return the file names from which the backend is inferred [C04]."""
     if folder in files and not _is_marker(folder, files[folder]):
         return (f"model.{folder.rpartition('.')[2]}",)
     prefix = "" if folder == "." else f"{folder}/"
@@ -201,10 +201,10 @@ def _filenames(files: Files, folder: str) -> tuple[str, ...]:
 
 
 def _is_marker(path: str, item: StoredObject) -> bool:
-    """Consoles of clouds make an empty object for a folder: that is how a version without files is kept."""
+    """Return True for an empty object that a cloud console made for a version folder without files."""
     return item.size == 0 and "/" not in path and parse_version(path) is not None
 
 
-def _is_passing(path: str) -> bool:
-    """What is hidden, or Python leaves behind, belongs to no model."""
+def _is_ignored(path: str) -> bool:
+    """Return True for hidden files and Python's caches, which belong to no model."""
     return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))

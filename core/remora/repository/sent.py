@@ -1,7 +1,7 @@
-"""A model that came with the load request [M11]: its files in a folder of their own, gone with the last version.
+"""A model sent with the load request [M11], in a temporary folder deleted with its last version.
 
-Invariant: file names are checked before anything is written, so no file can leave the folder. The folder also holds a
-lock, because a process that was killed cannot remove its folders: the next start of a server does.
+Invariant: file names are checked before anything is written, so no file is written outside of the folder. The folder
+contains a lock; the next server start uses it to remove the folders of processes that were killed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LOCK = "lock"
 
 
 def sent_files(parameters: Mapping[str, str | bytes]) -> dict[str, bytes]:
-    """The files among the parameters of a load request, by their path in the model's folder.
+    """Return the files among the parameters of a load request, by their path in the model's folder.
 
-    Raises InvalidArgumentError for a path that is none, or leaves the folder.
+    Raises InvalidArgumentError for a path that is invalid or outside of the folder.
     """
     files: dict[str, bytes] = {}
     for key, content in parameters.items():
@@ -57,12 +57,12 @@ def _check(path: str) -> None:
     )
     if not harmless:
         raise InvalidArgumentError(
-            f"'{_PREFIX}{path}' is no path inside a model's folder: expected one such as '{_PREFIX}1/model.onnx'"
+            f"'{_PREFIX}{path}' is not a path inside a model's folder: expected one such as '{_PREFIX}1/model.onnx'"
         )
 
 
 def remove_left_behind(root: Path | None = None) -> None:
-    """Remove the folders of this user's processes that have ended without removing them."""
+    """Remove the folders of this user's processes that ended without removing them."""
     for directory in (root or Path(tempfile.gettempdir())).glob(f"{_FOLDER}*"):
         try:
             state = directory.lstat()
@@ -70,19 +70,19 @@ def remove_left_behind(root: Path | None = None) -> None:
                 continue
             with locks.holding(directory / _LOCK, wait=False):
                 shutil.rmtree(directory, ignore_errors=True)
-        except (OSError, UnsupportedError):  # its process lives, or it is gone meanwhile
+        except (OSError, UnsupportedError):  # its process still runs, or the folder was removed meanwhile
             continue
 
 
 def _make_folder() -> tuple[Path, int | None]:
-    """A new folder and the descriptor of its lock; None where there are no locks between processes."""
+    """Create a folder and return it with its lock's descriptor; None on systems without file locks."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
         try:
             return directory, locks.take(directory / _LOCK)
         except UnsupportedError:
             return directory, None
-        except FileNotFoundError:  # another process took it for one left behind
+        except FileNotFoundError:  # another process removed it as a leftover
             continue
 
 
@@ -93,19 +93,19 @@ def _remove(directory: Path, lock: int | None) -> None:
 
 
 class SentModel:
-    """One model in a temporary folder, as a `Repository`. The folder lives as long as this object.
+    """One model in a temporary folder, as a `Repository`; the folder is removed with this object.
 
     Args:
-        name: the model's.
-        files: by path in the model's folder, as `sent_files` gives them.
+        name: the model's name.
+        files: by path in the model's folder, as returned by `sent_files`.
     """
 
     location = "the load request"
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
-        made, lock = _make_folder()
-        weakref.finalize(self, _remove, made, lock)
-        directory = made / "model"
+        parent, lock = _make_folder()
+        weakref.finalize(self, _remove, parent, lock)
+        directory = parent / "model"
         directory.mkdir()
         for path, content in files.items():
             place = directory / path
@@ -115,15 +115,15 @@ class SentModel:
         self._files = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """The one model."""
+        """Return the one model."""
         return {self._folder.name: [self._folder]} if name in ("", self._folder.name) else {}
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """A digest of each file: the same files sent again are no change."""
+        """Return a digest of each file, so that sending the same files again changes nothing."""
         return self._files if name == self._folder.name else {}
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """The folder. Raises NotFoundError for another model's name."""
+        """Return the folder. Raises NotFoundError for another model's name."""
         if name != self._folder.name:
             raise NotFoundError(f"the load request sent '{self._folder.name}', not '{name}'")
         return self._folder

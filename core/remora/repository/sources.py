@@ -23,18 +23,18 @@ def open_repository(
     cache: CacheSettings = _USUAL,
     ledger: Ledger | None = None,
 ) -> Repository:
-    """The repository at a path or URL, or in an archive at either.
+    """Open the repository at a path or URL, or in an archive at either.
 
     Args:
-        location: a local path, or a URL whose scheme says which cloud holds it.
-        any_layout: the place may also be one model's directory or a model file ([M01] knows repositories alone).
-        bare_name: what a model is called then; its directory's or file's name when empty.
+        location: a local path, or a URL whose scheme selects the cloud.
+        any_layout: also accept one model's directory or a model file ([M01] has repositories only).
+        bare_name: the model's name then; by default that of its directory or file.
         cache: for models of clouds and archives.
-        ledger: told how long listings and downloads take.
+        ledger: records the time of listings and downloads.
 
     Raises:
-        NotFoundError: for a scheme that nothing here understands.
-        InvalidArgumentError: for a URL that cannot be read.
+        NotFoundError: an unsupported scheme.
+        InvalidArgumentError: an invalid URL.
     """
     text = str(location)
     scheme, colon, rest = text.partition("://")

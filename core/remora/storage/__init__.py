@@ -1,7 +1,7 @@
-"""Files of clouds: what a storage is, as data and one protocol; the law: what is read is what was listed.
+"""Protocol and data types of remote file storage.
 
-An object is named by its path below the storage's location and by its ETag. A read asks for that ETag: when somebody
-replaced the object meanwhile, the read fails instead of mixing two contents.
+An object is identified by its path below the storage's location and by its ETag. A read requests that ETag, so it fails
+if the object was replaced meanwhile, instead of mixing two contents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from remora.errors import UnavailableError
 
 
 class StoredObject(NamedTuple):
-    """One file of a storage. ``path`` is relative to the storage's location and has no ``..`` in it."""
+    """A file of a storage. ``path`` is relative to the storage's location and contains no ``..``."""
 
     path: str
     size: int
@@ -21,36 +21,36 @@ class StoredObject(NamedTuple):
 
 
 class ChangedError(UnavailableError):
-    """An object is no longer what the listing said: list again."""
+    """Raised when an object no longer matches its listing; list again."""
 
 
 class Storage(Protocol):
-    """A place below which files lie. Thread-safe; every method may block, and retries what may pass."""
+    """A location of files. Thread-safe; every method may block, and retries transient errors."""
 
     @property
     def location(self) -> str:
-        """The place's URL, without secrets."""
+        """The location's URL, without secrets."""
 
     @property
     def identity(self) -> str:
-        """What tells the place from all others: an object of the same path and ETag there is the same object."""
+        """A key of the location: with it, path and ETag identify an object globally."""
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
-        """All files below ``prefix``, in no order; the files of one folder when it names one.
+        """List all files below ``prefix``, in no order; the files of one folder if it names one.
 
-        Raises NotFoundError for a bucket that is not there, UnavailableError when it cannot be asked, or holds more
-        files than a model repository has use for.
+        Raises NotFoundError for a missing bucket, UnavailableError when it cannot be listed or has too many files for a
+        model repository.
         """
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
-        """The bytes from ``start`` to ``end`` of an object; exactly as many.
+        """Return exactly the bytes from ``start`` to ``end`` of an object.
 
-        Raises ChangedError when the object is another one now, UnavailableError when it cannot be had.
+        Raises ChangedError when the object was replaced, UnavailableError when it cannot be read.
         """
 
 
 class Secret:
-    """A value that no log, error text or repr shows."""
+    """A value that is never shown in logs, error texts or its repr."""
 
     __slots__ = ("_value",)
 
@@ -58,7 +58,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The value, for the one that must know it."""
+        """Return the value."""
         return self._value
 
     def __bool__(self) -> bool:
@@ -77,7 +77,7 @@ class Secret:
 
 
 def is_plain(path: str) -> bool:
-    """Whether an object's path may become a path below a folder of ours; names of clouds may hold anything."""
+    """Return True if an object's path is safe below a local folder; names in clouds may contain anything."""
     parts = path.split("/")
     return (
         bool(path)

@@ -1,7 +1,7 @@
-"""Unpacks archives of models and environments; the law: nothing lands outside the folder, and limits come first.
+"""Unpacking of tar archives (plain, gzip, bzip2 or xz) and zip archives.
 
-Tar archives (plain, gzip, bzip2 or xz) and zip archives. What an archive says of itself is not believed: bytes are
-counted while they are written as well.
+Invariant: nothing is written outside of the folder, and limits are checked before a member is written. Declared sizes
+are not trusted: bytes are also counted while they are written.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     import tarfile
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
-"""How the name of an archive ends."""
+"""The suffixes of archives."""
 
 _PIECE_BYTES = 1 << 20
 _TRUSTED_BYTES = 64 << 20
-"""Archives that unpack to less than this may be packed as tightly as they like."""
+"""Unpacked size up to which the compression ratio is not limited."""
 
 
 class ArchiveLimits(NamedTuple):
-    """How much an archive may hold, unpacked.
+    """Limits on the unpacked content of an archive.
 
     Attributes:
-        total_bytes: all files together.
-        members: files, folders and links.
-        ratio: how many times the archive's own size all files may take; zeros pack a thousandfold, models hardly.
+        total_bytes: size of all files together.
+        members: number of files, folders and links.
+        ratio: maximum of unpacked to packed size; zeros compress a thousandfold, models hardly at all.
     """
 
     total_bytes: int = 32 << 30
@@ -40,7 +40,7 @@ class ArchiveLimits(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """One entry, whatever kind of archive it is in. ``target`` is where a link points."""
+    """An entry of any kind of archive. ``target`` is the target of a link."""
 
     name: str
     kind: str
@@ -49,23 +49,23 @@ class _Member(NamedTuple):
 
 
 def is_archive(name: str) -> bool:
-    """Whether a file of that name is unpacked before it is used."""
+    """Return True if a file of that name is an archive."""
     return name.lower().endswith(SUFFIXES)
 
 
 def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(), *, what: str = "archive") -> None:  # noqa: B008
-    """Unpack ``archive`` into ``folder``, which is made.
+    """Unpack ``archive`` into ``folder``, which is created.
 
     Args:
-        archive: a tar or zip file; which one is told by its content.
-        folder: must not exist. What is in it after a failure is of no use.
+        archive: a tar or zip file, told apart by its content.
+        folder: must not exist; incomplete after a failure.
         limits: checked before a member is written.
-        what: what error texts call the archive.
+        what: the name of the archive's role in error texts.
 
     Raises:
-        ConfigError: it is no archive, holds more than ``limits``, or has a member that would leave the folder.
+        ConfigError: not an archive, beyond ``limits``, or with a member outside of the folder.
     """
-    import tarfile  # here, because every start looks at this module and few unpack
+    import tarfile  # imported here because every start loads this module and few unpack archives
     import zipfile
     import zlib
 
@@ -81,13 +81,13 @@ def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(),
 
 
 def _begins_as_zip(archive: Path) -> bool:
-    """By its first bytes: a tar archive may well end with a zip file."""
+    """Detect a zip file by its first bytes, because a tar archive may end with a zip file."""
     with archive.open("rb") as file:
         return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
 
 
 class _Allowance:
-    """What an archive may still hold. Raises ConfigError where that is too little."""
+    """Remaining limits of an archive. Raises ConfigError when one is exceeded."""
 
     def __init__(self, archive: Path, limits: ArchiveLimits, what: str) -> None:
         self._archive = archive
@@ -98,7 +98,7 @@ class _Allowance:
         self._most = min(limits.total_bytes, max(archive.stat().st_size * limits.ratio, _TRUSTED_BYTES))
 
     def admit(self, member: _Member) -> None:
-        """A member is about to be written."""
+        """Check a member before it is written."""
         self._members += 1
         self._bytes += member.size
         if self._members > self._limits.members or self._bytes > self._most:
@@ -117,7 +117,7 @@ def _unpack_tar(archive: Path, folder: Path, allowance: _Allowance) -> None:
     with tarfile.open(archive) as tar:
         for info in tar:
             allowance.admit(_Member(info.name, _tar_kind(info), info.size, info.linkname))
-            # The filter looks again, at what links that are already unpacked make of the path.
+            # The filter checks again because links that are already unpacked may redirect the path.
             tar.extract(info, folder, filter="data")
 
 
@@ -146,20 +146,20 @@ def _unpack_zip(archive: Path, folder: Path, allowance: _Allowance) -> None:
 
 
 def _pieces(source: IO[bytes], size: int) -> Iterator[bytes]:
-    """What a member really holds, and no byte more than it says."""
-    left = size
-    while left:
-        piece = source.read(min(left, _PIECE_BYTES))
+    """Yield the content of a member. Raises EOFError if its length differs from the declared size."""
+    remaining = size
+    while remaining:
+        piece = source.read(min(remaining, _PIECE_BYTES))
         if not piece:
-            raise EOFError("a member is shorter than it says")
-        left -= len(piece)
+            raise EOFError("a member is shorter than its declared size")
+        remaining -= len(piece)
         yield piece
     if source.read(1):
-        raise EOFError("a member is longer than it says")
+        raise EOFError("a member is longer than its declared size")
 
 
 def refusal(member: _Member) -> str:
-    """Why a member is not unpacked; "" when it is. Pure, and stricter than it has to be: such names have no use."""
+    """Return why a member is refused, "" if it is accepted; stricter than necessary."""
     if _leaves(member.name):
         return "has a path that leaves the archive"
     if not member.kind:

@@ -1,4 +1,4 @@
-"""One local file as a `Storage`: an archive on disk goes the way of one in a bucket."""
+"""One local file as a `Storage`, so that a local archive is handled like one in a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remora.storage import ChangedError, StoredObject
 
 
 class LocalFile:
-    """A file.
+    """A local file.
 
     Args:
         path: the file.
@@ -25,11 +25,11 @@ class LocalFile:
 
     @property
     def identity(self) -> str:
-        """See `Storage`."""
+        """The resolved path; see `Storage`."""
         return str(self._path.resolve())
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
-        """The file, with its times for an ETag. Raises NotFoundError."""
+        """Return the file, with its modification time and inode as ETag. Raises NotFoundError."""
         try:
             status = self._path.stat()
         except OSError as error:
@@ -37,7 +37,7 @@ class LocalFile:
         return [StoredObject(self._path.name, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")]
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
-        """See `Storage`."""
+        """Read a range of the file; see `Storage`."""
         if self.listing() != [item]:
             raise ChangedError(f"'{self._path}' was replaced while it was read")
         try:

@@ -1,16 +1,14 @@
-"""Which cloud, bucket and path a URL means, in Triton's and KServe's spellings. Pure.
+"""Parsing of storage URLs, in Triton's and KServe's notation [M19-M21]; pure.
 
-    s3://bucket/path                          AWS, or what AWS_ENDPOINT_URL says
-    s3://host:port/bucket/path                another S3 (Triton: without TLS)
-    s3://https://host:port/bucket/path        the same, with TLS
-    gs://bucket/path                          Google Cloud Storage
-    as://account/container/path               Azure Blob Storage (Triton)
-    az://container/path                       the same, the account from the environment
-    abfs[s]://container@account.dfs.core.windows.net/path
-    https://account.blob.core.windows.net/container/path[?SAS]
-    https://host/path/model.tar.gz            one file from anywhere
-
-Sources: [M19-M21]; clouds.md 9.
+s3://bucket/path                          AWS, or the server of AWS_ENDPOINT_URL
+s3://host:port/bucket/path                another S3 (Triton: without TLS)
+s3://https://host:port/bucket/path        the same, with TLS
+gs://bucket/path                          Google Cloud Storage
+as://account/container/path               Azure Blob Storage (Triton)
+az://container/path                       the same, the account from the environment
+abfs[s]://container@account.dfs.core.windows.net/path
+https://account.blob.core.windows.net/container/path[?SAS]
+https://host/path/model.tar.gz            one file from any web server
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from remora.errors import InvalidArgumentError
 from remora.storage import Secret
 
 SCHEMES = ("s3", "gs", "as", "az", "azure", "abfs", "abfss", "https", "http")
-"""What `parse_location` understands."""
+"""The schemes that `parse_location` supports."""
 
 _ENDPOINT = re.compile(
     r"(?P<scheme>https?://)?(?P<host>[\w.\-]+|\[[0-9a-fA-F:]+\])(?P<port>:\d+)?/(?P<rest>.*)", re.ASCII
@@ -41,16 +39,16 @@ _EXPECTED = {
 
 
 class Location(NamedTuple):
-    """A place in a cloud.
+    """A location in a cloud.
 
     Attributes:
         cloud: ``s3``, ``gs``, ``az`` or ``http``.
         bucket: bucket or container; "" for ``http``.
-        path: below it, without slashes around it; "" for all of it.
-        url: as it was given, without secrets; what credentials are looked up by.
-        endpoint: the server to ask, as ``https://host``; "" for the cloud's own.
-        account: Azure's storage account; "" when the environment has it.
-        sas: the signature that came with an Azure URL, or the query of any other.
+        path: the path in the bucket without surrounding slashes; "" for all of it.
+        url: the URL as given, without secrets; the key for credential look-up.
+        endpoint: the server's ``https://host``; "" for the cloud's default.
+        account: Azure's storage account; "" if the environment provides it.
+        sas: the signature of an Azure URL, or the query of any other.
     """
 
     cloud: str
@@ -68,21 +66,21 @@ class Location(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    """Whether a place is a URL of a cloud rather than a local path."""
+    """Return True for a storage URL, False for a local path."""
     scheme, mark, _ = text.partition("://")
     return bool(mark) and scheme.lower() in SCHEMES
 
 
 def parse_location(url: str) -> Location:
-    """What a URL means.
+    """Parse a storage URL.
 
-    Raises InvalidArgumentError for one that is not understood; the text has no query, where signatures are.
+    Raises InvalidArgumentError for an invalid one; the text omits the query, which may contain a signature.
     """
     scheme, mark, rest = url.partition("://")
     shown, _, query = url.partition("?")
     scheme = scheme.lower()
     if not mark or scheme not in SCHEMES:
-        raise InvalidArgumentError(f"'{shown}' is no place that models are read from: {', '.join(_EXPECTED.values())}")
+        raise InvalidArgumentError(f"'{shown}' is not a supported model location: {', '.join(_EXPECTED.values())}")
     rest = rest.partition("?")[0]
     if any(part in (".", "..") for part in rest.split("/")):
         raise InvalidArgumentError(f"'{shown}' has '.' or '..' in its path: name the place without")
@@ -117,12 +115,12 @@ def _clean(path: str) -> str:
 
 
 def _s3(rest: str) -> Location | None:
-    given = _ENDPOINT.match(rest)
-    if given is None or not (given["scheme"] or given["port"]):
+    match = _ENDPOINT.match(rest)
+    if match is None or not (match["scheme"] or match["port"]):
         return Location("s3", *_bucket(rest), "")
-    # Triton asks a host that is given without a scheme without TLS.
+    # Like Triton, a host without a scheme is contacted without TLS.
     return Location(
-        "s3", *_bucket(given["rest"]), "", f"{given['scheme'] or 'http://'}{given['host']}{given['port'] or ''}"
+        "s3", *_bucket(match["rest"]), "", f"{match['scheme'] or 'http://'}{match['host']}{match['port'] or ''}"
     )
 
 

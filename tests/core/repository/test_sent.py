@@ -28,7 +28,7 @@ def test_the_files_of_a_request_are_told_from_its_other_parameters() -> None:
     ["", "/etc/passwd", "../x", "1/../../x", "1//x", "1/.", "a\\..\\b", "1/x\0", "1/", "x" * 256, "/".join("a" * 17)],
 )
 def test_a_name_that_is_no_path_inside_the_folder_is_refused(path: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="is no path inside a model's folder"):
+    with pytest.raises(InvalidArgumentError, match="is not a path inside a model's folder"):
         sent_files({f"file:{path}": b""})
 
 

@@ -123,13 +123,13 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from remora.storage.cache import ModelCache
-from remora.storage.credentials import Settings
+from remora.storage.credentials import StorageSettings
 from remora.storage.downloads import Downloads
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
 url, folder = sys.argv[1:]
 config = {"endpoint": url, "region": "us-east-1", "skip_signature": True}
-storage = ObjectStorage(parse_location("s3://bucket/r"), lambda: Settings(config, None, True))
+storage = ObjectStorage(parse_location("s3://bucket/r"), lambda: StorageSettings(config, None, True))
 cache = ModelCache(Path(folder), 1 << 30, "boot-1", Downloads("boot-1", range_bytes=1000, connections=2))
 fetched = cache.fetch(storage, "m", {item.path[2:]: item for item in storage.listing("m")})
 print(json.dumps([str(fetched.path), fetched.fetched_bytes]))
