@@ -136,16 +136,16 @@ class _Run:
         self._outputs = {info.name: (index, info.datatype) for index, info in enumerate(outputs)}
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        given = {}
+        arguments = {}
         for name, array in inputs.items():
             index, datatype = self._inputs[name]
             if datatype == "BYTES":
-                given[index] = np.array(texts(f"input '{name}'", array), np.str_).reshape(array.shape)
+                arguments[index] = np.array(texts(f"input '{name}'", array), np.str_).reshape(array.shape)
             else:
-                given[index] = np.ascontiguousarray(array)
+                arguments[index] = np.ascontiguousarray(array)
         try:
             # outputs are copies, because the request reuses its memory
-            results = self._request.infer(given, share_inputs=True)
+            results = self._request.infer(arguments, share_inputs=True)
         except Exception as error:
             raise InternalError(_reason(error), from_model=True) from error
         answer = []

@@ -160,14 +160,14 @@ class TensorFlowModel:
             ("TF_NUM_INTRA_THREADS", "intra", self._source.cpus),
             ("TF_NUM_INTER_THREADS", "inter", 0),
         ):
-            asked = get_int(config, settings, key)
-            wanted = asked or default
+            configured = get_int(config, settings, key)
+            wanted = configured or default
             if not wanted or wanted == getattr(threading, f"get_{kind}_op_parallelism_threads")():
                 continue
             try:
                 getattr(threading, f"set_{kind}_op_parallelism_threads")(wanted)
             except RuntimeError:
-                if asked:
+                if configured:
                     _log.warning("model '%s': %s comes too late: the pool is running", self._source.name, key)
 
 
@@ -190,9 +190,9 @@ class _Run:
         tensorflow = self._tensorflow
         try:
             with tensorflow.device(self._device):
-                given = {name: self._to_tensor(name, array) for name, array in inputs.items()}
-                found = self._function(**given)
-                return [Tensor(name, self._outputs[name], self._array(name, found[name])) for name in wanted]
+                arguments = {name: self._to_tensor(name, array) for name, array in inputs.items()}
+                results = self._function(**arguments)
+                return [Tensor(name, self._outputs[name], self._array(name, results[name])) for name in wanted]
         except Exception as error:
             reason = str(getattr(error, "message", error)).partition("\n")[0]
             raise InternalError(f"TensorFlow: {reason[:1000]}", from_model=True) from error
@@ -233,14 +233,14 @@ def _operations(path: Path) -> dict[str, str]:
     """
     messages = __import__("tensorflow.core.protobuf.saved_model_pb2", fromlist=["SavedModel"])
     saved = messages.SavedModel.FromString(path.read_bytes())
-    found: dict[str, str] = {}
+    operations: dict[str, str] = {}
     for meta in saved.meta_graphs:
         nodes = list(meta.graph_def.node)
         for function in meta.graph_def.library.function:
             nodes += function.node_def
         for node in nodes:
-            found.setdefault(node.op, node.name)
-    return found
+            operations.setdefault(node.op, node.name)
+    return operations
 
 
 def _info(model: str, role: str, name: str, spec: Any) -> TensorInfo:

@@ -177,13 +177,13 @@ def _read(block: bytes, line: bytes) -> tuple[str, _Collector]:
     except httptools.HttpParserUpgrade:
         pass  # upgrades are never accepted: the request is answered as plain HTTP/1.1 (RFC 9110 7.8)
     except httptools.HttpParserInvalidMethodError:
-        found = _METHOD.match(line)
-        if found is None or collector.url:
+        match = _METHOD.match(line)
+        if match is None or collector.url:
             raise
         # llhttp accepts only its list of methods. Parse another one as POST, so that the route of the path refuses it
         # [H03].
-        _, collector = _read(block.replace(found.group(), b"POST", 1), b"")
-        return found.group().decode(), collector
+        _, collector = _read(block.replace(match.group(), b"POST", 1), b"")
+        return match.group().decode(), collector
     return parser.get_method().decode(), collector
 
 

@@ -244,7 +244,7 @@ class NativeRun:
 
     def _allocation(self, index: int, shape: tuple[int, ...] | None, byte_size: int) -> int | None:
         if index >= len(self._wanted):
-            self._refused = f"it asked for memory for output {index} of {len(self._wanted)}"
+            self._refused = f"it requested memory for output {index} of {len(self._wanted)}"
             return None
         name = self._wanted[index]
         datatype = self._outputs[name]
@@ -256,7 +256,7 @@ class NativeRun:
         fits = byte_size >= 4 * elements if datatype == "BYTES" else byte_size == elements * DTYPES[datatype].itemsize
         if elements < 0 or not fits or byte_size > MAX_OUTPUT_BYTES or name in self._arrays or shape is None:
             self._refused = (
-                f"it asked for {byte_size} bytes for output '{name}' ({datatype}) of shape "
+                f"it requested {byte_size} bytes for output '{name}' ({datatype}) of shape "
                 f"{list(shape) if shape is not None else 'of too many dimensions'}"
             )
             return None

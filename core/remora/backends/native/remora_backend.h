@@ -1,12 +1,12 @@
-/* A model as a shared library: what remora calls, over plain structs. ABI 1.
+/* Interface of a model in a shared library: functions that remora calls, with plain structs. ABI 1.
  *
  * A library exports four functions: remora_abi_version, remora_create, remora_run, remora_destroy; a fifth,
- * remora_describe, is optional. remora makes one instance for each place of the model's instance groups and uses it from
- * one thread at a time, not always the same one; several instances run at the same time, so what they share is the
- * library's to guard. The interpreter's lock is not held during these calls.
+ * remora_describe, is optional. remora creates one instance for each instance of the model's instance groups and uses it
+ * from one thread at a time, not always the same one. Several instances run at the same time, so the library must
+ * synchronize access to their shared data. Python's global interpreter lock (GIL) is not held during these calls.
  *
  * A function that returns a status writes its reason, a line of UTF-8, into `error`. The structs of a version never
- * change: what is added comes with a new ABI number.
+ * change: additions come with a new ABI number.
  */
 #ifndef REMORA_BACKEND_H
 #define REMORA_BACKEND_H
@@ -36,7 +36,7 @@ enum {
   REMORA_BF16 = 14
 };
 
-/* What a function returns. Clients see the code that the name says. */
+/* Status of a function. Clients receive the error code of the same name. */
 enum {
   REMORA_OK = 0, REMORA_INTERNAL = 1, REMORA_INVALID_ARGUMENT = 2, REMORA_UNAVAILABLE = 3, REMORA_UNSUPPORTED = 4
 };
@@ -51,16 +51,16 @@ typedef struct {
   uint64_t byte_size;
 } remora_tensor;
 
-/* An output that is wanted. */
+/* A requested output. */
 typedef struct {
   const char *name;
   int32_t datatype;
 } remora_output;
 
-/* A batch. For each wanted output, in any order and once, run calls
+/* A batch. For each requested output, in any order and exactly once, remora_run calls
  *   allocate(request->context, its index in `outputs`, rank, shape, byte_size)
- * and fills the memory it gets before it returns. NULL means that shape and size do not fit the datatype or that there
- * is no memory: return REMORA_INTERNAL then. */
+ * and fills the returned memory before it returns. NULL means that shape and size do not fit the datatype or that
+ * memory is exhausted: return REMORA_INTERNAL then. */
 typedef struct {
   const remora_tensor *inputs;
   uint64_t input_count;
@@ -70,7 +70,7 @@ typedef struct {
   void *context;
 } remora_request;
 
-/* What an instance is told of its model. Valid during remora_create only. */
+/* Description of an instance's model. Valid during remora_create only. */
 typedef struct {
   const char *model_name;
   int64_t model_version;
@@ -79,23 +79,23 @@ typedef struct {
   const char *instance_name;
   const char *device_kind;       /* "CPU", "GPU" or "MODEL" */
   int32_t device_id;
-  uint32_t threads;              /* how many threads the instance may keep busy */
+  uint32_t threads;              /* number of threads that the instance may use */
 } remora_model;
 
 /* REMORA_ABI_VERSION of the header that the library was built with. Called before anything else. */
 REMORA_EXPORT uint32_t remora_abi_version(void);
 
-/* Makes an instance and stores what stands for it in *instance, which may be any value, NULL included. */
+/* Creates an instance and stores its handle in *instance. Any value is valid, NULL included. */
 REMORA_EXPORT int remora_create(const remora_model *model, void **instance, char *error, size_t error_size);
 
 /* Runs one batch. */
 REMORA_EXPORT int remora_run(void *instance, const remora_request *request, char *error, size_t error_size);
 
-/* Called once for each instance that was made, when nothing runs. */
+/* Called once for each created instance, when nothing runs in it. */
 REMORA_EXPORT void remora_destroy(void *instance);
 
-/* Optional: what the model's configuration may leave out, as JSON in the configuration's own words (max_batch_size,
- * input, output, ...). The text lives as long as the library. */
+/* Optional: defaults for fields that the model's configuration may omit, as JSON with the configuration's field names
+ * (max_batch_size, input, output, ...). The text must stay valid as long as the library is loaded. */
 REMORA_EXPORT const char *remora_describe(void);
 
 #ifdef __cplusplus

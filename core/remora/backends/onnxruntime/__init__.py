@@ -133,11 +133,11 @@ class OnnxModel:
         from remora.config import complete_from_tensors
 
         default = default_max_batch(self._source.settings)
-        given = {tensor.name for tensor in config.input}
+        configured = {tensor.name for tensor in config.input}
         outputs = list(self._signature.outputs.values())
-        complete_from_tensors(config, self._inputs_for(given), outputs, default_max_batch=default)
+        complete_from_tensors(config, self._inputs_for(configured), outputs, default_max_batch=default)
         for tensor in config.input:
-            if tensor.name in self._signature.optional and tensor.name not in given:
+            if tensor.name in self._signature.optional and tensor.name not in configured:
                 tensor.optional = True
 
     def check(self, config: ModelConfig) -> None:
@@ -224,12 +224,12 @@ class OnnxModel:
         self._sessions.clear()
         self._exclusive.clear()
 
-    def _inputs_for(self, given: set[str]) -> list[TensorInfo]:
+    def _inputs_for(self, configured: set[str]) -> list[TensorInfo]:
         """Return the model's inputs, optional ones only if the configuration names them."""
         signature = self._signature
-        inputs = [info for info in signature.inputs.values() if not given or info.name not in signature.optional]
+        inputs = [info for info in signature.inputs.values() if not configured or info.name not in signature.optional]
         optional = {**signature.inputs, **signature.defaults}
-        return inputs + [info for name, info in optional.items() if name in given & signature.optional]
+        return inputs + [info for name, info in optional.items() if name in configured & signature.optional]
 
     def _session(self, config: ModelConfig, device: Device) -> OnnxSession:
         """Return the session of a device.
@@ -323,19 +323,19 @@ class OnnxModel:
 
         folder = engine_folder(self._source.settings.get("tensorrt-engine-cache", ""))
         options = dict(providers.chain)[TENSORRT_PROVIDER]
-        kept: dict[str, str] = {}
+        cache_options: dict[str, str] = {}
         if folder is not None:
             machine = gpu_and_tensorrt(device.id, needed_tensorrt(self._runtime))
             try:
-                kept = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
+                cache_options = engine_cache(folder, self._path, self._runtime.__version__, machine, options)
             except OSError as error:
                 _log.warning("model '%s': its TensorRT engines are not cached: %s", self._source.name, error)
-        building = not kept or not any(Path(kept["trt_engine_cache_path"]).glob("*.engine"))
+        building = not cache_options or not any(Path(cache_options["trt_engine_cache_path"]).glob("*.engine"))
         if building:
-            where = "" if kept else "; it is not cached: set tensorrt-engine-cache"
+            where = "" if cache_options else "; it is not cached: set tensorrt-engine-cache"
             _log.info("model '%s': TensorRT builds its engine, which can take minutes%s", self._source.name, where)
         chain = tuple(
-            (each, {**kept, **given} if each == TENSORRT_PROVIDER else given) for each, given in providers.chain
+            (each, {**cache_options, **own} if each == TENSORRT_PROVIDER else own) for each, own in providers.chain
         )
         return providers._replace(chain=chain), building
 

@@ -71,11 +71,11 @@ class Binding:
         self._types = types
         self._entries = entries
         self._device = _ON_HOST if memory.device[0] == 1 else ("cuda", memory.device[1])
-        found = frozenset[str]() if self._device == _ON_HOST else inputs_on_host(inner)
-        self._on_host = found or frozenset()
+        host_inputs = frozenset[str]() if self._device == _ON_HOST else inputs_on_host(inner)
+        self._on_host = host_inputs or frozenset()
         """Names of the inputs that are bound in main memory."""
         # A graph replays the host inputs' values at capture, so sessions with host inputs get no graphs.
-        self._graphs = graphs if found is not None and not found else None
+        self._graphs = graphs if host_inputs is not None and not host_inputs else None
         # The Python classes' checks cost ten times the calls; the engine and the C++ classes check as well.
         session = getattr(inner, "_sess", None)
         self._call = getattr(session, "run_with_iobinding", None)
@@ -112,12 +112,12 @@ class Binding:
         copies: list[tuple[int, Array]] = []
         addresses: dict[str, int] = {}
         kept: list[Array] = []  # kept alive because the binding borrows their memory
-        for name, given in inputs.items():
+        for name, array in inputs.items():
             if name in self._on_host:
-                kept.append(np.ascontiguousarray(on_host(given)))
+                kept.append(np.ascontiguousarray(on_host(array)))
                 addresses[name] = kept[-1].ctypes.data
             else:
-                addresses[name] = self._places.of(name, given, copies)
+                addresses[name] = self._places.of(name, array, copies)
         self._transfer.to_device(copies)
         for name, address in addresses.items():
             self._bind(binding.bind_input, name, inputs[name].shape, address)
@@ -173,36 +173,36 @@ class Binding:
         If the capture fails, the instance runs without graphs from then on.
         """
         # The run without a graph gives the outputs' shapes and lets the libraries choose their kernels.
-        found = self._run(inputs, wanted, self._plain)
-        fixed = self._prepare(inputs, wanted, found)
+        outputs = self._run(inputs, wanted, self._plain)
+        fixed = self._prepare(inputs, wanted, outputs)
         try:
             self._execute(fixed.binding, fixed.options)
         except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
             _log.warning("a CUDA graph cannot be captured, so the instance runs without: %s", error)
             self._graphs = None
-            return found
+            return outputs
         self._fixed[shapes, wanted] = fixed
         return _handed_out(fixed)
 
     def _fill(self, blocks: Mapping[str, Block], inputs: Mapping[str, Array]) -> None:
         """Copy inputs into their fixed memory."""
         copies: list[tuple[int, Array]] = []
-        for name, given in inputs.items():
-            if isinstance(given, DeviceArray):
-                if given.nbytes:
-                    self._memory.copy(blocks[name].address, given.address, given.nbytes)
+        for name, value in inputs.items():
+            if isinstance(value, DeviceArray):
+                if value.nbytes:
+                    self._memory.copy(blocks[name].address, value.address, value.nbytes)
             else:
-                copies.append((blocks[name].address, np.ascontiguousarray(given)))
+                copies.append((blocks[name].address, np.ascontiguousarray(value)))
         self._transfer.to_device(copies)
 
-    def _prepare(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], found: Sequence[DeviceArray]) -> _Fixed:
+    def _prepare(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], examples: Sequence[DeviceArray]) -> _Fixed:
         binding = self._inner.io_binding()
         blocks = {name: self._memory.take(array.nbytes) for name, array in inputs.items()}
         self._fill(blocks, inputs)
         for name, array in inputs.items():
             self._bind(binding.bind_input, name, array.shape, blocks[name].address)
         outputs = []
-        for name, example in zip(wanted, found, strict=True):
+        for name, example in zip(wanted, examples, strict=True):
             block = self._memory.take(example.nbytes)
             self._bind(binding.bind_output, name, example.shape, block.address)
             outputs.append(DeviceArray(example.datatype, example.shape, self._memory, block.address, block.owner))

@@ -83,10 +83,10 @@ def needed_tensorrt(runtime: Any) -> int:
     """
     capi = Path(getattr(runtime, "__file__", None) or "").parent / "capi"
     try:
-        found = _NEEDED.search((capi / "libonnxruntime_providers_tensorrt.so").read_bytes())
+        match = _NEEDED.search((capi / "libonnxruntime_providers_tensorrt.so").read_bytes())
     except OSError:
         return _DEFAULT_MAJOR
-    return int(found[1]) if found else _DEFAULT_MAJOR
+    return int(match[1]) if match else _DEFAULT_MAJOR
 
 
 def load_tensorrt(major: int, load: Callable[..., object] = ctypes.CDLL) -> None:

@@ -78,8 +78,8 @@ class GraphPlan(NamedTuple):
             return False
         if not self.specs:
             return True
-        given = dict(shapes)
-        return any(all(given.get(name) == shape for name, shape in spec.items()) for spec in self.specs)
+        shape_of = dict(shapes)
+        return any(all(shape_of.get(name) == shape for name, shape in spec.items()) for spec in self.specs)
 
 
 def plan_graphs(config: ModelConfig) -> GraphPlan | None:
@@ -141,15 +141,15 @@ def plan_session(config: ModelConfig, settings: Mapping[str, str], cpus: int) ->
     Raises:
         ConfigError: a parameter is invalid.
     """
-    given = {key: value.string_value for key, value in config.parameters.items()}
-    values = {key: given.get(key, settings.get(key, "")) for key in _SESSION_PARAMETERS}
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    values = {key: parameters.get(key, settings.get(key, "")) for key in _SESSION_PARAMETERS}
     share = max(1, cpus // concurrent_instances(config))
     intra = _count(config, "intra_op_thread_count", values) or share
     parallel = _count(config, "execution_mode", values) != 0
     # Without parallel execution there is no second pool; with it, the default would be all processors of the machine.
     inter = (_count(config, "inter_op_thread_count", values) or intra) if parallel else 1
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-    entries.update({key: value for key, value in sorted(given.items()) if key.startswith(_CONFIG_PREFIXES)})
+    entries.update({key: value for key, value in sorted(parameters.items()) if key.startswith(_CONFIG_PREFIXES)})
     known = (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
     return SessionPlan(
         intra_op_threads=intra,
@@ -160,7 +160,7 @@ def plan_session(config: ModelConfig, settings: Mapping[str, str], cpus: int) ->
         mem_pattern=_flag(config, "enable_mem_pattern", values),
         entries=entries,
         run_entries={_SHRINKAGE: values[_SHRINKAGE]} if values[_SHRINKAGE] else {},
-        ignored=tuple(key for key in sorted(given) if key not in known and not key.startswith(_CONFIG_PREFIXES)),
+        ignored=tuple(key for key in sorted(parameters) if key not in known and not key.startswith(_CONFIG_PREFIXES)),
     )
 
 
@@ -269,13 +269,13 @@ def _cuda_parameters(config: ModelConfig) -> dict[str, str]:
 
     Triton keeps them there for compatibility.
     """
-    given = {key: config.parameters[key].string_value for key in _CUDA_PARAMETERS if key in config.parameters}
+    parameters = {key: config.parameters[key].string_value for key in _CUDA_PARAMETERS if key in config.parameters}
     for key, names in (("cudnn_conv_algo_search", _CONV_SEARCH), ("arena_extend_strategy", _ARENA_GROWTH)):
-        if key in given:
-            if given[key] not in names:
-                raise ConfigError(f"unsupported {key} value '{given[key]}' is requested")
-            given[key] = names[given[key]]
-    return given
+        if key in parameters:
+            if parameters[key] not in names:
+                raise ConfigError(f"unsupported {key} value '{parameters[key]}' is requested")
+            parameters[key] = names[parameters[key]]
+    return parameters
 
 
 def _count(config: ModelConfig, key: str, values: Mapping[str, str]) -> int:

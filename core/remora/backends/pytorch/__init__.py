@@ -267,8 +267,9 @@ class _Run:
         bound = self._bound
         if bound.as_dictionary:
             return self._program.call(dict(values))
-        given = [values[name] for name in bound.places if name in values]
-        return self._program.call(*given, **{word: values[name] for word, name in bound.keywords if name in values})
+        ordered = [values[name] for name in bound.places if name in values]
+        named = {word: values[name] for word, name in bound.keywords if name in values}
+        return self._program.call(*ordered, **named)
 
     def _output(self, name: str, result: Any, kept: frozenset[int], *, stays: bool) -> Tensor:
         datatype = self._outputs[name]

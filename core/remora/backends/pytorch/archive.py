@@ -130,10 +130,10 @@ def _check_table(path: Path) -> None:
 def _check_description(name: str, data: bytes) -> Iterator[str]:
     """Check one of the archive's JSON files and yield the names of its pickled members."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except ValueError as error:
         raise InternalError(f"its {name} is not JSON: {error}") from error
-    waiting = [found]
+    waiting = [document]
     while waiting:
         value = waiting.pop()
         if isinstance(value, list):

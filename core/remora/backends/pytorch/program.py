@@ -101,14 +101,14 @@ def _script(torch: Any, path: Path, device: Any) -> Program:
 
 def _node_kinds(graph: Any) -> set[str]:
     """Return the kinds of all nodes of a TorchScript graph, with loops and branches."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     waiting = list(graph.nodes())
     while waiting:
         node = waiting.pop()
-        found.add(node.kind())
+        kinds.add(node.kind())
         for block in node.blocks():
             waiting += block.nodes()
-    return found
+    return kinds
 
 
 def _exported(torch: Any, path: Path, device: Any, compiling: Mapping[str, Any] | None) -> Program:
@@ -173,8 +173,8 @@ def _info(torch: Any, name: str, value: Any) -> TensorInfo | None:
 
 
 def _all_known(infos: Sequence[TensorInfo | None]) -> tuple[TensorInfo, ...] | None:
-    known = tuple(info for info in infos if info is not None)
-    return known if len(known) == len(infos) else None
+    complete = tuple(info for info in infos if info is not None)
+    return complete if len(complete) == len(infos) else None
 
 
 def _addresses(tensors: Sequence[Any]) -> frozenset[int]:
@@ -225,13 +225,13 @@ def to_array(
         return _texts(name, value)
     if not isinstance(value, torch.Tensor):
         raise InternalError(f"output '{name}' is a {type(value).__name__}, not a tensor", from_model=True)
-    found = datatype_name(value.dtype)
-    if found != datatype and cast and value.is_floating_point() and datatype in ("FP16", "FP32", "FP64"):
-        value, found = value.to(getattr(torch, f"float{datatype[2:]}")), datatype
-    if found != datatype:
+    actual = datatype_name(value.dtype)
+    if actual != datatype and cast and value.is_floating_point() and datatype in ("FP16", "FP32", "FP64"):
+        value, actual = value.to(getattr(torch, f"float{datatype[2:]}")), datatype
+    if actual != datatype:
         raise InternalError(
             f"configuration unexpected datatype TYPE_{datatype} for output '{name}', model provides "
-            f"{'TYPE_' + found if found else value.dtype}",
+            f"{'TYPE_' + actual if actual else value.dtype}",
             from_model=True,
         )
     value = value.detach()

@@ -199,15 +199,15 @@ class TrtContext:
             UnsupportedError: the shape of an output depends on values.
             InternalError: TensorRT or CUDA failed.
         """
-        found = self._run(inputs, frozenset())
-        there = {name: found[name] for name in wanted if isinstance(found[name], DeviceArray)}
-        on_host_now = dict(zip(there, self._transfer.to_host(list(there.values())), strict=True))
-        return [Tensor(name, self._tensors[name].info.datatype, on_host_now.get(name, found[name])) for name in wanted]
+        outputs = self._run(inputs, frozenset())
+        on_device = {name: outputs[name] for name in wanted if isinstance(outputs[name], DeviceArray)}
+        copied = dict(zip(on_device, self._transfer.to_host(list(on_device.values())), strict=True))
+        return [Tensor(name, self._tensors[name].info.datatype, copied.get(name, outputs[name])) for name in wanted]
 
     def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         """Return the same outputs on the device, in newly allocated memory."""
-        found = self._run(inputs, frozenset(wanted))
-        return [Tensor(name, self._tensors[name].info.datatype, found[name]) for name in wanted]
+        outputs = self._run(inputs, frozenset(wanted))
+        return [Tensor(name, self._tensors[name].info.datatype, outputs[name]) for name in wanted]
 
     def close(self) -> None:
         """Release the context's resources, once."""
@@ -236,13 +236,13 @@ class TrtContext:
         if unknown:
             raise InternalError(f"TensorRT needs values for {', '.join(unknown)}", from_model=True)
         names = [name for name, tensor in self._tensors.items() if not tensor.is_input]
-        found = {name: self._bind_output(name, new=name in new) for name in names}
+        outputs = {name: self._bind_output(name, new=name in new) for name in names}
         started = self._inner.execute_async_v3(self._stream)
         self._cuda.wait(self._stream)  # after a failure too, because the kernels of the batch may still use its memory
         if not started:
             raise self._failure("could not run the batch")
         del host_inputs  # kept alive until TensorRT has read it
-        return found
+        return outputs
 
     def _bind_input(self, name: str, value: Array, copies: list[tuple[int, Array]]) -> Array | None:
         """Bind an input's address and shape, and add its copies.

@@ -98,9 +98,9 @@ class TreesModel:
 
     def complete(self, config: ModelConfig) -> None:
         """Fill in what ``config`` omits, and check the rest. Raises ConfigError."""
-        given = next((list(row.dims) for row in config.output if row.name == _OUTPUT), [])
+        dims = next((list(row.dims) for row in config.output if row.name == _OUTPUT), [])
         width = output_width(self._plan, self.forest)
-        if self._plan.probabilities and self.forest.classes == 2 and given == [1]:
+        if self._plan.probabilities and self.forest.classes == 2 and dims == [1]:
             width = 1
         outputs = [TensorInfo(_OUTPUT, "FP32", (-1, width))]
         if any(row.name == _CONTRIBUTIONS for row in config.output):  # costly, so computed only if configured
@@ -210,17 +210,19 @@ def finished(values: Array, plan: TreePlan, classes: int, width: int) -> Array:
 
 def _model_type(config: ModelConfig, source: Source) -> str:
     """Return the parameter ``model_type``, or the type of the file's name. Raises ConfigError."""
-    given = get_parameter(config, source.settings, "model_type")
-    if given == "xgboost":
+    configured = get_parameter(config, source.settings, "model_type")
+    if configured == "xgboost":
         raise ConfigError(
             f"model '{config.name}': XGBoost has removed its old binary format: load the model with an older XGBoost "
             "and save it as xgboost.ubj, with model_type xgboost_ubj"
         )
-    if given:
-        if given not in _TYPES:
-            known = ", ".join(_TYPES)
-            raise ConfigError(f"model '{config.name}': parameter 'model_type' is '{given}'; it must be one of {known}")
-        return given
+    if configured:
+        if configured not in _TYPES:
+            types = ", ".join(_TYPES)
+            raise ConfigError(
+                f"model '{config.name}': parameter 'model_type' is '{configured}'; it must be one of {types}"
+            )
+        return configured
     name = config.default_model_filename
     endings = {".ubj": "xgboost_ubj", ".json": "xgboost_json", ".txt": "lightgbm", ".tl": "treelite_checkpoint"}
     if name:

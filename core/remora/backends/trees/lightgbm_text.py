@@ -122,10 +122,10 @@ def _text(rows: Mapping[str, str]) -> str:
 
 
 def _number(rows: Mapping[str, str], key: str, default: str = "") -> int:
-    found = _integers({key: rows.get(key, default)}, key)
-    if len(found) != 1:
+    numbers = _integers({key: rows.get(key, default)}, key)
+    if len(numbers) != 1:
         raise InternalError(f"the forest has no {key}")
-    return int(found[0])
+    return int(numbers[0])
 
 
 def _integers(rows: Mapping[str, str], key: str) -> Array:

@@ -29,10 +29,10 @@ class _Reader:
 
         Its length precedes it and must be ``length`` unless that is negative.
         """
-        found = int(self._values("<u8", 1)[0])
-        if length >= 0 and found != length:
-            raise InternalError(f"the checkpoint has {found} instead of {length} values at byte {self.at}")
-        return self._values(dtype, found)
+        actual = int(self._values("<u8", 1)[0])
+        if length >= 0 and actual != length:
+            raise InternalError(f"the checkpoint has {actual} instead of {length} values at byte {self.at}")
+        return self._values(dtype, actual)
 
     def number(self, dtype: str = "<i4") -> Any:
         return self._values(dtype, 1)[0].item()

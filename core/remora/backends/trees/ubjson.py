@@ -56,14 +56,14 @@ class _Reader:
         return np.frombuffer(self.take(dtype.itemsize), dtype)[0].item()
 
     def _object(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         while (first := self.take(1)) != b"}":
             self.at -= len(first)
             key = self._text()
-            if key in found:
+            if key in members:
                 raise InternalError(f"the UBJSON document has the key '{key[:20]}' twice")
-            found[key] = self.value(self.take(1), depth + 1)
-        return found
+            members[key] = self.value(self.take(1), depth + 1)
+        return members
 
     def _array(self, depth: int) -> Any:
         marker = self.take(1)
@@ -73,11 +73,11 @@ class _Reader:
             return np.frombuffer(self.take(self._length() * dtype.itemsize), dtype)
         if marker == b"#":
             return [self.value(self.take(1), depth + 1) for _ in range(self._length())]
-        found = []
+        values = []
         while marker != b"]":
-            found.append(self.value(marker, depth + 1))
+            values.append(self.value(marker, depth + 1))
             marker = self.take(1)
-        return found
+        return values
 
     def _dtype(self, marker: bytes) -> np.dtype[Any]:
         if marker not in _NUMBERS:
@@ -93,6 +93,6 @@ class _Reader:
         return length
 
     def _expect(self, marker: bytes) -> None:
-        found = self.take(1)
-        if found != marker:
-            raise InternalError(f"the UBJSON document has {found!r} for {marker!r} at byte {self.at}")
+        actual = self.take(1)
+        if actual != marker:
+            raise InternalError(f"the UBJSON document has {actual!r} for {marker!r} at byte {self.at}")

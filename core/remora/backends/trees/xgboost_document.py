@@ -47,10 +47,10 @@ def read_xgboost(data: bytes) -> XGBoostModel:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise InternalError("the document has a key twice")
-    return found
+    return members
 
 
 def _check_learner(learner: Mapping[str, Any]) -> XGBoostModel:
@@ -154,10 +154,10 @@ def _check_categories(tree: Mapping[str, Any], asking: Array) -> int:
 
 
 def _integers(values: Any) -> Array:
-    found = np.asarray(values)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iub"):
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
         raise InternalError("a tree of the forest has something else for whole numbers")
-    whole = found.astype(np.int64)
+    whole = array.astype(np.int64)
     if whole.size and (whole.min() < -1 or whole.max() > _MOST_INTEGER):
         raise InternalError("a tree of the forest has a number that is too high")
     return whole

@@ -63,10 +63,10 @@ def read_opening(fields: Fields) -> Opening:
         if name[:1] == b":":
             path = value if name == b":path" else path
         elif name == b"grpc-timeout":
-            found = _TIMEOUT.fullmatch(value)
-            if found is None:
+            match = _TIMEOUT.fullmatch(value)
+            if match is None:
                 raise StatusError(INTERNAL, f"grpc-timeout is not a time: {value[:20].decode('latin-1')}")
-            timeout_s = int(found[1]) * _SECONDS[found[2]]
+            timeout_s = int(match[1]) * _SECONDS[match[2]]
         elif name == b"grpc-encoding":
             encoding = value
         elif name == b"grpc-accept-encoding":
@@ -131,14 +131,14 @@ class Messages:
         if self._have < self._length_at(self._parts[0], 0):
             return []
         whole, at = b"".join(self._parts), 0
-        found: list[bytes] = []
+        messages: list[bytes] = []
         while len(whole) - at >= _PREFIX and (stop := at + self._length_at(whole, at)) <= len(whole):
             message = whole[at + _PREFIX : stop]
-            found.append(Packed(message) if whole[at] else message)
+            messages.append(Packed(message) if whole[at] else message)
             at = stop
         rest = whole[at:]
         self._parts, self._have = ([rest] if rest else []), len(rest)
-        return found
+        return messages
 
     def _length_at(self, data: bytes, at: int) -> int:
         """Return the length of a message with its prefix. Raises StatusError if it is too long."""

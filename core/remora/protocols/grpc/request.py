@@ -65,7 +65,7 @@ def read_head(request: pb.ModelInferRequest) -> InferHeader:
     sources = tuple(_source(each, request.model_name) for each in request.inputs)
     plain = not any(source.explicit or source.refused or source.place for source in sources)
     try:
-        known, parameters, empty_final = _read_parameters(request.parameters)
+        fields, parameters, empty_final = _read_parameters(request.parameters)
     except RemoraError as error:
         return InferHeader(InferForm(inputs), sources, plain, refused=error.with_traceback(None))
     try:
@@ -74,10 +74,10 @@ def read_head(request: pb.ModelInferRequest) -> InferHeader:
             (each.name, place) for each in request.outputs if (place := _place_of(each.name, each.parameters))
         )
     except RemoraError as error:
-        form = InferForm(inputs, parameters=parameters, **known)
+        form = InferForm(inputs, parameters=parameters, **fields)
         return InferHeader(form, sources, plain, empty_final, refused_outputs=error.with_traceback(None))
     return InferHeader(
-        InferForm(inputs, outputs, parameters=parameters, **known), sources, plain, empty_final, places=places
+        InferForm(inputs, outputs, parameters=parameters, **fields), sources, plain, empty_final, places=places
     )
 
 
@@ -199,7 +199,7 @@ def _read_parameters(
 
     The third value is True if the client wants an empty final response.
     """
-    known: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     empty_final = False
     for key, parameter in parameters.items():
@@ -219,14 +219,14 @@ def _read_parameters(
         if key == _EMPTY_FINAL:
             empty_final = value
         elif key == "timeout":
-            known["timeout_us"] = value & _UINT64  # Triton keeps timeouts and sequence ids as unsigned numbers
+            fields["timeout_us"] = value & _UINT64  # Triton keeps timeouts and sequence ids as unsigned numbers
         elif key in _RESERVED:
             if key == "sequence_id":
                 value = value & _UINT64 if choice == "int64_param" else checked_id(value)
-            known[key] = value
+            fields[key] = value
         else:
             custom[key] = value
-    return known, custom, empty_final
+    return fields, custom, empty_final
 
 
 def again(error: RemoraError) -> RemoraError:
@@ -244,8 +244,8 @@ def version_of(text: str) -> int:
     """
     if not text:
         return -1
-    found = _LEADING_INTEGER.match(text)
-    version = int(found[1] + found[2]) if found else 2**63
+    match = _LEADING_INTEGER.match(text)
+    version = int(match[1] + match[2]) if match else 2**63
     if not -(2**63) <= version < 2**63:
         raise InvalidArgumentError(
             f"failed to get model version from specified version string '{text}' (details: stol), "

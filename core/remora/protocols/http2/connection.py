@@ -220,14 +220,14 @@ class Http2:
 
     def consumed(self, stream: int, size: int) -> None:
         """Return ``size`` consumed bytes of a stream's body to its window."""
-        found = self._streams.get(stream)
-        if found is None or found.ended:
+        state = self._streams.get(stream)
+        if state is None or state.ended:
             return
-        found.taken += size
-        if found.taken * 2 >= self._limits.stream_window:
-            self._sender.window(stream, found.taken)
-            found.credit += found.taken
-            found.taken = 0
+        state.taken += size
+        if state.taken * 2 >= self._limits.stream_window:
+            self._sender.window(stream, state.taken)
+            state.credit += state.taken
+            state.taken = 0
 
     def decay_abuse(self) -> None:
         """Halve the abuse count. The connection calls it periodically."""
@@ -251,20 +251,20 @@ class Http2:
             self._credit = self._limits.connection_window
         if flags & PADDED:
             payload = without_padding(payload)
-        found = self._streams.get(stream)
-        if found is None:
+        state = self._streams.get(stream)
+        if state is None:
             if not 0 < stream <= self._last:
                 raise Http2Error(PROTOCOL_ERROR, "data on a stream that was not opened")
             return  # the stream was reset or answered early, and its data was in flight
-        if found.ended:
+        if state.ended:
             raise Http2Error(STREAM_CLOSED, "data after the end of a stream")
-        found.credit -= size
-        if found.credit < 0:
+        state.credit -= size
+        if state.credit < 0:
             raise Http2Error(FLOW_CONTROL_ERROR, "more data than the stream's window holds")
         ended = bool(flags & END_STREAM)
         if not payload and not ended:
             self._count_abuse()
-        found.ended = ended
+        state.ended = ended
         if size > len(payload):
             self.consumed(stream, size - len(payload))
         self._handler.received(stream, payload, ended)
@@ -299,11 +299,11 @@ class Http2:
 
     def _fields(self, stream: int, block: bytes, ended: bool) -> None:
         fields = self._unpacker.fields(block)
-        found = self._streams.get(stream)
-        if found is not None:  # trailers
-            if not ended or found.ended:
+        state = self._streams.get(stream)
+        if state is not None:  # trailers
+            if not ended or state.ended:
                 raise Http2Error(PROTOCOL_ERROR, "headers amid a stream")
-            found.ended = True
+            state.ended = True
             self._handler.received(stream, b"", True)
             return
         if stream <= self._last:
@@ -372,8 +372,8 @@ class Http2:
             return
         if stream > self._last:
             raise Http2Error(PROTOCOL_ERROR, "a window of a stream that was not opened")
-        found = self._streams.get(stream)
-        if found is not None and not self._sender.widen_stream(stream, found.flow, size):
+        state = self._streams.get(stream)
+        if state is not None and not self._sender.widen_stream(stream, state.flow, size):
             self._count_abuse()  # a reset that the client provokes costs as much as its own (CVE-2025-8671)
             self._forget(stream)
             self._sender.out.append(reset(stream, FLOW_CONTROL_ERROR))
@@ -383,23 +383,23 @@ class Http2:
 
     def respond(self, stream: int, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
         """Send a complete response of headers, body and trailers, if any. `pack` makes the blocks."""
-        found = self._streams.get(stream)
-        if found is not None:
-            self._sender.respond(stream, found.flow, head, data, trailers)
+        state = self._streams.get(stream)
+        if state is not None:
+            self._sender.respond(stream, state.flow, head, data, trailers)
 
     def send_headers(self, stream: int, block: bytes, *, end: bool = False) -> None:
         """Send a header block made by `pack`. With ``end`` it is the trailers, or replaces a body."""
-        found = self._streams.get(stream)
-        if found is not None:
-            self._sender.headers(stream, found.flow, block, end=end)
+        state = self._streams.get(stream)
+        if state is not None:
+            self._sender.headers(stream, state.flow, block, end=end)
 
     def send_data(self, stream: int, data: bytes | memoryview, *, end: bool = False) -> int:
         """Send a piece of the body within the windows and return the number of bytes that must wait.
 
         Paused data is not copied: ``data`` must not change.
         """
-        found = self._streams.get(stream)
-        return self._sender.data(stream, found.flow, data, end=end) if found is not None else 0
+        state = self._streams.get(stream)
+        return self._sender.data(stream, state.flow, data, end=end) if state is not None else 0
 
     def reset(self, stream: int, code: int) -> None:
         """Reset a stream unless it is closed."""
@@ -445,10 +445,10 @@ class Http2:
 
         An incomplete request is reset, because its rest is not needed (RFC 9113 8.1).
         """
-        found = self._streams[stream]
+        state = self._streams[stream]
         self._forget(stream)
         self._abuse = max(self._abuse - 1, 0)
-        if not found.ended:
+        if not state.ended:
             self._sender.out.append(reset(stream, NO_ERROR))
         self._handler.done(stream)
 

@@ -268,18 +268,18 @@ class Reader:
 
     def _number(self) -> int | float:
         start = self._at
-        found = _NUMBER.match(self._text, start)
-        if found is None:
+        match = _NUMBER.match(self._text, start)
+        if match is None:
             return self._named_number()
-        self._at = found.end()
+        self._at = match.end()
         following = self._text[self._at]
-        if following == ord(".") and not found["real"]:
+        if following == ord(".") and not match["real"]:
             self._refuse(MISSING_FRACTION, self._at + 1)
-        if following in b"eE" and not re.search(rb"[eE]", found["real"]):
+        if following in b"eE" and not re.search(rb"[eE]", match["real"]):
             signed = self._text[self._at + 1] in b"+-"
             self._refuse(MISSING_EXPONENT, self._at + 1 + signed)
-        digits = found.group()
-        if not found["real"] and len(digits) <= 20:
+        digits = match.group()
+        if not match["real"] and len(digits) <= 20:
             whole = int(digits)
             if -(2**63) <= whole < 2**64:
                 return whole

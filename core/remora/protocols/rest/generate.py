@@ -87,14 +87,14 @@ def _document(text: bytes) -> Any:
     return request
 
 
-def _members(found: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+def _members(members: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     """Return the members of an object in order.
 
     A repeated name has its first value each time.
     """
-    if isinstance(found, Members):
-        return [(name, found[name]) for name in found.names]
-    return found.items()
+    if isinstance(members, Members):
+        return [(name, members[name]) for name in members.names]
+    return members.items()
 
 
 @lru_cache(maxsize=512)

@@ -84,11 +84,11 @@ class InferCodec:
 
         The fast path for clients that repeat a request. No headers are forwarded on it.
         """
-        known = self._known.get(body[:header_length])
-        if known is None or not header_length <= known.body_length == len(body):
+        memo = self._known.get(body[:header_length])
+        if memo is None or not header_length <= memo.body_length == len(body):
             return None
         view = memoryview(body)
-        return known.form, [view[place] for place in known.slices], known.reply
+        return memo.form, [view[place] for place in memo.slices], memo.reply
 
     def decode(
         self,
@@ -124,23 +124,23 @@ class InferCodec:
         if length > _MAX_KNOWN_BYTES:
             return read_request(view, length, model, self.limits, self.regions)[:3]
         header = bytes(body[:length])
-        known = self._known.get(header)
-        if known is not None and known.body_length == len(body):
-            return known.form, [view[place] for place in known.slices], known.reply
+        memo = self._known.get(header)
+        if memo is not None and memo.body_length == len(body):
+            return memo.form, [view[place] for place in memo.slices], memo.reply
         form, data, reply, slices = read_request(view, length, model, self.limits, self.regions)
         # A header with an id or a sequence rarely repeats and would only evict those that do.
         if slices is not None and not reply.places and not form.id and not form.sequence_id:
             self._remember(header, _Known(form, reply, slices, len(body)))
         return form, data, reply
 
-    def _remember(self, header: bytes, known: _Known) -> None:
+    def _remember(self, header: bytes, entry: _Known) -> None:
         if self._known.pop(header, None) is not None:  # the same header with a body of another length
             self._known_bytes -= len(header)
         while len(self._known) >= _MAX_KNOWN or self._known_bytes + len(header) > _MAX_KNOWN_TOTAL:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._known_bytes -= len(oldest)
-        self._known[header] = known
+        self._known[header] = entry
         self._known_bytes += len(header)
 
     def forwarded(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
@@ -150,14 +150,14 @@ class InferCodec:
         """
         if self._forward is None:
             return _NOTHING_FORWARDED
-        found = {}
+        parameters = {}
         for key, value in headers:
             name = key.decode("latin-1")
             if self._forward.search(name):
                 if name in _RESERVED or name.lower().startswith("triton_"):
                     raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                found[name] = value.decode("utf-8", "surrogateescape")
-        return found
+                parameters[name] = value.decode("utf-8", "surrogateescape")
+        return parameters
 
     def encode(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
         """Return the answer of a version of the model ``name`` to the request ``form`` [H15, B07].

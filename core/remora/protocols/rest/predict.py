@@ -70,17 +70,17 @@ def decode_predict(
     if len(body) > limit:
         raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
     check_values(memoryview(body), RequestLimits(limit))
-    found = _instances(body)
-    if isinstance(found, Mapping):
-        return _cut(_columns(found, inputs, optional), rows)
-    if not found:
+    content = _instances(body)
+    if isinstance(content, Mapping):
+        return _cut(_columns(content, inputs, optional), rows)
+    if not content:
         raise InvalidArgumentError("'instances' is empty: send at least one")
-    if len(found) > _MAX_ROWS:
-        raise InvalidArgumentError(f"there are {len(found)} instances, {_MAX_ROWS} are accepted in one request")
+    if len(content) > _MAX_ROWS:
+        raise InvalidArgumentError(f"there are {len(content)} instances, {_MAX_ROWS} are accepted in one request")
     if not rows.stacked:
-        _check_parts(len(found))
-        return [Part(*_request(_single(one, inputs, optional)), 1) for one in found]
-    return _cut(_stacked(found, inputs, optional), rows)
+        _check_parts(len(content))
+        return [Part(*_request(_single(one, inputs, optional)), 1) for one in content]
+    return _cut(_stacked(content, inputs, optional), rows)
 
 
 def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: Rows) -> bytes:
@@ -106,23 +106,23 @@ def _instances(body: Buffer) -> list[Any] | Mapping[str, Any]:
         raise InvalidArgumentError(f"Unrecognized request format: {error}") from error
     if not isinstance(message, dict):
         raise InvalidArgumentError("expected a JSON object with 'instances' or 'inputs'")
-    found = message.get("inputs", message.get("instances"))
-    if isinstance(found, dict) and "inputs" in message:
-        return found
-    if not isinstance(found, list):
+    values = message.get("inputs", message.get("instances"))
+    if isinstance(values, dict) and "inputs" in message:
+        return values
+    if not isinstance(values, list):
         raise InvalidArgumentError('Expected "instances" to be a list')
-    return found
+    return values
 
 
-def _names(given: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[TensorInfo]:
+def _names(values: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[TensorInfo]:
     """Return the inputs that an object has values for."""
-    known = {row.name for row in inputs}
-    strange = sorted(str(name) for name in given if name not in known)
-    missing = sorted(row.name for row in inputs if row.name not in given and row.name not in optional)
-    if strange or missing:
-        what = f"unknown {', '.join(strange[:5])}" if strange else f"missing {', '.join(missing[:5])}"
-        raise InvalidArgumentError(f"an instance's inputs do not fit: {what}; the model has {', '.join(sorted(known))}")
-    return [row for row in inputs if row.name in given]
+    names = {row.name for row in inputs}
+    unknown = sorted(str(name) for name in values if name not in names)
+    missing = sorted(row.name for row in inputs if row.name not in values and row.name not in optional)
+    if unknown or missing:
+        what = f"unknown {', '.join(unknown[:5])}" if unknown else f"missing {', '.join(missing[:5])}"
+        raise InvalidArgumentError(f"an instance's inputs do not fit: {what}; the model has {', '.join(sorted(names))}")
+    return [row for row in inputs if row.name in values]
 
 
 def _is_named(instance: Any, inputs: Sequence[TensorInfo]) -> bool:
@@ -183,7 +183,7 @@ def _cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
 def _check_parts(count: int) -> None:
     if count > _MAX_PARTS:
         raise InvalidArgumentError(
-            f"the instances make {count} requests of what the model takes at a time, at most {_MAX_PARTS} are made: "
+            f"the instances make {count} requests to the model, at most {_MAX_PARTS} are accepted: "
             "send fewer, or give the model a greater max_batch_size"
         )
 

@@ -118,29 +118,29 @@ def check_values(header: memoryview, limits: RequestLimits) -> None:
 
 
 def _parameters(request: Any) -> _Parameters:
-    found = _Parameters()
+    parameters = _Parameters()
     present, values = access.find(request, "parameters")
     if not present:
-        return found
+        return parameters
     if not isinstance(values, dict):
         raise MalformedError(f"failed to get request params.: {access.NOT_OBJECT}")
     for key, value in values.items():
         match key:
             case "sequence_id":
-                found.sequence_id = value if access.is_uint(value) else checked_id(access.as_text(value, key))
+                parameters.sequence_id = value if access.is_uint(value) else checked_id(access.as_text(value, key))
             case "sequence_start":
-                found.sequence_start = access.as_bool(value, key)
+                parameters.sequence_start = access.as_bool(value, key)
             case "sequence_end":
-                found.sequence_end = access.as_bool(value, key)
+                parameters.sequence_end = access.as_bool(value, key)
             case "priority":
-                found.priority = access.as_uint(value, key)
+                parameters.priority = access.as_uint(value, key)
             case "timeout":
-                found.timeout_us = access.as_uint(value, key)
+                parameters.timeout_us = access.as_uint(value, key)
             case "binary_data_output":
-                found.binary_output = access.as_bool(value, key)
+                parameters.binary_output = access.as_bool(value, key)
             case _:
-                found.custom[key] = custom_parameter(key, value)
-    return found
+                parameters.custom[key] = custom_parameter(key, value)
+    return parameters
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
@@ -251,12 +251,12 @@ def _check_one_source(item: Any, parameters: Any) -> None:
         ("binary_data_size", access.find(parameters, "binary_data_size")[0]),
         ("shared_memory_region", access.find(parameters, "shared_memory_region")[0]),
     )
-    given = [name for name, present in sources if present]
-    if len(given) != 1:
-        found = " set " + " ".join(f"'{name}'" for name in given) if given else " no field is set"
+    used = [name for name, present in sources if present]
+    if len(used) != 1:
+        problem = " set " + " ".join(f"'{name}'" for name in used) if used else " no field is set"
         raise InvalidArgumentError(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. But{found}"
+            f"'shared_memory_region' in 'parameters'. But{problem}"
         )
 
 

@@ -83,10 +83,10 @@ class ReplyPrinter:
             key: tuple[object, ...] = (name, version, output, datatype, data.shape)
         else:
             key = (name, version, *[(output, datatype, data.shape) for output, datatype, data in outputs])
-        known = self._templates.get(key)
-        if known is None:
+        template = self._templates.get(key)
+        if template is None:
             return self._learn(key, self._print(name, version, form, response, reply), outputs)
-        headers, header, wire = known
+        headers, header, wire = template
         body: list[Buffer] = [header]
         for _, _, data in outputs:
             # A small copy is cheaper than a view, and lets the transport join it with the rest.

@@ -72,10 +72,10 @@ def route(method: bytes | str, path: str) -> Route:
 
 def _route(method: bytes | str, path: str) -> Route:
     verb = method.decode("latin-1") if isinstance(method, bytes) else method
-    found = _find(path.split("/", 9))
-    if found is None:
+    match = _find(path.split("/", 9))
+    if match is None:
         raise Refusal(404, "Not Found")
-    where, version = found
+    where, version = match
     where = where._replace(plain_errors=where.action in _PLAIN)
     if verb not in _methods(where):
         raise Refusal(405, "Method Not Allowed", plain=where.plain_errors, action=where.action)
