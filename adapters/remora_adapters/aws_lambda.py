@@ -31,7 +31,7 @@ from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.response import ReplyFormat
-from remora.server.http.asgi import PAGES, AsgiApp, Receive, Scope, Send, V2App
+from remora.server.http.asgi import Receive, Scope, Send, V2App
 from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
 from remora.tracing.tracer import Arrival
@@ -269,29 +269,16 @@ def _too_long(size: int) -> str:
 
 
 class HttpApp:
-    """V2 as an ASGI app for mangum: below a stage's or domain's path, and answered before the invocation ends.
-
-    The pages are FastAPI's, which is imported when one is asked for: no start waits for it.
-    """
+    """V2 and the pages as an ASGI app for mangum, below a stage's or domain's path and within the invocation's time."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine = engine
         self._settings = settings
         self._v2 = V2App(engine, settings.server)
-        self._pages: AsgiApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of mangum's, whose scope also holds the event and its context."""
         scope["root_path"] = base_path_of(scope["aws.event"], scope["path"], self._settings.base_path)
-        app = self._pages_app() if scope["path"].removeprefix(scope["root_path"]) in PAGES else self._v2
-        await app(_with_segment(_with_deadline(scope)), receive, send)
-
-    def _pages_app(self) -> AsgiApp:
-        if self._pages is None:
-            from remora.server.http.pages import create_app
-
-            self._pages = create_app(self._engine, self._settings.server)
-        return self._pages
+        await self._v2(_with_segment(_with_deadline(scope)), receive, send)
 
 
 def base_path_of(event: Event, path: str, configured: str) -> str:
@@ -338,7 +325,7 @@ def _segment(name: bytes) -> bytes | None:
 class _Mangum:
     """mangum around an app, with lifespan off: on, it would start and stop the app for every event."""
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: HttpApp) -> None:
         try:
             from mangum import Mangum
         except ImportError as error:

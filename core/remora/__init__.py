@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from remora.engine import Engine, InferResult
     from remora.errors import RemoraError
     from remora.options import EngineOptions
+    from remora.server.http.asgi import create_app
 
 _HOMES = {
+    "create_app": "remora.server.http.asgi",
     "Engine": "remora.engine",
     "InferResult": "remora.engine",
     "EngineOptions": "remora.options",
     "RemoraError": "remora.errors",
 }
 
-__all__ = ["Engine", "EngineOptions", "InferResult", "RemoraError", "__version__"]
+__all__ = ["Engine", "EngineOptions", "InferResult", "RemoraError", "__version__", "create_app"]
 
 
 def __getattr__(name: str) -> Any:

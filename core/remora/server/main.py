@@ -26,7 +26,7 @@ from remora.protocols.rest.request import RequestLimits
 from remora.protocols.restriction import Restrictions
 from remora.server.early_port import EarlyPort
 from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, v2_alone
-from remora.server.http.asgi import AsgiApp, AsgiPages, answer_in_thread
+from remora.server.http.asgi import answer_in_thread
 from remora.server.http.http1 import Connection, Handover, Listener, Service
 from remora.server.http.rest import MetricsService, RestService, at
 from remora.server.listening import Port, bind
@@ -125,7 +125,6 @@ class Server:
             mailbox,
             later,
             max_input_bytes=options.http_max_input_size,
-            pages=AsgiPages(self._open_pages),
             serves_metrics=options.allow_metrics,
             malformed=int(options.client_errors),
             restrictions=Restrictions(options.http_restricted_api, "--http-restricted-api"),
@@ -196,11 +195,6 @@ class Server:
             _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
             return None
         return OwnGrpc(inside, restricted, self._regions, self.make_room)
-
-    def _open_pages(self) -> AsgiApp:
-        from remora.server.http.pages import create_app
-
-        return create_app(self.engine, self.options)
 
     def _check_ports(self) -> None:
         options = self.options

@@ -11,6 +11,10 @@ from typing import NamedTuple
 
 from remora.protocols.rest.answer import Refusal
 
+METRICS_PATH = "/v2/metrics"
+"""Path of the metrics on the port that carries requests, because a host may pass on only that port."""
+PAGES = frozenset(("/v2/docs", "/v2/openapi.json", "/v2/status"))
+"""Paths of the pages, which Triton does not have."""
 _MAX_VERSION = 2**63 - 1
 _MEMO_PATH = 256
 _POST = ("POST",)

@@ -1,8 +1,7 @@
-"""Between our Head, body and Exchange and ASGI, both ways; the law: no web framework is imported here.
+"""V2 and the pages as an ASGI application: a scope becomes a Head, and an Exchange becomes messages.
 
-`V2App` is V2 for any ASGI host: a scope becomes a Head, and `RestService` answers it as it answers our own connections.
-`AsgiPages` is the other way: what our own connections do not answer themselves, the pages, an ASGI app answers, which
-is made, and its framework imported, when the first page is asked for.
+`V2App` needs no web framework; `RestService` answers it as it answers our own connections. `create_app` puts it below a
+FastAPI application, for routes beside it.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from remora._version import __version__
 from remora.engine import Engine
 from remora.messages import Buffer
 from remora.options import ServerOptions
@@ -23,10 +23,14 @@ from remora.protocols.http1 import Head, too_large
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
+from remora.protocols.rest.routes import PAGES
 from remora.protocols.restriction import Restrictions
-from remora.server.http.exchange import STREAM_BACKLOG, Exchange
+from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange
 from remora.server.http.rest import Later, RestService
 from remora.server.loop import LoopMailbox
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 _log = logging.getLogger("remora.http")
 
@@ -34,10 +38,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-PAGES = frozenset(("/v2/docs", "/v2/openapi.json", "/v2/status"))
-"""The paths that `AsgiPages` answers. Triton has none of them."""
 
 _PATH_SAFE = "/:@!$&'()*+,;=~-._%"
 _CLOSE: Headers = ((b"Connection", b"close"),)
@@ -69,11 +69,28 @@ def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
     return later
 
 
-# -- an ASGI host asks us -------------------------------------------------------------------------------------------
+_DEFAULTS = ServerOptions()
+
+
+def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
+    """Return a FastAPI application that serves ``engine``: all V2 routes and the pages. You may add routes to it.
+
+    Start the engine before the first request and stop it after the last. Bodies of more than
+    ``options.http_max_input_size`` bytes are refused while they arrive. Raises ValueError for a
+    ``http_header_forward_pattern`` that is not a regular expression, and for restrictions that cannot be read.
+    """
+    from fastapi import FastAPI  # because neither `remora serve` nor the Lambda adapter needs it
+
+    app = FastAPI(
+        title="remora", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    # In the place of "not found", so that routes that are added to the app later are still reached.
+    app.router.default = V2App(engine, options)
+    return app
 
 
 class V2App:
-    """The V2 protocol as an ASGI app: the same service and codecs, hence the same answers, as on our own connections.
+    """The V2 protocol and the pages as an ASGI app, with the service and the codecs of our own connections.
 
     ASGI hands over header names in lower case, so forwarded headers [H25] become parameters of lower-case names.
 
@@ -124,7 +141,7 @@ class V2App:
         loop = asyncio.get_running_loop()
         exchange = _FutureExchange(loop)
         try:
-            ticket = self._service(loop).handle(head, body, exchange)
+            ticket = self._handle(self._service(loop), scope, head, body, exchange)
         except Exception:
             _log.exception("%s %s", head.method, head.path)
             return failure(500, INTERNAL, plain=True, headers=_CLOSE)
@@ -137,6 +154,15 @@ class V2App:
         finally:
             if ticket is not None and not exchange.ended:
                 ticket.cancel()
+
+    @staticmethod
+    def _handle(
+        service: RestService, scope: Scope, head: Head, body: bytes, exchange: _FutureExchange
+    ) -> Cancellable | None:
+        if head.path in PAGES:  # they name the URL that the client reached, which only the scope has
+            service.page(head, exchange, scope["scheme"], scope.get("root_path", "").rstrip("/"))
+            return None
+        return service.handle(head, body, exchange)
 
     def _service(self, loop: asyncio.AbstractEventLoop) -> RestService:
         known = self._open
@@ -308,92 +334,3 @@ async def _send(answer: HttpAnswer, send: Send, *, with_body: bool) -> None:
 
 def _names_lowered(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value) for name, value in headers]
-
-
-# -- we ask an ASGI app ---------------------------------------------------------------------------------------------
-
-
-class AsgiPages:
-    """Lets an ASGI app answer requests of our own connections.
-
-    Args:
-        open_app: makes the app; called in a thread when the first page is asked for, since importing a web framework
-            takes longer than inference may have to wait. Called again by a later request when it failed.
-    """
-
-    paths = PAGES
-
-    def __init__(self, open_app: Callable[[], AsgiApp]) -> None:
-        self._open_app = open_app
-        self._app: asyncio.Future[AsgiApp] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
-        """Answer through the app, later. Called in the thread of a running loop."""
-        task = asyncio.get_running_loop().create_task(self._answer(head, bytes(body), exchange))
-        self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, head: Head, body: bytes, exchange: Exchange) -> None:
-        try:
-            answer = await ask(await self._opened(), head, body)
-        except Exception:
-            _log.exception("%s %s", head.method, head.path)
-            answer = failure(500, INTERNAL, plain=True)
-        exchange.respond(answer)
-
-    async def _opened(self) -> AsgiApp:
-        if self._app is None:
-            self._app = asyncio.get_running_loop().run_in_executor(None, self._open_app)
-        opening = self._app
-        try:
-            return await opening
-        except Exception:
-            if self._app is opening:
-                self._app = None
-            raise
-
-
-async def ask(app: AsgiApp, head: Head, body: bytes) -> HttpAnswer:
-    """An ASGI app's whole answer to one request. Raises what the app raises, RuntimeError when it does not answer."""
-    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    answered = asyncio.Event()
-    start: Message = {}
-    pieces: list[Buffer] = []
-
-    async def receive() -> Message:
-        if requests:
-            return requests.pop()
-        await answered.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            start.update(message)
-        elif message["type"] == "http.response.body":
-            pieces.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                answered.set()
-
-    await app(_scope(head), receive, send)
-    if not start or not answered.is_set():
-        raise RuntimeError(f"the app gave no whole answer to {head.method} {head.path}")
-    headers = tuple((name, value) for name, value in start.get("headers", ()) if name.lower() != b"content-length")
-    return HttpAnswer(start["status"], headers, pieces)
-
-
-def _scope(head: Head) -> Scope:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": "1.1",
-        "method": head.method,
-        "scheme": "http",
-        "path": unquote(head.path),
-        "raw_path": head.path.encode("ascii"),
-        "query_string": head.query.encode("ascii"),
-        "root_path": "",
-        "headers": [(name.lower(), value) for name, value in head.headers],
-        "client": None,
-        "server": None,
-    }

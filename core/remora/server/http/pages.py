@@ -1,8 +1,6 @@
-"""The FastAPI app: V2 for any ASGI host, and pages for people; the law: V2 is answered by `RestService`, never here.
+"""Pages for people: documentation, OpenAPI document and status, rendered from the live engine.
 
-Importing this module imports FastAPI, so the server does it when the first page is asked for. The pages are made from
-the live engine each time, by functions that take it and return data or text; they load nothing from elsewhere, for
-servers without a way out, and whatever a model says about itself is escaped.
+The pages load nothing from other places, for servers without internet access, and escape all text of models.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
-
-from fastapi import FastAPI, Request, Response
 
 from remora._version import __version__
 from remora.calls import IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
@@ -25,20 +21,21 @@ from remora.engine import Engine
 from remora.management.explain import Explanation
 from remora.messages import DTYPES
 from remora.models.served_model import ServedModel
-from remora.options import ServerOptions
-from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
-from remora.server.http.asgi import V2App
-from remora.server.http.rest import METRICS_PATH, want_of
-
-_DEFAULTS = ServerOptions()
+from remora.protocols.http1 import Head
+from remora.protocols.rest.answer import HttpAnswer, failure
+from remora.protocols.rest.routes import METRICS_PATH
 
 Json = dict[str, Any]
 
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
+_HTML = (b"Content-Type", b"text/html; charset=utf-8")
+_JSON = (b"Content-Type", b"application/json")
+_VARY = (b"Vary", b"Accept")
+_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+_HEADERS = (
+    (b"Cache-Control", b"no-store"),
+    (b"Content-Security-Policy", _POLICY),
+    (b"X-Content-Type-Options", b"nosniff"),
+)
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
 """Names that fit into a path. Paths are not percent-decoded [H02]: HTTP cannot ask for other models."""
@@ -54,65 +51,34 @@ _JSON_KIND = {
 }
 
 
-def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
-    """An ASGI app that serves ``engine``: all V2 routes and the pages. Routes of your own may be added to it.
+def render(
+    engine: Engine, head: Head, scheme: str = "http", root_path: str = "", *, metrics: bool = True
+) -> HttpAnswer:
+    """Return the page at ``head.path``, one of `PAGES`, made from the engine as it is now.
 
-    The engine is the caller's to start, before the first request, and to stop. Bodies beyond
-    ``options.http_max_input_size`` bytes are refused while they arrive. Raises ValueError for a
-    ``http_header_forward_pattern`` that is no regular expression, and for restrictions that cannot be read.
+    It may take long where repositories hold many models. ``root_path`` is the path that an ASGI host mounts the app at;
+    ``metrics`` is True if `METRICS_PATH` is served.
     """
-    app = FastAPI(
-        title="remora", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
-
-    # Plain functions: FastAPI runs them in threads, where a repository of a thousand models holds up no inference.
-    def docs(request: Request) -> Response:
-        return _respond(docs_page(engine, _origin(request)), "text/html")
-
-    def schema(request: Request) -> Response:
-        found = openapi(engine, request.scope.get("root_path", ""), metrics=options.allow_metrics)
-        return _respond(json.dumps(found), "application/json")
-
-    def state(request: Request) -> Response:
-        found = status(engine)
-        if prefers_html(request.headers.get("accept", "")):
-            return _respond(status_page(found), "text/html", Vary="Accept")
-        return _respond(json.dumps(found), "application/json", Vary="Accept")
-
-    restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
-    for path, page in (("/v2/docs", docs), ("/v2/openapi.json", schema), ("/v2/status", state)):
-        app.add_api_route(path, _guarded(page, restrictions), methods=["GET", "HEAD"], include_in_schema=False)
-    # In the place of "not found", so that routes added to the app later are still reached.
-    app.router.default = V2App(engine, options)
-    return app
+    if head.method not in ("GET", "HEAD"):
+        return failure(405, "Method Not Allowed", plain=True, headers=((b"Allow", b"GET, HEAD"),))
+    if head.path == "/v2/docs":
+        return _page_answer(docs_page(engine, _origin(head, scheme) + root_path), _HTML)
+    if head.path == "/v2/openapi.json":
+        return _page_answer(json.dumps(openapi(engine, root_path, metrics=metrics)), _JSON)
+    found = status(engine)
+    if prefers_html((head.get(b"accept") or b"").decode("latin-1")):
+        return _page_answer(status_page(found), _HTML, _VARY)
+    return _page_answer(json.dumps(found), _JSON, _VARY)
 
 
-def _guarded(page: Callable[[Request], Response], restrictions: Restrictions) -> Callable[[Request], Response]:
-    """A page for those who bring its group's secret; any ASGI host may carry the app, so nothing else has asked."""
-
-    def answer(request: Request) -> Response:
-        def value_of(name: str) -> bytes | None:
-            value = request.headers.get(name)
-            return None if value is None else value.encode("latin-1")
-
-        key = restrictions.missing(GROUP_OF_ACTION["pages"], value_of)
-        if key is None:
-            return page(request)
-        refusal = want_of(key)
-        return Response(b"".join(refusal.body), refusal.status, _HEADERS, "text/plain")
-
-    return answer
+def _page_answer(text: str, *headers: tuple[bytes, bytes]) -> HttpAnswer:
+    return HttpAnswer(200, (*headers, *_HEADERS), [text.encode("utf-8", "replace")])
 
 
-def _respond(text: str, media_type: str, **headers: str) -> Response:
-    return Response(text.encode("utf-8", "replace"), media_type=media_type, headers={**_HEADERS, **headers})
-
-
-def _origin(request: Request) -> str:
-    """Where the client reached this app, as it says itself; only in forms that a URL may have."""
-    host = request.headers.get("host", "")
-    root = request.scope.get("root_path", "").rstrip("/")
-    return f"{request.scope['scheme']}://{host if _HOST.fullmatch(host) else 'localhost:8000'}{root}"
+def _origin(head: Head, scheme: str) -> str:
+    """Return the URL of this server by the Host header, which is repeated only in forms that a URL may have."""
+    host = (head.get(b"host") or b"").decode("latin-1")
+    return f"{scheme}://{host if _HOST.fullmatch(host) else 'localhost:8000'}"
 
 
 def prefers_html(accept: str) -> bool:

@@ -23,7 +23,7 @@ from remora.protocols.rest.content_encoding import choose_encoding, compress, in
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
-from remora.protocols.rest.routes import Route, route
+from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route, route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.protocols.shared_memory import answer_region
 from remora.server.http import deadlines
@@ -39,20 +39,6 @@ if TYPE_CHECKING:
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
 METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
-METRICS_PATH = "/v2/metrics"
-"""Where the metrics are on the port that carries requests: a host may let only that one through."""
-
-
-class Pages(Protocol):
-    """What answers paths that V2 does not have, such as the documentation's."""
-
-    @property
-    def paths(self) -> Container[str]:
-        """The paths it answers."""
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
-        """Answer through ``exchange``, now or later. Must not block."""
-
 
 _LASTING = (ModelLoad, ModelUnload)
 """Calls that run the code of a model, which may never return."""
@@ -92,7 +78,7 @@ class _Plan:
         "version",
     )
 
-    def __init__(self, head: Head, refuse: Refuse, pages: Container[str]) -> None:
+    def __init__(self, head: Head, refuse: Refuse) -> None:
         self.route: Route | None = None
         self.refusal: HttpAnswer | None = None
         self.locked = False  # the refusal is for want of a secret or a page's: nothing else is looked at
@@ -113,7 +99,7 @@ class _Plan:
         except Refusal as refusal:
             self.refusal = refusal.answer
             action = action or refusal.action
-        refused = refuse(action or _page_action(head.path, pages), head)
+        refused = refuse(action or _page_action(head.path), head)
         if refused is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
@@ -138,11 +124,11 @@ class _Forward(NamedTuple):
 _OPEN = Restrictions()
 
 
-def _page_action(path: str, pages: Container[str]) -> str:
+def _page_action(path: str) -> str:
     """What asking for a path that V2 does not have does; "" where there is nothing, which needs no secret."""
     if path == METRICS_PATH:
         return "metrics"
-    return "pages" if path in PROBES or path in pages else ""
+    return "pages" if path in PROBES or path in PAGES else ""
 
 
 def want_of(key: str) -> HttpAnswer:
@@ -159,7 +145,6 @@ class RestService:
         mailbox: where inference answers are delivered.
         later: runs what would block the loop.
         max_input_bytes: bodies may not inflate beyond this.
-        pages: is asked for the paths that V2 does not have.
         serves_metrics: whether METRICS_PATH is one that this service has.
         malformed: the status of requests that cannot be read; 0 for Triton's, which is 500 [H13].
         restrictions: groups of calls that need a secret header.
@@ -174,7 +159,6 @@ class RestService:
         later: Later,
         *,
         max_input_bytes: int = 64 << 20,
-        pages: Pages | None = None,
         serves_metrics: bool = True,
         malformed: int = 0,
         restrictions: Restrictions = _OPEN,
@@ -190,7 +174,6 @@ class RestService:
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
-        self._pages = pages
         self._waiting = LoadWaiters(engine.options.max_waiting_requests, engine.options.waiting_secs)
         self._serves_metrics = serves_metrics
         self._known_as = ""
@@ -224,7 +207,7 @@ class RestService:
         """Answer one request through ``exchange``, now or later; what this returns, if anything, can be cancelled."""
         plan = head.note
         if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head, self.locked, self._pages.paths if self._pages is not None else ())
+            plan = head.note = _Plan(head, self.locked)
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
@@ -299,10 +282,24 @@ class RestService:
             exchange.respond(self.metrics())
         elif head.path in PROBES and head.method in ("GET", "HEAD"):
             exchange.respond(probe(head, self._engine))
-        elif self._pages is not None and refusal.status == 404 and head.path in self._pages.paths:
-            self._pages.handle(head, body, exchange)
+        elif head.path in PAGES:
+            self.page(head, exchange)
         else:
             exchange.respond(refusal)
+
+    def page(self, head: Head, exchange: Exchange, scheme: str = "http", root_path: str = "") -> None:
+        """Answer a request for one of `PAGES`; ``root_path`` is the path that an ASGI host mounts the app at."""
+        refused = self.locked("pages", head)
+        if refused is not None:
+            exchange.respond(refused)
+            return
+
+        def render() -> HttpAnswer:
+            from remora.server.http.pages import render  # because no start needs it
+
+            return render(self._engine, head, scheme, root_path, metrics=self._serves_metrics)
+
+        self._later(render, exchange)
 
     # -- inference --------------------------------------------------------------------------------------------------
 

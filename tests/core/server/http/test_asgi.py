@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fakes import UNTRACED, FakeBackend, FakeExchange, write_model
+from fakes import UNTRACED, FakeBackend, write_model
 from remora.engine import Engine
 from remora.errors import RetiredError
 from remora.messages import Ticket
@@ -21,23 +21,14 @@ from remora.models import loader as loading
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.options import EngineOptions, ServerOptions
-from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.protocols.rest.infer import InferCodec
 from remora.server.http.asgi import (
-    AsgiApp,
-    AsgiPages,
     Message,
-    Receive,
     Scope,
-    Send,
     V2App,
     _target,
     answer_in_thread,
-    ask,
 )
-from remora.server.http.rest import RestService
-from remora.server.loop import LoopMailbox
 
 PATIENCE_S = 30.0
 INFER = "/v2/models/m/infer"
@@ -98,7 +89,7 @@ def messages_of(*pieces: bytes) -> list[Message]:
     return [{"type": "http.request", "body": piece, "more_body": at < last} for at, piece in enumerate(pieces)]
 
 
-async def speak(app: AsgiApp, scope: Scope, messages: list[Message]) -> Spoken:
+async def speak(app: V2App, scope: Scope, messages: list[Message]) -> Spoken:
     """Call an app as a host does; when the messages are over, nothing more comes."""
     sent: list[Message] = []
     left = list(messages)
@@ -115,7 +106,7 @@ async def speak(app: AsgiApp, scope: Scope, messages: list[Message]) -> Spoken:
     return Spoken(sent, len(messages) - len(left))
 
 
-def infer(app: AsgiApp, *headers: tuple[bytes, bytes], body: tuple[bytes, ...] = (BODY,)) -> Spoken:
+def infer(app: V2App, *headers: tuple[bytes, bytes], body: tuple[bytes, ...] = (BODY,)) -> Spoken:
     """One inference through an app."""
     spoken = run(speak(app, scope_of("POST", INFER, *headers), messages_of(*body)))
     assert isinstance(spoken, Spoken)
@@ -301,136 +292,6 @@ def test_a_websocket_is_closed_and_a_lifespan_left_to_the_app_around(engine: Eng
 )
 def test_the_target_is_what_the_client_sent_below_the_mount(scope: Scope, target: str) -> None:
     assert _target(scope) == target
-
-
-# -- we ask an ASGI app ---------------------------------------------------------------------------------------------
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with what it was asked, in two pieces, and stays until the client is told to be gone."""
-    message = await receive()
-    told = {key: scope[key] for key in ("method", "path", "raw_path", "query_string", "headers")}
-    headers = [(b"content-type", b"text/plain"), (b"Content-Length", b"999")]
-    await send({"type": "http.response.start", "status": 203, "headers": headers})
-    await send({"type": "http.response.body", "body": repr(told).encode(), "more_body": True})
-    await send({"type": "http.response.body", "body": message["body"]})
-    assert await receive() == LEFT
-
-
-def test_an_app_is_asked_what_the_client_asked_and_its_answer_comes_whole() -> None:
-    head = Head("POST", "/v2/d%6Fcs?a=%20", ((b"Accept", b"*/*"),))
-    answer = run(ask(echo, head, b"body"))
-    told = {
-        "method": "POST",
-        "path": "/v2/docs",
-        "raw_path": b"/v2/d%6Fcs",
-        "query_string": b"a=%20",
-        "headers": [(b"accept", b"*/*")],
-    }
-    assert answer == HttpAnswer(203, ((b"content-type", b"text/plain"),), [repr(told).encode(), b"body"])
-
-
-async def silent(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers nothing."""
-
-
-async def cut_short(scope: Scope, receive: Receive, send: Send) -> None:
-    """Begins an answer that it does not end."""
-    await send({"type": "http.response.start", "status": 200})
-    await send({"type": "http.response.body", "body": b"x", "more_body": True})
-
-
-async def failing(scope: Scope, receive: Receive, send: Send) -> None:
-    raise KeyError("secret")
-
-
-PAGE = Head("GET", "/v2/docs", ())
-
-
-async def answers_of(pages: AsgiPages, count: int = 1) -> list[HttpAnswer]:
-    """The answers to ``count`` requests that come in the same turn of the loop."""
-    exchanges = [FakeExchange() for _ in range(count)]
-    for exchange in exchanges:
-        pages.handle(PAGE, b"", exchange)
-    await asyncio.gather(*pages._tasks)
-    return [answer for exchange in exchanges for answer in exchange.answers]
-
-
-@pytest.mark.parametrize("app", [silent, cut_short, failing])
-def test_an_app_that_does_not_answer_gets_the_client_a_500(app: AsgiApp) -> None:
-    (answer,) = run(answers_of(AsgiPages(lambda: app)))
-    assert (answer.status, answer.body) == (500, [b'{"error":"internal error: see the server\'s log"}'])
-
-
-def test_the_app_is_opened_once_and_in_another_thread() -> None:
-    threads: list[int] = []
-
-    def open_app() -> AsgiApp:
-        threads.append(threading.get_ident())
-        return echo
-
-    pages = AsgiPages(open_app)
-    assert [answer.status for answer in run(answers_of(pages, 3))] == [203] * 3
-    assert len(threads) == 1
-    assert threads[0] != threading.get_ident()
-
-
-def test_an_app_that_could_not_be_opened_is_tried_again() -> None:
-    attempts: list[int] = []
-
-    def open_app() -> AsgiApp:
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise ImportError("No module named 'fastapi'")
-        return echo
-
-    async def talk() -> list[int]:
-        pages = AsgiPages(open_app)
-        return [answer.status for _ in range(2) for answer in await answers_of(pages)]
-
-    assert run(talk()) == [500, 203]
-
-
-def test_inference_is_answered_while_the_pages_are_opened(engine: Engine) -> None:
-    opening, may_open = threading.Event(), threading.Event()
-
-    def open_app() -> AsgiApp:
-        opening.set()
-        assert may_open.wait(PATIENCE_S)
-        return echo
-
-    async def talk() -> None:
-        loop = asyncio.get_running_loop()
-        pages = AsgiPages(open_app)
-        rest = RestService(engine, InferCodec(), LoopMailbox(loop), answer_in_thread(loop), pages=pages)
-        page = FakeExchange()
-        rest.handle(PAGE, b"", page)
-        await loop.run_in_executor(None, opening.wait, PATIENCE_S)
-        inferred = _Awaited(loop)
-        rest.handle(Head("POST", INFER, ()), BODY, inferred)
-        assert b"".join((await inferred.answer).body) == ANSWER
-        assert page.answers == []
-        may_open.set()
-        await asyncio.gather(*pages._tasks)
-        assert [answer.status for answer in page.answers] == [203]
-
-    run(talk())
-
-
-def test_only_the_paths_of_pages_are_asked_of_the_pages(engine: Engine) -> None:
-    async def talk() -> None:
-        loop = asyncio.get_running_loop()
-        pages = AsgiPages(lambda: pytest.fail("the app was opened"))
-        rest = RestService(engine, InferCodec(), LoopMailbox(loop), answer_in_thread(loop), pages=pages)
-        statuses = []
-        for path in ("/v2", "/v2/metrics", "/v2/docs/", "/docs", "/v2/models/docs"):
-            exchange = FakeExchange()
-            rest.handle(Head("GET", path, ()), b"", exchange)
-            statuses += [answer.status for answer in exchange.answers]
-        assert statuses == [200, 200, 404, 404, 404]
-        assert not pages._tasks
-
-    run(talk())
 
 
 # -- slow work ------------------------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
-from remora.server.http.pages import (  # noqa: E402 - FastAPI may be imported here, and only where the tests can run
-    create_app,
+from remora.server.http import pages  # noqa: E402
+from remora.server.http.asgi import create_app  # noqa: E402 - only where the tests can run
+from remora.server.http.pages import (  # noqa: E402
     curl_line,
     example_of,
     openapi,
@@ -148,7 +149,8 @@ SAME = [
     *(Ask("GET", path) for path in ("/v2/models/r%6Fws", "/v2/models/rows?verbose=1", "/v2/models/rows/versions/x")),
     *(Ask("GET", path) for path in ("/v2/systemsharedmemory/status", "/v2/docs/", "/v2/openapi.json", "/v2/docs")),
     *(Ask(method, "/v2/models/rows") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")),
-    Ask("POST", "/v2/docs"),
+    *(Ask("POST", path) for path in ("/v2/docs", "/v2/status")),
+    *(Ask("HEAD", path) for path in ("/v2/docs", "/v2/openapi.json", "/v2/status")),
     Ask("POST", "/v2/metrics"),
     Ask("POST", "/v2/repository/index"),
     Ask("POST", "/v2/repository/index", b"{"),
@@ -497,7 +499,7 @@ def test_metrics_are_on_the_port_of_the_requests(engine: Engine) -> None:
 # -- on our own connections -----------------------------------------------------------------------------------------
 
 
-def test_pages_are_served_on_our_own_connections_and_fastapi_is_imported_for_the_first(
+def test_pages_are_served_on_our_own_connections_without_fastapi(
     repository: Path, child_environment: dict[str, str]
 ) -> None:
     done = subprocess.run(
@@ -512,9 +514,9 @@ def test_pages_are_served_on_our_own_connections_and_fastapi_is_imported_for_the
         "200 /v2/models/rows/infer fastapi: False",
         "200 /v2/metrics fastapi: False",
         "404 /v2/other fastapi: False",
-        "200 /v2/docs fastapi: True",
-        "200 /v2/openapi.json fastapi: True",
-        "200 /v2/status fastapi: True",
+        "200 /v2/docs fastapi: False",
+        "200 /v2/openapi.json fastapi: False",
+        "200 /v2/status fastapi: False",
     ]
 
 
@@ -563,3 +565,47 @@ def test_restrictions_hold_in_any_asgi_host_for_v2_and_pages(engine: Engine) -> 
 def test_a_program_gives_the_secret_itself(engine: Engine, secret: str) -> None:
     with pytest.raises(ValueError, match="--http-restricted-api"):
         create_app(engine, ServerOptions(http_restricted_api=(f"metadata:api-key={secret}",)))
+
+
+def test_a_page_takes_no_other_methods_than_get_and_head(engine: Engine) -> None:
+    (got,) = through_app(engine, Ask("POST", "/v2/docs"))
+    assert (got.status, got.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_inference_is_answered_while_a_page_is_rendered(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering, may_render = threading.Event(), threading.Event()
+
+    def slow(_engine: Engine) -> dict[str, Any]:
+        rendering.set()
+        assert may_render.wait(PATIENCE_S)
+        return {}
+
+    monkeypatch.setattr(pages, "status", slow)
+
+    async def talk() -> None:
+        options = ServerOptions(http_port=0, allow_grpc=False, allow_metrics=False)
+        server = Server(Engine(repository), options)
+        await server.start()
+        origin = f"http://127.0.0.1:{server.ports.http}"
+        async with httpx.AsyncClient(base_url=origin, timeout=PATIENCE_S) as client:
+            page = asyncio.create_task(client.get("/v2/status"))
+            await asyncio.to_thread(rendering.wait, PATIENCE_S)
+            assert (await client.post("/v2/models/rows/infer", content=infer_body())).status_code == 200
+            assert not page.done()
+            may_render.set()
+            assert (await page).json() == {}
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(talk(), PATIENCE_S))
+
+
+def test_a_page_that_fails_is_an_internal_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_engine: Engine) -> dict[str, Any]:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(pages, "status", fail)
+    got = get(engine, "/v2/status")
+    assert (got.status, json.loads(got.body)) == (500, {"error": "internal error: see the server's log"})
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
