@@ -14,7 +14,7 @@ locals {
           VariantName            = local.variant
           RuntimeConfig          = { CopyCount = max(var.capacity.min, 1) }
           Specification = {
-            ModelName = aws_sagemaker_model.this.name
+            ModelName = aws_sagemaker_model.this[local.model_name].name
             StartupParameters = {
               ContainerStartupHealthCheckTimeoutInSeconds = var.startup_timeout_seconds.health_check
               ModelDataDownloadTimeoutInSeconds           = var.startup_timeout_seconds.download

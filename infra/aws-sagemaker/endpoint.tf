@@ -5,14 +5,13 @@
 locals {
   serverless = var.mode == "serverless"
   # What has no value for a mode is null, and left out.
-  production_variant = { for key, value in {
+  variant_settings = { for key, value in {
     VariantName          = local.variant
-    ModelName            = local.component ? null : local.model_name
     InitialVariantWeight = local.component ? null : 1
     ServerlessConfig     = local.serverless ? { MemorySizeInMB = var.serverless.memory_mb, MaxConcurrency = var.serverless.max_concurrency } : null
 
     InstanceType                                = local.serverless ? null : var.instance_type
-    InitialInstanceCount                        = local.serverless ? null : max(var.capacity.min, 1)
+    InitialInstanceCount                        = local.serverless ? null : max(coalesce(var.capacity.initial, var.capacity.min), 1)
     InferenceAmiVersion                         = local.serverless ? null : local.ami
     ContainerStartupHealthCheckTimeoutInSeconds = local.serverless ? null : var.startup_timeout_seconds.health_check
     ModelDataDownloadTimeoutInSeconds           = local.serverless ? null : var.startup_timeout_seconds.download
@@ -21,13 +20,15 @@ locals {
     # Batches form where requests wait together, and the instance with the fewest under way is the soonest free.
     RoutingConfig = contains(["realtime", "scale-to-zero"], var.mode) ? { RoutingStrategy = "LEAST_OUTSTANDING_REQUESTS" } : null
   } : key => value if value != null }
+  # A variant that carries components names no model, so all releases have one configuration.
+  production_variants = [for each in local.releases : merge(local.variant_settings, local.component ? {} : { ModelName = each.model })]
 
   async = var.async == null ? null : {
     ClientConfig = { MaxConcurrentInvocationsPerInstance = var.async.max_concurrent_requests }
     OutputConfig = { for key, value in {
       S3OutputPath  = var.async.output_uri
       S3FailurePath = "${trimsuffix(var.async.output_uri, "/")}/failed"
-      KmsKeyId      = var.kms_key_arn
+      KmsKeyId      = var.objects_kms_key_arn
       NotificationConfig = length(local.topics) == 0 ? null : { for key, value in {
         SuccessTopic = var.async.success_topic_arn
         ErrorTopic   = var.async.error_topic_arn
@@ -36,33 +37,36 @@ locals {
   }
 
   # Named here: what CloudFormation would call it after its stack is longer than the 63 characters that an endpoint takes.
-  configuration_name = "${var.name}-${substr(sha256(jsonencode([local.production_variant, local.async, var.kms_key_arn])), 0, 12)}"
-  configuration = {
+  configurations = { for variant in local.production_variants :
+    "${var.name}-${substr(sha256(jsonencode([variant, local.async, var.volume_kms_key_arn])), 0, 12)}" => variant...
+  }
+  configuration_name = "${var.name}-${substr(sha256(jsonencode([local.production_variants[0], local.async, var.volume_kms_key_arn])), 0, 12)}"
+}
+
+# The model's name is known before the model is: depends_on keeps the order. A configuration that is no longer listed goes
+# as its model does: after the endpoint's update, if that succeeded.
+resource "aws_cloudformation_stack" "configuration" {
+  for_each = local.configurations
+  name     = each.key
+  template_body = jsonencode({
     AWSTemplateFormatVersion = "2010-09-09"
     Description              = "${var.name}: the configuration of a SageMaker endpoint"
     Resources = {
       Configuration = {
         Type = "AWS::SageMaker::EndpointConfig"
         Properties = { for key, value in {
-          EndpointConfigName   = local.configuration_name
-          ProductionVariants   = [local.production_variant]
+          EndpointConfigName   = each.key
+          ProductionVariants   = [each.value[0]]
           AsyncInferenceConfig = local.async
-          ExecutionRoleArn     = local.component ? aws_iam_role.endpoint.arn : null
-          KmsKeyId             = local.serverless ? null : var.kms_key_arn
+          ExecutionRoleArn     = local.component ? local.role_arn : null
+          KmsKeyId             = local.serverless ? null : var.volume_kms_key_arn
         } : key => value if value != null }
       }
     }
     Outputs = { Name = { Value = { "Fn::GetAtt" = ["Configuration", "EndpointConfigName"] } } }
-  }
-}
-
-# The model's name is known before the model is: depends_on keeps the order.
-resource "aws_cloudformation_stack" "configuration" {
-  # Replaced, never changed: the endpoint moves to the new configuration before the old one goes.
-  name          = local.configuration_name
-  template_body = jsonencode(local.configuration)
-  on_failure    = "DELETE"
-  tags          = var.tags
+  })
+  on_failure = "DELETE"
+  tags       = var.tags
 
   lifecycle {
     create_before_destroy = true
@@ -70,24 +74,64 @@ resource "aws_cloudformation_stack" "configuration" {
   depends_on = [aws_sagemaker_model.this]
 }
 
+# What cannot change while instances scale. Replaced with the instance type, it is destroyed after the scalable target that
+# depends on it and made before the endpoint's update: SageMaker refuses another type while a target is registered.
+resource "terraform_data" "fleet" {
+  triggers_replace = local.serverless ? null : var.instance_type
+}
+
+locals {
+  # A canary is at most half of the instances, so that one instance has none.
+  shifting = var.rollout.type != null ? var.rollout.type : (local.scales && var.capacity.min >= 2 ? "CANARY" : "ALL_AT_ONCE")
+  # The longest that a rollout may take: both fleets start, and each step is watched.
+  steps           = local.shifting == "LINEAR" || local.shifting == "ROLLING" ? ceil(100 / var.rollout.step_percent) : 2
+  rollout_timeout = min(28800, max(600, local.steps * (var.rollout.watch_seconds + (local.shifting == "ROLLING" ? local.start_seconds : 0)) + 2 * var.rollout.keep_old_seconds + local.start_seconds))
+  start_seconds   = var.startup_timeout_seconds.health_check + var.startup_timeout_seconds.download
+}
+
 resource "aws_sagemaker_endpoint" "this" {
   name                 = var.name
-  endpoint_config_name = aws_cloudformation_stack.configuration.outputs["Name"]
+  endpoint_config_name = aws_cloudformation_stack.configuration[local.configuration_name].outputs["Name"]
   tags                 = var.tags
 
-  # The other modes know no traffic shifting: they are updated all at once.
+  # The provider replaces an endpoint that gets alarms for its rollouts later, so that modes other than realtime have them
+  # only when asked. Copies of a component are updated by the component: the endpoint has no model to shift traffic from.
   dynamic "deployment_config" {
-    for_each = var.mode == "realtime" ? [var.rollout] : []
+    for_each = var.mode == "realtime" || var.rollout.type != null ? [var.rollout] : []
     content {
-      blue_green_update_policy {
-        termination_wait_in_seconds          = deployment_config.value.keep_old_seconds
-        maximum_execution_timeout_in_seconds = max(600, 2 * (deployment_config.value.watch_seconds + deployment_config.value.keep_old_seconds) + var.startup_timeout_seconds.health_check + var.startup_timeout_seconds.download)
-        traffic_routing_configuration {
-          type                     = "CANARY"
-          wait_interval_in_seconds = deployment_config.value.watch_seconds
-          canary_size {
+      dynamic "blue_green_update_policy" {
+        for_each = local.shifting == "ROLLING" ? [] : [deployment_config.value]
+        content {
+          termination_wait_in_seconds          = blue_green_update_policy.value.keep_old_seconds
+          maximum_execution_timeout_in_seconds = local.rollout_timeout
+          traffic_routing_configuration {
+            type                     = local.shifting
+            wait_interval_in_seconds = blue_green_update_policy.value.watch_seconds
+            dynamic "canary_size" {
+              for_each = local.shifting == "CANARY" ? [blue_green_update_policy.value.canary_percent] : []
+              content {
+                type  = "CAPACITY_PERCENT"
+                value = canary_size.value
+              }
+            }
+            dynamic "linear_step_size" {
+              for_each = local.shifting == "LINEAR" ? [blue_green_update_policy.value.step_percent] : []
+              content {
+                type  = "CAPACITY_PERCENT"
+                value = linear_step_size.value
+              }
+            }
+          }
+        }
+      }
+      dynamic "rolling_update_policy" {
+        for_each = local.shifting == "ROLLING" ? [deployment_config.value] : []
+        content {
+          wait_interval_in_seconds             = rolling_update_policy.value.watch_seconds
+          maximum_execution_timeout_in_seconds = local.rollout_timeout
+          maximum_batch_size {
             type  = "CAPACITY_PERCENT"
-            value = deployment_config.value.canary_percent
+            value = rolling_update_policy.value.step_percent
           }
         }
       }
@@ -101,6 +145,16 @@ resource "aws_sagemaker_endpoint" "this" {
       }
     }
   }
+
+  lifecycle {
+    # SageMaker undoes an update by itself, and the provider takes an endpoint that is in service again for a success.
+    # Without this the apply would go on and delete the configuration and the model that serve.
+    postcondition {
+      condition     = self.endpoint_config_name == aws_cloudformation_stack.configuration[local.configuration_name].outputs["Name"]
+      error_message = "SageMaker rolled ${var.name} back: it serves by ${self.endpoint_config_name}, not by ${local.configuration_name}. Nothing was deleted. The reason: aws sagemaker describe-endpoint --endpoint-name ${var.name} --query FailureReason; the log: /aws/sagemaker/Endpoints/${var.name}. Apply the earlier values to go back, or mended ones to try again."
+    }
+  }
+  depends_on = [terraform_data.fleet, aws_s3_object.models]
 }
 
 locals {

@@ -8,20 +8,20 @@ locals {
         Sid      = "ReadModels"
         Effect   = "Allow"
         Action   = ["s3:GetObject"]
-        Resource = ["${local.arn}:s3:::${local.model_bucket}/${local.model_key}${local.archive ? "" : "*"}"]
+        Resource = distinct([for each in local.releases : "${local.arn}:s3:::${each.bucket}/${each.key}${each.archive ? "" : "*"}"])
       },
       {
         Sid       = "ListModels"
         Effect    = "Allow"
         Action    = ["s3:ListBucket"]
-        Resource  = ["${local.arn}:s3:::${local.model_bucket}"]
-        Condition = { StringLike = { "s3:prefix" = ["${local.model_key}*"] } }
+        Resource  = distinct([for each in local.releases : "${local.arn}:s3:::${each.bucket}"])
+        Condition = { StringLike = { "s3:prefix" = distinct([for each in local.releases : "${each.key}*"]) } }
       },
       {
         Sid      = "PullImage"
         Effect   = "Allow"
         Action   = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
-        Resource = ["${local.arn}:ecr:${data.aws_region.current.name}:*:repository/${local.repository}"]
+        Resource = [for each in local.repositories : "${local.arn}:ecr:${data.aws_region.current.id}:*:repository/${each}"]
       },
       {
         # Has no resource to narrow it down to.
@@ -34,7 +34,7 @@ locals {
         Sid      = "WriteLogs"
         Effect   = "Allow"
         Action   = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
-        Resource = ["${local.arn}:logs:${data.aws_region.current.name}:${data.aws_caller_identity.current.account_id}:log-group:/aws/sagemaker/*"]
+        Resource = ["${local.arn}:logs:${data.aws_region.current.id}:${data.aws_caller_identity.current.account_id}:log-group:/aws/sagemaker/*"]
       },
       {
         Sid       = "WriteMetrics"
@@ -44,20 +44,44 @@ locals {
         Condition = { StringLike = { "cloudwatch:namespace" = ["AWS/SageMaker", "/aws/sagemaker/*"] } }
       },
     ],
-    var.async == null ? [] : [
+    [for each in [
       {
-        Sid      = "AnswerAndRead"
+        Sid      = "ReadRequests"
         Effect   = "Allow"
-        Action   = ["s3:GetObject", "s3:PutObject"]
-        Resource = ["${local.arn}:s3:::${trimsuffix(trimprefix(var.async.output_uri, "s3://"), "/")}/*"]
+        Action   = ["s3:GetObject"]
+        Resource = ["${local.arn}:s3:::${local.requests}/*"]
       },
-    ],
+      {
+        Sid      = "WriteAnswers"
+        Effect   = "Allow"
+        Action   = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]
+        Resource = ["${local.arn}:s3:::${local.answers}/*"]
+      },
+      {
+        Sid       = "ListRequestsAndAnswers"
+        Effect    = "Allow"
+        Action    = ["s3:ListBucket"]
+        Resource  = distinct([for each in [local.requests, local.answers] : "${local.arn}:s3:::${split("/", each)[0]}"])
+        Condition = { StringLike = { "s3:prefix" = [for each in [local.requests, local.answers] : "${join("/", slice(split("/", each), 1, length(split("/", each))))}/*"] } }
+      },
+    ] : each if var.async != null],
     length(local.topics) == 0 ? [] : [
       { Sid = "Tell", Effect = "Allow", Action = ["sns:Publish"], Resource = local.topics },
     ],
-    var.kms_key_arn == null ? [] : [
-      { Sid = "UseKey", Effect = "Allow", Action = ["kms:Decrypt", "kms:GenerateDataKey"], Resource = [var.kms_key_arn] },
+    var.objects_kms_key_arn == null ? [] : [
+      { Sid = "UseKey", Effect = "Allow", Action = ["kms:Decrypt", "kms:GenerateDataKey"], Resource = [var.objects_kms_key_arn] },
     ],
+    [for each in [
+      {
+        # The volume is attached by SageMaker under a grant of the role.
+        Sid       = "GrantVolumeKey"
+        Effect    = "Allow"
+        Action    = ["kms:CreateGrant"]
+        Resource  = [var.volume_kms_key_arn]
+        Condition = { Bool = { "kms:GrantIsForAWSResource" = "true" } }
+      },
+      { Sid = "UseVolumeKey", Effect = "Allow", Action = ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext"], Resource = [var.volume_kms_key_arn] },
+    ] : each if var.volume_kms_key_arn != null],
     length(var.subnet_ids) == 0 ? [] : [
       {
         # As SageMaker's guide asks for endpoints in a VPC; interfaces that are not made yet have no ARN.
@@ -72,13 +96,18 @@ locals {
       },
     ],
   )
-  repository = split("@", join("/", slice(split("/", var.image_uri), 1, length(split("/", var.image_uri)))))[0]
-  topics     = var.async == null ? [] : compact([var.async.success_topic_arn, var.async.error_topic_arn])
+  repositories = distinct([for each in local.releases : split("@", join("/", slice(split("/", each.image_uri), 1, length(split("/", each.image_uri)))))[0]])
+  requests     = var.async == null ? "" : trimsuffix(trimprefix(var.async.input_uri, "s3://"), "/")
+  answers      = var.async == null ? "" : trimsuffix(trimprefix(var.async.output_uri, "s3://"), "/")
+  role_arn     = var.role_arn != null ? var.role_arn : aws_iam_role.endpoint[0].arn
+  topics       = var.async == null ? [] : compact([var.async.success_topic_arn, var.async.error_topic_arn])
 }
 
 resource "aws_iam_role" "endpoint" {
-  name_prefix = "${substr(var.name, 0, 30)}-"
-  tags        = var.tags
+  count                = var.role_arn == null ? 1 : 0
+  name_prefix          = "${substr(var.name, 0, 30)}-"
+  permissions_boundary = var.permissions_boundary_arn
+  tags                 = var.tags
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{
@@ -91,7 +120,8 @@ resource "aws_iam_role" "endpoint" {
 }
 
 resource "aws_iam_role_policy" "endpoint" {
+  count  = var.role_arn == null ? 1 : 0
   name   = "endpoint"
-  role   = aws_iam_role.endpoint.id
+  role   = aws_iam_role.endpoint[0].id
   policy = jsonencode({ Version = "2012-10-17", Statement = local.statements })
 }

@@ -7,16 +7,30 @@ data "aws_region" "current" {}
 locals {
   model_bucket = split("/", trimprefix(var.model_uri, "s3://"))[0]
   model_key    = trimprefix(var.model_uri, "s3://${local.model_bucket}/")
-  archive      = endswith(var.model_uri, ".tar.gz")
 
-  gpu          = contains(var.gpu_families, split(".", var.instance_type)[1])
+  family       = split(".", var.instance_type)[1]
+  gpu          = contains(var.gpu_families, local.family)
   ami          = var.inference_ami_version != null ? var.inference_ami_version : (local.gpu ? "al2023-ami-sagemaker-inference-gpu-4-1" : null)
   accelerators = var.component.accelerators != null ? var.component.accelerators : (local.gpu ? 1 : 0)
 
   component = var.mode == "scale-to-zero"
   variant   = "remora"
 
-  model_name = "${var.name}-${substr(sha256(jsonencode([var.image_uri, var.model_uri, var.environment, var.subnet_ids, var.security_group_ids, var.network_isolation])), 0, 12)}"
+  # Files of models_path go below a digest of their content: a changed model is a new place, and an instance that
+  # starts late never reads files of two versions.
+  files     = var.models_path == null ? [] : sort(fileset(var.models_path, "**"))
+  contents  = substr(sha256(jsonencode({ for file in local.files : file => filesha256("${var.models_path}/${file}") })), 0, 12)
+  model_uri = var.models_path == null ? var.model_uri : "${var.model_uri}${local.contents}/"
+
+  current = { image_uri = var.image_uri, model_uri = local.model_uri, environment = var.environment }
+  # Every release, the current one first, with the name of its model. Names are made of the content.
+  releases = [for each in concat([local.current], var.previous) : merge(each, {
+    archive = endswith(each.model_uri, ".tar.gz")
+    bucket  = split("/", trimprefix(each.model_uri, "s3://"))[0]
+    key     = join("/", slice(split("/", trimprefix(each.model_uri, "s3://")), 1, length(split("/", trimprefix(each.model_uri, "s3://")))))
+    model   = "${var.name}-${substr(sha256(jsonencode([each.image_uri, each.model_uri, each.environment, var.subnet_ids, var.security_group_ids, var.network_isolation, var.role_arn])), 0, 12)}"
+  })]
+  model_name = local.releases[0].model
 }
 
 resource "aws_ecr_repository" "this" {
@@ -29,8 +43,8 @@ resource "aws_ecr_repository" "this" {
     scan_on_push = true
   }
   encryption_configuration {
-    encryption_type = var.kms_key_arn == null ? "AES256" : "KMS"
-    kms_key         = var.kms_key_arn
+    encryption_type = var.objects_kms_key_arn == null ? "AES256" : "KMS"
+    kms_key         = var.objects_kms_key_arn
   }
 }
 
@@ -63,29 +77,52 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "models" {
   rule {
     bucket_key_enabled = true
     apply_server_side_encryption_by_default {
-      sse_algorithm     = var.kms_key_arn == null ? "AES256" : "aws:kms"
-      kms_master_key_id = var.kms_key_arn
+      sse_algorithm     = var.objects_kms_key_arn == null ? "AES256" : "aws:kms"
+      kms_master_key_id = var.objects_kms_key_arn
     }
   }
 }
 
+resource "aws_s3_object" "models" {
+  for_each           = toset(local.files)
+  bucket             = local.model_bucket
+  key                = "${local.model_key}${local.contents}/${each.value}"
+  source             = "${var.models_path}/${each.value}"
+  source_hash        = filesha256("${var.models_path}/${each.value}")
+  kms_key_id         = var.objects_kms_key_arn
+  bucket_key_enabled = var.objects_kms_key_arn == null ? null : true
+
+  lifecycle {
+    create_before_destroy = true
+  }
+  depends_on = [
+    aws_s3_bucket.models,
+    aws_s3_bucket_public_access_block.models,
+    aws_s3_bucket_server_side_encryption_configuration.models,
+    aws_s3_bucket_versioning.models,
+  ]
+}
+
+# A model cannot be changed in place, and an endpoint whose update SageMaker undoes needs its earlier one: each release
+# has a model of its own, by its name. One that is no longer listed is deleted after the endpoint's update, if that
+# succeeded (postcondition of aws_sagemaker_endpoint.this).
 resource "aws_sagemaker_model" "this" {
-  # A model cannot be changed in place: a new one is made before the old one goes, and needs another name.
-  name               = local.model_name
-  execution_role_arn = aws_iam_role.endpoint.arn
+  for_each           = { for each in local.releases : each.model => each... }
+  name               = each.key
+  execution_role_arn = local.role_arn
   tags               = var.tags
 
   enable_network_isolation = var.network_isolation
 
   primary_container {
-    image       = var.image_uri
-    environment = var.environment
+    image       = each.value[0].image_uri
+    environment = each.value[0].environment
 
     model_data_source {
       s3_data_source {
-        s3_uri           = var.model_uri
-        s3_data_type     = local.archive ? "S3Object" : "S3Prefix"
-        compression_type = local.archive ? "Gzip" : "None"
+        s3_uri           = each.value[0].model_uri
+        s3_data_type     = each.value[0].archive ? "S3Object" : "S3Prefix"
+        compression_type = each.value[0].archive ? "Gzip" : "None"
       }
     }
   }
@@ -101,5 +138,5 @@ resource "aws_sagemaker_model" "this" {
   lifecycle {
     create_before_destroy = true
   }
-  depends_on = [aws_iam_role_policy.endpoint]
+  depends_on = [aws_iam_role_policy.endpoint, aws_s3_object.models]
 }

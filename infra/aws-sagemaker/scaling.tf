@@ -13,6 +13,11 @@ resource "aws_appautoscaling_target" "variant" {
   min_capacity = var.capacity.min
   max_capacity = var.capacity.max
   tags         = var.tags
+
+  lifecycle {
+    # Deregistered before the endpoint moves to another instance type, and registered again after it.
+    replace_triggered_by = [terraform_data.fleet]
+  }
 }
 
 resource "aws_appautoscaling_policy" "concurrency" {
@@ -31,6 +36,11 @@ resource "aws_appautoscaling_policy" "concurrency" {
       predefined_metric_type = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
     }
   }
+
+  lifecycle {
+    # Application Auto Scaling deletes the policies of a target that is deregistered.
+    replace_triggered_by = [aws_appautoscaling_target.variant]
+  }
 }
 
 # Asynchronous requests wait in a queue: its length for each instance is what there is to do.
@@ -43,7 +53,7 @@ resource "aws_appautoscaling_policy" "backlog" {
   resource_id        = aws_appautoscaling_target.variant[0].resource_id
 
   target_tracking_scaling_policy_configuration {
-    target_value       = var.target_concurrency
+    target_value       = var.async.target_backlog
     scale_in_cooldown  = var.cooldown_seconds.in
     scale_out_cooldown = var.cooldown_seconds.out
     customized_metric_specification {
@@ -55,6 +65,11 @@ resource "aws_appautoscaling_policy" "backlog" {
         value = aws_sagemaker_endpoint.this.name
       }
     }
+  }
+
+  lifecycle {
+    # Application Auto Scaling deletes the policies of a target that is deregistered.
+    replace_triggered_by = [aws_appautoscaling_target.variant]
   }
 }
 
@@ -75,6 +90,11 @@ resource "aws_appautoscaling_policy" "wake" {
       metric_interval_lower_bound = 0
       scaling_adjustment          = 1
     }
+  }
+
+  lifecycle {
+    # Application Auto Scaling deletes the policies of a target that is deregistered.
+    replace_triggered_by = [aws_appautoscaling_target.variant]
   }
 }
 

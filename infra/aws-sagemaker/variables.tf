@@ -29,6 +29,24 @@ variable "image_uri" {
   }
 }
 
+variable "previous" {
+  description = "Earlier releases to keep beside the current one, the latest first: their models and configurations stay, so that an endpoint that is rolled back can still scale, and going back takes no new upload. The output `releases` is the value for the next apply."
+  type = list(object({
+    image_uri   = string
+    model_uri   = string
+    environment = optional(map(string), {})
+  }))
+  default = []
+  validation {
+    condition     = alltrue([for each in var.previous : can(regex("@sha256:[0-9a-f]{64}$", each.image_uri)) && can(regex("^s3://[^/]+/.+(/|\\.tar\\.gz)$", each.model_uri))])
+    error_message = "previous: each release has an image by digest and a model_uri as the current one has."
+  }
+  validation {
+    condition     = length(var.previous) == 0 || var.models_path == null
+    error_message = "previous: with models_path the files of earlier releases are deleted, so that they cannot be kept; upload models by other means."
+  }
+}
+
 variable "mode" {
   description = "realtime: instances that are always there. async: requests and answers through S3, instances down to 0. serverless: no instances, processors only. scale-to-zero: real-time through an inference component, instances down to 0."
   type        = string
@@ -40,13 +58,23 @@ variable "mode" {
 }
 
 variable "instance_type" {
-  description = "The instance type, such as ml.g5.xlarge or ml.c7i.large; serverless has none."
+  description = "The instance type, such as ml.c7i.xlarge, or ml.g5.xlarge with gpu_image = true; serverless has none."
   type        = string
-  default     = "ml.g5.xlarge"
+  default     = "ml.c7i.xlarge"
   validation {
     condition     = can(regex("^ml\\.[a-z0-9-]+\\.[a-z0-9]+$", var.instance_type))
     error_message = "instance_type: expected ml.FAMILY.SIZE, such as ml.g5.xlarge."
   }
+  validation {
+    condition     = var.mode == "serverless" || var.gpu_image || !contains(var.gpu_families, try(split(".", var.instance_type)[1], ""))
+    error_message = "instance_type: this one has GPUs, and an image without CUDA would leave them idle without an error. Build the image with the gpu extra and set gpu_image = true, or take an instance without GPUs."
+  }
+}
+
+variable "gpu_image" {
+  description = "Whether the image was built with the gpu extra (CUDA). Instances with GPUs are refused without it."
+  type        = bool
+  default     = false
 }
 
 variable "inference_ami_version" {
@@ -58,7 +86,7 @@ variable "inference_ami_version" {
 variable "gpu_families" {
   description = "Instance families that have NVIDIA GPUs, to choose the AMI and the accelerators of an inference component."
   type        = list(string)
-  default     = ["g4dn", "g5", "g6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en"]
+  default     = ["g4dn", "g5", "g6", "g6e", "g7e", "gr6", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "p6e-gb200"]
 }
 
 variable "environment" {
@@ -72,12 +100,16 @@ variable "environment" {
 }
 
 variable "capacity" {
-  description = "The fewest and the most instances (copies of the model for scale-to-zero). min may be 0 for async and scale-to-zero."
-  type        = object({ min = number, max = number })
+  description = "The fewest and the most instances (copies of the model for scale-to-zero). min may be 0 for async and scale-to-zero. initial is how many a new release starts with, min without it: give the number that runs now, or a rollout under load begins with too few."
+  type        = object({ min = number, max = number, initial = optional(number) })
   default     = { min = 1, max = 4 }
   validation {
     condition     = var.capacity.min >= 0 && var.capacity.max >= 1 && var.capacity.min <= var.capacity.max
     error_message = "capacity: 0 <= min <= max, and max at least 1."
+  }
+  validation {
+    condition     = var.capacity.initial == null ? true : var.capacity.initial >= max(1, var.capacity.min) && var.capacity.initial <= var.capacity.max
+    error_message = "capacity.initial: at least 1, and from min to max."
   }
   validation {
     condition     = var.capacity.min > 0 || contains(["async", "scale-to-zero", "serverless"], var.mode)
@@ -112,9 +144,11 @@ variable "startup_timeout_seconds" {
 }
 
 variable "async" {
-  description = "For mode async: where answers go, how many requests an instance takes at once, and the topics that are told."
+  description = "For mode async: where requests are read and answers written, how many requests an instance takes at once, how many may wait for each instance, and the topics that are notified."
   type = object({
+    input_uri               = string
     output_uri              = string
+    target_backlog          = optional(number, 5)
     max_concurrent_requests = optional(number, 16)
     success_topic_arn       = optional(string)
     error_topic_arn         = optional(string)
@@ -125,8 +159,8 @@ variable "async" {
     error_message = "async: give it for mode async, where output_uri says where answers go, and for no other mode."
   }
   validation {
-    condition     = var.async == null ? true : can(regex("^s3://[^/]+/.+$", var.async.output_uri)) && var.async.max_concurrent_requests >= 1 && var.async.max_concurrent_requests <= 1000
-    error_message = "async: output_uri is s3://BUCKET/PREFIX, and max_concurrent_requests lies between 1 and 1000."
+    condition     = var.async == null ? true : alltrue([for uri in [var.async.input_uri, var.async.output_uri] : can(regex("^s3://[^/]+/.+$", uri))]) && var.async.target_backlog > 0 && var.async.max_concurrent_requests >= 1 && var.async.max_concurrent_requests <= 1000
+    error_message = "async: input_uri and output_uri are s3://BUCKET/PREFIX, target_backlog is above 0, and max_concurrent_requests lies between 1 and 1000."
   }
 }
 
@@ -176,19 +210,51 @@ variable "network_isolation" {
   default     = true
 }
 
-variable "kms_key_arn" {
-  description = "The key of the instances' storage volume and of the model's objects; null for the service's own."
+variable "volume_kms_key_arn" {
+  description = "The key of the instances' storage volume; null for the service's own. Not for instances with local NVMe disks, which have a key of their hardware."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.volume_kms_key_arn == null ? true : var.mode != "serverless" && !contains(var.gpu_families, try(split(".", var.instance_type)[1], "")) && !can(regex("^[a-z]+[0-9]+[a-z]*d[a-z]*$|^trn|^i[0-9]", try(split(".", var.instance_type)[1], "")))
+    error_message = "volume_kms_key_arn: SageMaker refuses a key for instances with local NVMe disks (all with GPUs, and types such as m5d), and serverless has no volume; objects_kms_key_arn is the key of models and answers."
+  }
+}
+
+variable "objects_kms_key_arn" {
+  description = "The key of the objects in S3 (models, requests, answers) and of the bucket and repository made here; null for the services' own."
   type        = string
   default     = null
 }
 
 variable "rollout" {
-  description = "How a new image or model takes over: the share of capacity that gets traffic first, how long it is watched, and how long the old one is kept."
-  type        = object({ canary_percent = number, watch_seconds = number, keep_old_seconds = number })
-  default     = { canary_percent = 20, watch_seconds = 300, keep_old_seconds = 300 }
+  description = "How a new image or model takes over. type: CANARY, LINEAR, ALL_AT_ONCE or ROLLING; without it CANARY from two instances up and ALL_AT_ONCE below for real-time, and no guardrails for other modes. Set on an endpoint that had none, it replaces the endpoint. canary_percent or step_percent: the share of capacity that moves at once. How long each step is watched, and how long the old fleet is kept. The alarms undo each of them."
+  type = object({
+    type             = optional(string)
+    canary_percent   = optional(number, 20)
+    step_percent     = optional(number, 50)
+    watch_seconds    = optional(number, 300)
+    keep_old_seconds = optional(number, 300)
+  })
+  default = {}
+  validation {
+    condition     = var.rollout.type == null ? true : contains(["CANARY", "LINEAR", "ALL_AT_ONCE", "ROLLING"], var.rollout.type)
+    error_message = "rollout.type: CANARY, LINEAR, ALL_AT_ONCE or ROLLING."
+  }
   validation {
     condition     = var.rollout.canary_percent >= 1 && var.rollout.canary_percent <= 50
     error_message = "rollout.canary_percent: SageMaker takes 1 to 50."
+  }
+  validation {
+    condition     = var.rollout.step_percent >= (var.rollout.type == "ROLLING" ? 5 : 10) && var.rollout.step_percent <= 50
+    error_message = "rollout.step_percent: SageMaker takes 10 to 50 for LINEAR, and 5 to 50 for ROLLING."
+  }
+  validation {
+    condition     = var.rollout.type == null ? true : !contains(["CANARY", "LINEAR"], var.rollout.type) || var.mode == "serverless" || var.capacity.min >= 2
+    error_message = "rollout.type: a canary or a step is at most half of the instances, so that CANARY and LINEAR need capacity.min of 2 or more."
+  }
+  validation {
+    condition     = var.rollout.type == null ? true : var.mode != "scale-to-zero" && (var.rollout.type != "ROLLING" || var.mode != "serverless")
+    error_message = "rollout.type: none for scale-to-zero, and no ROLLING for serverless."
   }
 }
 
@@ -205,9 +271,35 @@ variable "create_repository" {
 }
 
 variable "create_bucket" {
-  description = "Make the bucket that model_uri names: private, encrypted, versioned."
+  description = "Make the bucket that model_uri names: private, encrypted, versioned. Needs models_path: the model is read from the bucket in the same apply."
   type        = bool
   default     = false
+  validation {
+    condition     = !var.create_bucket || var.models_path != null
+    error_message = "create_bucket: give models_path as well, the folder of the model repository on this machine; an endpoint cannot start from an empty bucket."
+  }
+}
+
+variable "models_path" {
+  description = "A model repository on this machine, to upload below model_uri before the endpoint is made; null when the models are there already."
+  type        = string
+  default     = null
+  validation {
+    condition     = var.models_path == null ? true : endswith(var.model_uri, "/") && length(fileset(var.models_path, "**")) > 0
+    error_message = "models_path: a folder with files in it, and model_uri a prefix, not an archive."
+  }
+}
+
+variable "role_arn" {
+  description = "A role that the endpoint runs as, which is there already; null makes one with the least rights."
+  type        = string
+  default     = null
+}
+
+variable "permissions_boundary_arn" {
+  description = "The permissions boundary of the role made here; null for none."
+  type        = string
+  default     = null
 }
 
 variable "tags" {

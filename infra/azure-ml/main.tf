@@ -10,6 +10,10 @@ locals {
     readiness_route = { path = "/v2/health/ready", port = 5001 }
     scoring_route   = { path = "/", port = 5001 }
   }
+
+  # A version of a model cannot be changed in Azure ML, so it is named after the place of its files.
+  model_uris = { for name, each in var.deployments : name => coalesce(each.model_uri, var.model_uri) }
+  versions   = { for name, each in var.deployments : name => each.model_version != null ? each.model_version : substr(sha256(local.model_uris[name]), 0, 12) }
 }
 
 resource "azapi_resource" "endpoint" {
@@ -30,20 +34,28 @@ resource "azapi_resource" "endpoint" {
       publicNetworkAccess = var.public_access ? "Enabled" : "Disabled"
     }
   }
+  response_export_values = ["properties.scoringUri"]
   lifecycle {
     ignore_changes = [body.properties.traffic, body.properties.mirrorTraffic]
   }
 }
 
 resource "azapi_resource" "model" {
-  for_each  = toset([for each in values(var.deployments) : each.model_version])
+  for_each  = { for name, version in local.versions : version => local.model_uris[name]... }
   type      = "Microsoft.MachineLearningServices/workspaces/models/versions@${local.api}"
-  name      = each.value
+  name      = each.key
   parent_id = "${local.workspace_id}/models/${var.name}"
   body = {
     properties = {
       modelType = "custom_model"
-      modelUri  = var.model_uri
+      modelUri  = each.value[0]
+    }
+  }
+  lifecycle {
+    create_before_destroy = true
+    precondition {
+      condition     = length(distinct(each.value)) == 1
+      error_message = "deployments: model_version ${each.key} is given to two places of models; leave it out, and each place has a version of its own."
     }
   }
 }
@@ -82,7 +94,7 @@ resource "azapi_resource" "deployment" {
       environmentId        = azapi_resource.environment[each.key].id
       environmentVariables = each.value.environment
       instanceType         = each.value.instance_type
-      model                = azapi_resource.model[each.value.model_version].id
+      model                = azapi_resource.model[local.versions[each.key]].id
       modelMountPath       = "/models"
       appInsightsEnabled   = true
       scaleSettings        = { scaleType = "Default" }

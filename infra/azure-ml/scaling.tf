@@ -1,5 +1,5 @@
-# Instances follow the processors of the deployment, which is what Azure Monitor can see. A deployment with one instance at
-# most needs no rules.
+# Instances follow the GPUs of the deployment where it has some, and its processors elsewhere: on a GPU the processors idle
+# while the batches queue. A deployment with one instance at most needs no rules.
 
 resource "azurerm_monitor_autoscale_setting" "deployment" {
   for_each            = { for name, each in var.deployments : name => each if each.instances.max > each.instances.min }
@@ -24,7 +24,7 @@ resource "azurerm_monitor_autoscale_setting" "deployment" {
       }
       content {
         metric_trigger {
-          metric_name        = "CpuUtilizationPercentage"
+          metric_name        = each.value.scale_metric != null ? each.value.scale_metric : (can(regex("^Standard_N", each.value.instance_type)) ? "GpuUtilizationPercentage" : "CpuUtilizationPercentage")
           metric_resource_id = azapi_resource.deployment[each.key].id
           time_grain         = "PT1M"
           statistic          = "Average"

@@ -28,20 +28,24 @@ variable "workspace" {
 }
 
 variable "model_uri" {
-  description = "Where the models are, in words of Azure ML: azureml://datastores/NAME/paths/FOLDER, or https://ACCOUNT.blob.core.windows.net/CONTAINER/FOLDER."
+  description = "Where the models are, for the deployments that do not name their own: azureml://datastores/NAME/paths/FOLDER, or https://ACCOUNT.blob.core.windows.net/CONTAINER/FOLDER."
   type        = string
+  default     = null
   validation {
-    condition     = can(regex("^(azureml://|https://[a-z0-9]+\\.blob\\.core\\.windows\\.net/).+", var.model_uri))
+    condition     = var.model_uri == null || can(regex("^(azureml://|https://[a-z0-9]+\\.blob\\.core\\.windows\\.net/).+", var.model_uri))
     error_message = "model_uri: expected azureml://... or https://ACCOUNT.blob.core.windows.net/...; Azure ML mounts models from there alone."
   }
 }
 
 variable "deployments" {
-  description = "Deployments by name: image (from containers/azureml, by digest), model version to register, instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md. With none ({}), what they need is made first: workspace, registry, endpoint."
+  description = "Deployments by name: image (from containers/azureml, by digest), where its models are (model_uri of the module without it), instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md. With none ({}), what they need is made first: workspace, registry, endpoint."
   type = map(object({
     image_uri      = string
-    model_version  = optional(string, "1")
-    instance_type  = optional(string, "Standard_NC4as_T4_v3")
+    gpu_image      = optional(bool, false)
+    model_uri      = optional(string)
+    model_version  = optional(string)
+    instance_type  = optional(string, "Standard_F4s_v2")
+    scale_metric   = optional(string)
     instances      = optional(object({ min = number, max = number }), { min = 1, max = 3 })
     traffic        = optional(number, 0)
     mirror         = optional(number, 0)
@@ -57,6 +61,18 @@ variable "deployments" {
   validation {
     condition     = alltrue([for each in values(var.deployments) : can(regex("@sha256:[0-9a-f]{64}$", each.image_uri))])
     error_message = "deployments: name the image by digest (...@sha256:...); a tag can move without the plan changing."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : each.gpu_image || !can(regex("^Standard_N", each.instance_type))])
+    error_message = "deployments: instances Standard_N... have GPUs, and an image without CUDA would leave them idle without an error. Build the image with the gpu extra and set gpu_image = true, or take an instance without GPUs."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : can(regex("^(azureml://|https://[a-z0-9]+\\.blob\\.core\\.windows\\.net/).+", coalesce(each.model_uri, var.model_uri, "none")))])
+    error_message = "deployments: model_uri, of the deployment or of the module, is azureml://... or https://ACCOUNT.blob.core.windows.net/..."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.deployments) : each.scale_metric == null ? true : contains(["CpuUtilizationPercentage", "CpuMemoryUtilizationPercentage", "GpuUtilizationPercentage", "GpuMemoryUtilizationPercentage"], each.scale_metric)])
+    error_message = "deployments: scale_metric is CpuUtilizationPercentage, CpuMemoryUtilizationPercentage, GpuUtilizationPercentage or GpuMemoryUtilizationPercentage."
   }
   validation {
     # The 0 is for none at all: sum takes no empty list.
@@ -82,7 +98,7 @@ variable "deployments" {
 }
 
 variable "scale_at_percent" {
-  description = "Processor load above which an instance is added, and below which one is taken away."
+  description = "Load (of the GPUs where there are some, of the processors elsewhere) above which an instance is added, and below which one is taken away."
   type        = object({ out = number, in = number })
   default     = { out = 70, in = 25 }
   validation {

@@ -25,13 +25,16 @@ resource "google_cloud_run_v2_service" "this" {
   project             = var.project_id
   name                = var.name
   location            = var.region
-  deletion_protection = false
+  deletion_protection = var.deletion_protection
+  ingress             = var.ingress
+  labels              = var.labels
 
   template {
     service_account                  = google_service_account.this.email
     execution_environment            = "EXECUTION_ENVIRONMENT_GEN2"
     timeout                          = "${var.timeout_seconds}s"
     max_instance_request_concurrency = var.concurrency
+    encryption_key                   = var.encryption_key
     # A GPU that must also be there in a second zone costs more and starts later.
     gpu_zonal_redundancy_disabled = var.gpu == null ? null : true
 
@@ -59,6 +62,26 @@ resource "google_cloud_run_v2_service" "this" {
       image   = var.image_uri
       command = ["python", "-m", "remora_adapters.cloud_run"]
       args    = concat(["/mnt/models/${local.folder}"], var.arguments)
+
+      dynamic "env" {
+        for_each = var.environment
+        content {
+          name  = env.key
+          value = env.value
+        }
+      }
+      dynamic "env" {
+        for_each = var.secrets
+        content {
+          name = env.key
+          value_source {
+            secret_key_ref {
+              secret  = env.value
+              version = "latest"
+            }
+          }
+        }
+      }
 
       ports {
         container_port = 8080

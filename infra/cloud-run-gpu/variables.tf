@@ -36,10 +36,24 @@ variable "image_uri" {
   }
 }
 
+variable "image_cuda" {
+  description = "The major version of CUDA in the image: 12, 13, or null for none. Cloud Run chooses the driver, so that the GPU decides what it takes."
+  type        = number
+  default     = null
+}
+
 variable "gpu" {
-  description = "The GPU of each instance, such as nvidia-l4; null for none."
+  description = "The GPU of each instance, nvidia-l4 or nvidia-rtx-pro-6000; null for none."
   type        = string
-  default     = "nvidia-l4"
+  default     = null
+  validation {
+    condition     = var.gpu == null || var.image_cuda != null
+    error_message = "gpu: an image without CUDA would leave the GPU idle without an error. Say by image_cuda which version of CUDA the image has."
+  }
+  validation {
+    condition     = var.gpu == "nvidia-l4" ? try(var.image_cuda <= 12, true) : true
+    error_message = "gpu: the driver of nvidia-l4 on Cloud Run (535) is too old for CUDA 13; take an image with CUDA 12, or nvidia-rtx-pro-6000."
+  }
 }
 
 variable "resources" {
@@ -47,12 +61,16 @@ variable "resources" {
   type        = object({ cpu = number, memory_gib = number })
   default     = { cpu = 4, memory_gib = 16 }
   validation {
-    condition     = contains([1, 2, 4, 6, 8], var.resources.cpu)
-    error_message = "resources.cpu: 1, 2, 4, 6 or 8."
+    condition     = contains([1, 2, 4, 6, 8, 20, 22, 24, 26, 28, 30], var.resources.cpu)
+    error_message = "resources.cpu: 1, 2, 4, 6 or 8; 20 to 30, by twos, with nvidia-rtx-pro-6000."
   }
   validation {
     condition     = var.gpu == null || (var.resources.cpu >= 4 && var.resources.memory_gib >= 16)
     error_message = "resources: an instance with a GPU has at least 4 processors and 16 GiB."
+  }
+  validation {
+    condition     = var.gpu != "nvidia-rtx-pro-6000" || (var.resources.cpu >= 20 && var.resources.memory_gib >= 80)
+    error_message = "resources: an instance with nvidia-rtx-pro-6000 has at least 20 processors and 80 GiB."
   }
 }
 
@@ -110,4 +128,44 @@ variable "arguments" {
   description = "Further flags of `remora serve`."
   type        = list(string)
   default     = []
+}
+
+variable "environment" {
+  description = "Environment variables of the container. Not for secrets."
+  type        = map(string)
+  default     = {}
+}
+
+variable "secrets" {
+  description = "Environment variables out of Secret Manager: name of the variable and of the secret, whose latest version is read. The output service_account needs the right to read them."
+  type        = map(string)
+  default     = {}
+}
+
+variable "ingress" {
+  description = "Where requests may come from: INGRESS_TRAFFIC_ALL, INGRESS_TRAFFIC_INTERNAL_ONLY or INGRESS_TRAFFIC_INTERNAL_LOAD_BALANCER."
+  type        = string
+  default     = "INGRESS_TRAFFIC_ALL"
+  validation {
+    condition     = contains(["INGRESS_TRAFFIC_ALL", "INGRESS_TRAFFIC_INTERNAL_ONLY", "INGRESS_TRAFFIC_INTERNAL_LOAD_BALANCER"], var.ingress)
+    error_message = "ingress: INGRESS_TRAFFIC_ALL, INGRESS_TRAFFIC_INTERNAL_ONLY or INGRESS_TRAFFIC_INTERNAL_LOAD_BALANCER."
+  }
+}
+
+variable "encryption_key" {
+  description = "The Cloud KMS key of the service (projects/.../cryptoKeys/NAME); null for Google's own."
+  type        = string
+  default     = null
+}
+
+variable "deletion_protection" {
+  description = "Refuse to delete the service, by Terraform too."
+  type        = bool
+  default     = false
+}
+
+variable "labels" {
+  description = "Labels of the service, by which costs can be told apart."
+  type        = map(string)
+  default     = {}
 }

@@ -1,10 +1,12 @@
 # remora as a Lambda function: models loaded while an environment starts, then one event at a time. Processors only.
 
 data "aws_partition" "current" {}
+data "aws_caller_identity" "current" {}
 
 locals {
-  bucket = var.model_uri == null ? null : split("/", trimprefix(var.model_uri, "s3://"))[0]
-  prefix = var.model_uri == null ? null : trimprefix(var.model_uri, "s3://${local.bucket}/")
+  bucket   = var.model_uri == null ? null : split("/", trimprefix(var.model_uri, "s3://"))[0]
+  prefix   = var.model_uri == null ? null : trimprefix(var.model_uri, "s3://${local.bucket}/")
+  role_arn = var.role_arn != null ? var.role_arn : aws_iam_role.this[0].arn
   # No more threads than processors, and at least one.
   threads = max(1, floor(var.memory_mb / 1769))
   statements = concat(
@@ -13,6 +15,13 @@ locals {
       Effect   = "Allow"
       Action   = ["logs:CreateLogStream", "logs:PutLogEvents"]
       Resource = ["${aws_cloudwatch_log_group.this.arn}:*"]
+    }],
+    var.tracing == false ? [] : [{
+      # Has no resource to narrow it down to.
+      Sid      = "WriteTraces"
+      Effect   = "Allow"
+      Action   = ["xray:PutTelemetryRecords", "xray:PutTraceSegments"]
+      Resource = ["*"]
     }],
     var.model_uri == null ? [] : [{
       Sid      = "ReadModels"
@@ -37,23 +46,31 @@ resource "aws_cloudwatch_log_group" "this" {
 }
 
 resource "aws_iam_role" "this" {
-  name_prefix = "${substr(var.name, 0, 30)}-"
-  tags        = var.tags
+  count                = var.role_arn == null ? 1 : 0
+  name_prefix          = "${substr(var.name, 0, 30)}-"
+  permissions_boundary = var.permissions_boundary_arn
+  tags                 = var.tags
   assume_role_policy = jsonencode({
-    Version   = "2012-10-17"
-    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "lambda.amazonaws.com" } }]
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = "sts:AssumeRole"
+      Principal = { Service = "lambda.amazonaws.com" }
+      Condition = { StringEquals = { "aws:SourceAccount" = data.aws_caller_identity.current.account_id } }
+    }]
   })
 }
 
 resource "aws_iam_role_policy" "this" {
+  count  = var.role_arn == null ? 1 : 0
   name   = "function"
-  role   = aws_iam_role.this.id
+  role   = aws_iam_role.this[0].id
   policy = jsonencode({ Version = "2012-10-17", Statement = concat(local.statements, local.list_statements) })
 }
 
 resource "aws_lambda_function" "this" {
   function_name                  = var.name
-  role                           = aws_iam_role.this.arn
+  role                           = local.role_arn
   package_type                   = "Image"
   image_uri                      = var.image_uri
   architectures                  = [var.architecture]
@@ -63,6 +80,9 @@ resource "aws_lambda_function" "this" {
   publish                        = var.kept_warm > 0
   tags                           = var.tags
 
+  tracing_config {
+    mode = var.tracing ? "Active" : "PassThrough"
+  }
   ephemeral_storage {
     size = var.scratch_mb
   }

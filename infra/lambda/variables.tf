@@ -109,3 +109,21 @@ variable "tags" {
   type        = map(string)
   default     = {}
 }
+
+variable "tracing" {
+  description = "Sample events by X-Ray: the server's own spans hang below the segments."
+  type        = bool
+  default     = false
+}
+
+variable "role_arn" {
+  description = "A role that the function runs as, which is there already; null makes one with the least rights."
+  type        = string
+  default     = null
+}
+
+variable "permissions_boundary_arn" {
+  description = "The permissions boundary of the role made here; null for none."
+  type        = string
+  default     = null
+}

@@ -17,22 +17,16 @@ resource "google_storage_bucket_iam_member" "models" {
   member = "serviceAccount:${google_service_account.this.email}"
 }
 
+# Pulled by Vertex AI's own service agent, which may read the repositories of its project.
 resource "google_artifact_registry_repository" "images" {
   project       = var.project_id
   location      = var.region
   repository_id = var.name
   format        = "DOCKER"
+  labels        = var.labels
   docker_config {
     immutable_tags = true
   }
-}
-
-resource "google_artifact_registry_repository_iam_member" "pull" {
-  project    = var.project_id
-  location   = var.region
-  repository = google_artifact_registry_repository.images.name
-  role       = "roles/artifactregistry.reader"
-  member     = "serviceAccount:${google_service_account.this.email}"
 }
 
 resource "google_vertex_ai_endpoint" "this" {
@@ -41,4 +35,5 @@ resource "google_vertex_ai_endpoint" "this" {
   name                       = var.name
   display_name               = var.name
   dedicated_endpoint_enabled = var.dedicated
+  labels                     = var.labels
 }

@@ -36,10 +36,20 @@ variable "image_uri" {
   }
 }
 
+variable "gpu_image" {
+  description = "Whether the image was built from containers/gpu (CUDA). Accelerators are refused without it."
+  type        = bool
+  default     = false
+}
+
 variable "machine" {
   description = "The machine of each replica, and its GPU: accelerator null for none."
   type        = object({ type = string, accelerator = optional(string), accelerators = optional(number, 1) })
-  default     = { type = "g2-standard-8", accelerator = "NVIDIA_L4" }
+  default     = { type = "n1-standard-4" }
+  validation {
+    condition     = var.machine.accelerator == null || var.gpu_image
+    error_message = "machine.accelerator: an image without CUDA would leave the GPU idle without an error. Name an image built from containers/gpu and set gpu_image = true, or take a machine without accelerator."
+  }
   validation {
     condition     = var.machine.accelerator == null ? true : can(regex("^NVIDIA_[A-Z0-9_]+$", var.machine.accelerator)) && var.machine.accelerators >= 1
     error_message = "machine.accelerator: expected a name such as NVIDIA_L4, and at least one of it."
@@ -60,4 +70,10 @@ variable "dedicated" {
   description = "An endpoint with a name of its own: larger requests, and no neighbours."
   type        = bool
   default     = true
+}
+
+variable "labels" {
+  description = "Labels of endpoint and repository, by which costs can be told apart."
+  type        = map(string)
+  default     = {}
 }

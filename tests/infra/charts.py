@@ -130,7 +130,8 @@ def _word(word: str, scope: Any, dot: Any) -> Any:
 
 
 def _printf(form: str, *values: Any) -> str:
-    return re.sub(r"%[sv]", "{}", form).format(*values)
+    left = iter(values)
+    return re.sub(r"%[sv]", lambda _: str(next(left)), form)
 
 
 def _nindent(width: int, text: str) -> str:
@@ -145,6 +146,10 @@ def _product(*factors: int) -> int:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "and": lambda *values: next((value for value in values if not value), values[-1]),
+    "default": lambda fallback, value: value or fallback,
+    "eq": lambda a, b: a == b,
+    "or": lambda *values: next((value for value in values if value), values[-1]),
     "add": lambda *values: sum(values),
     "div": lambda a, b: a // b,
     "mul": _product,

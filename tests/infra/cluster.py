@@ -17,7 +17,8 @@ KINDS = {
     "apps/v1": {"deployments": "Deployment"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
     "monitoring.coreos.com/v1": {"servicemonitors": "ServiceMonitor"},
-    "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
+    "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},
+    "networking.k8s.io/v1": {"ingresses": "Ingress", "networkpolicies": "NetworkPolicy"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
 }
 _VERBS = ["create", "delete", "get", "list", "patch", "update"]

@@ -16,7 +16,7 @@ import yaml
 
 Manifest = dict[str, Any]
 
-KUBERNETES = "1.32"
+KUBERNETES = "1.34"
 RESERVED_PORTS = {8008, 8012, 8013, 8022, 8112, 9090, 9091}
 """Knative's own in every pod: its webhook refuses them as container ports."""
 _TEXT: Manifest = {"type": "string"}
@@ -55,6 +55,18 @@ OWN_SCHEMAS: dict[tuple[str, str], Manifest] = {
                         ignoreNullValues={"enum": ["true", "false"]},
                     ),
                 ),
+            },
+        ),
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): _closed(
+        ["spec"],
+        **_ENVELOPE,
+        spec=_closed(
+            ["selector", "podMetricsEndpoints"],
+            selector=_closed([], matchLabels=_LABELS),
+            podMetricsEndpoints={
+                "type": "array",
+                "items": _closed(["port"], port=_TEXT, path=_TEXT, interval=_TEXT, scrapeTimeout=_TEXT),
             },
         ),
     ),
@@ -188,7 +200,11 @@ def _container_rules(manifest: Manifest) -> Iterator[str]:
         probes = {
             kind: each.get(f"{kind}Probe", {}).get("httpGet", {}).get("path") for kind in ("readiness", "liveness")
         }
-        if probes != {"readiness": "/v2/health/ready", "liveness": "/v2/health/live"}:
+        # A pod that ends, such as a chart's test, serves nothing.
+        if pod.get("restartPolicy") != "Never" and probes != {
+            "readiness": "/v2/health/ready",
+            "liveness": "/v2/health/live",
+        }:
             yield f"probes {probes}: readiness waits for the models, liveness does not"
         if each["image"].endswith(":latest"):
             yield "runs whatever is newest"
@@ -206,7 +222,8 @@ def _deployment_rules(manifest: Manifest) -> Iterator[str]:
     if not pause:
         yield "stops before the Service knows"
     rolling = manifest["spec"]["strategy"]["rollingUpdate"]
-    gpu = "nvidia.com/gpu" in container.get("resources", {}).get("limits", {})
+    # Also the profiles of MIG, which have names of their own.
+    gpu = any(name.startswith("nvidia.com/") for name in container.get("resources", {}).get("limits", {}))
     if (rolling["maxUnavailable"], rolling["maxSurge"]) != ((1, 0) if gpu else (0, 1)):
         yield "a rollout needs a spare GPU, or takes a pod away before another is there"
 

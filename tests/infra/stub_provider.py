@@ -20,6 +20,12 @@ import grpc
 from tf.gen import tfplugin_pb2 as pb
 from tf.gen import tfplugin_pb2_grpc as rpc
 
+# What the blocks of the providers hold that the modules and examples have.
+PROVIDER: dict[str, Any] = {
+    "attributes": {"subscription_id": {"type": "string"}},
+    "blocks": {"features": {"attributes": {}, "blocks": {}}},
+}
+
 
 def main() -> int:
     schemas = json.loads(Path(sys.argv[1]).read_text())
@@ -55,7 +61,7 @@ class Stub(rpc.ProviderServicer):  # type: ignore[misc]
 
     def GetProviderSchema(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.GetProviderSchema.Response(
-            provider=schema({"attributes": {}, "blocks": {"features": {"attributes": {}, "blocks": {}}}}),
+            provider=schema(PROVIDER),
             resource_schemas={name: schema(block) for name, block in self._schemas["resources"].items()},
             data_source_schemas={name: schema(block) for name, block in self._schemas["data"].items()},
         )

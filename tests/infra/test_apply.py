@@ -51,6 +51,7 @@ module "whole" {{
   image_uri         = "{IMAGE}"
   environment       = {{ REMORA_LOG_LEVEL = "warn" }}
   create_bucket     = true
+  models_path       = "./models"
   create_repository = true
   tags              = {{ team = "vision" }}
 }}
@@ -97,6 +98,8 @@ def applied(tool: str, mirror: Path, stand_in: str, tmp_path_factory: pytest.Tem
         f'module "{name}" {{\n  source = "./{place}"\n  image_uri = "{IMAGE}"\n}}\n' for name, place in EXAMPLES.items()
     )
     (folder / "main.tf").write_text(PROVIDER.format(endpoints=endpoints) + calls + WHOLE)
+    (folder / "models" / "digits" / "1").mkdir(parents=True)
+    (folder / "models" / "digits" / "1" / "model.onnx").write_bytes(b"weights")
     root = Prepared(folder, mirrored(mirror, folder / "rc"))
     quiet = ("-input=false", "-no-color")
     for step in (("init", *quiet), ("apply", "-auto-approve", "-parallelism=30", *quiet)):
@@ -232,7 +235,8 @@ def test_the_role_is_sagemakers_alone_and_reads_one_prefix(applied: Applied) -> 
     assert statements["PullImage"]["Resource"] == ["arn:aws:ecr:eu-west-1:*:repository/remora"]
     assert {name for name, each in statements.items() if each["Resource"] == ["*"]} == {"PullToken", "WriteMetrics"}
     answers = {each["Sid"]: each for each in one(applied.made["policies"], "remora-async")["Statement"]}
-    assert answers["AnswerAndRead"]["Resource"] == ["arn:aws:s3:::example-answers/remora/*"]
+    assert answers["ReadRequests"]["Resource"] == ["arn:aws:s3:::example-requests/remora/*"]
+    assert answers["WriteAnswers"]["Resource"] == ["arn:aws:s3:::example-answers/remora/*"]
 
 
 def test_instances_follow_the_requests_under_way(applied: Applied) -> None:

@@ -25,18 +25,57 @@ from remora import __version__
 
 CHART = INFRA / "helm" / "remora"
 ALL = {"autoscaling": {"enabled": True}, "serviceMonitor": {"enabled": True}}
+CLAIM = {"models": {"claim": "models"}}
+LABEL = {"matchLabels": {"app.kubernetes.io/name": "remora"}}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "all of it": ALL,
-    "gpus": {"gpu": {"count": 1}, "image": {"tag": "gpu"}, "maxBatchSize": 32, "instances": 2, **ALL},
+    "claim": CLAIM,
+    "all of it": ALL | CLAIM,
+    "gpus": {"gpu": {"count": 1}, "image": {"tag": "gpu"}, "maxBatchSize": 32, "instances": 2, **ALL, **CLAIM},
+    "mig": {"gpu": {"count": 1, "resource": "nvidia.com/mig-1g.10gb"}, "image": {"tag": "gpu"}, **CLAIM},
+    "keda": {"keda": {"enabled": True, "prometheus": "http://prometheus:9090"}, **CLAIM},
+    "places": {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": "kubernetes.io/hostname", "labelSelector": LABEL}
+                ]
+            }
+        },
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": LABEL}
+        ],
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+        **CLAIM,
+    },
+    "names": {
+        "fullnameOverride": "vision",
+        "serviceAccount": {"create": False, "name": "theirs"},
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"c": "d"},
+        **CLAIM,
+    },
+    "volumes": {
+        "extraVolumes": [{"name": "cache", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "cache", "mountPath": "/cache", "readOnly": True}],
+        "envFrom": [{"secretRef": {"name": "keys"}}],
+        **CLAIM,
+    },
+    "ingress": {
+        "ingress": {"enabled": True, "host": "models.example.com", "className": "nginx", "tlsSecret": "tls"},
+        "networkPolicy": {"ingressNamespace": "ingress-nginx", "metadataServer": "eks"},
+        **CLAIM,
+    },
     "bucket": {
-        "models": {"claim": "", "uri": "s3://example-models/repository"},
+        "models": {"uri": "s3://example-models/repository"},
         "arguments": ["--strict-readiness=false"],
     },
-    "digest": {"image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": [{"name": "pull"}]}},
-    "no policy": {"networkPolicy": {"enabled": False}, "environment": [{"name": "A", "value": "b"}]},
+    "digest": {"image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": [{"name": "pull"}]}, **CLAIM},
+    "no policy": {"networkPolicy": {"enabled": False}, "environment": [{"name": "A", "value": "b"}], **CLAIM},
 }
-KINDS = {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"}
+KINDS = {"Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", "ServiceAccount"}
 
 
 def objects(**values: Any) -> list[Manifest]:
@@ -79,11 +118,64 @@ def test_a_gpu_is_asked_for_where_the_nodes_are() -> None:
 
 
 def test_models_come_from_a_claim_or_from_a_bucket() -> None:
-    claim, bucket = one("Deployment"), one("Deployment", **VARIANTS["bucket"])
+    claim, bucket = one("Deployment", **CLAIM), one("Deployment", **VARIANTS["bucket"])
     assert "--model-repository=/models" in claim["spec"]["template"]["spec"]["containers"][0]["args"]
     pod = bucket["spec"]["template"]["spec"]
     assert pod["containers"][0]["args"][0] == "--model-repository=s3://example-models/repository"
     assert [volume["name"] for volume in pod["volumes"]] == ["scratch"]
+
+
+def test_models_are_named_by_one_setting() -> None:
+    """`--set models.uri=...` alone is enough, as the page has it."""
+    assert not complaints({"models": {"uri": "s3://example-models/repository"}})
+
+
+def test_every_object_has_the_name_that_is_asked_for() -> None:
+    made = objects(**VARIANTS["names"])
+    assert {each["metadata"]["name"] for each in made} == {"vision", "vision-test"}
+    assert "ServiceAccount" not in {each["kind"] for each in made}
+    pod = one("Deployment", **VARIANTS["names"])["spec"]["template"]
+    assert pod["spec"]["serviceAccountName"] == "theirs"
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["labels"]["c"] == "d"
+
+
+def test_keda_asks_the_prometheus_that_is_named() -> None:
+    (trigger,) = one("ScaledObject", **VARIANTS["keda"])["spec"]["triggers"]
+    assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
+    assert "service='shop'" in trigger["metadata"]["query"]
+    assert int(trigger["metadata"]["threshold"]) == manifests.target_of(
+        one("Deployment", **CLAIM)["metadata"]["annotations"]
+    )
+    assert "replicas" not in one("Deployment", **VARIANTS["keda"])["spec"]
+
+
+def test_a_collector_and_a_metadata_server_are_let_through_where_they_are() -> None:
+    def open_to(**values: Any) -> set[int]:
+        rules = one("NetworkPolicy", **values)["spec"]["egress"]
+        return {port["port"] for rule in rules for port in rule["ports"]}
+
+    assert {4317, 4318} <= open_to(**CLAIM)
+    assert 80 not in open_to(**CLAIM)
+    assert 80 in open_to(**VARIANTS["ingress"])
+    assert 988 in open_to(networkPolicy={"metadataServer": "gke"}, **CLAIM)
+
+
+def test_the_test_of_a_release_may_call_it_and_asks_its_service() -> None:
+    pod = one("Pod", **CLAIM)
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["metadata"]["labels"] == {"remora.dev/client": "true"}
+    assert "http://shop:8000/v2/health/ready" in pod["spec"]["containers"][0]["args"][0]
+
+
+def test_the_readme_lists_every_value() -> None:
+    readme = (CHART / "README.md").read_text()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(values) == set(schema["properties"])
+    for key, value in values.items():
+        names = [f"{key}.{name}" for name in value] if isinstance(value, dict) and value else [key]
+        assert not [name for name in names if f"`{name}`" not in readme], key
 
 
 def test_a_digest_wins_over_the_tag() -> None:
@@ -102,13 +194,17 @@ def test_the_values_fit_their_schema(values: dict[str, Any]) -> None:
 
 
 SENSELESS: list[dict[str, Any]] = [
-    {"replicaCount": 2},
-    {"image": {"tag": "latest"}},
-    {"image": {"digest": "sha256:1"}},
-    {"models": {"claim": "models", "uri": "s3://example-models/repository"}},
+    {"replicaCount": 2, **CLAIM},
+    {"image": {"tag": "latest"}, **CLAIM},
+    {"image": {"digest": "sha256:1"}, **CLAIM},
     {"models": {"claim": "", "uri": ""}},
-    {"gpu": {"count": -1}},
-    {"maxBatchSize": "16"},
+    {"gpu": {"count": -1}, **CLAIM},
+    {"gpu": {"count": 1}, **CLAIM},
+    {"maxBatchSize": "16", **CLAIM},
+    {"serviceAccount": {"create": False}, **CLAIM},
+    {"ingress": {"enabled": True}, **CLAIM},
+    {"keda": {"enabled": True}, "autoscaling": {"enabled": True}, **CLAIM},
+    {"networkPolicy": {"metadataServer": "azure"}, **CLAIM},
 ]
 
 
@@ -193,8 +289,10 @@ def test_helm_renders_what_the_renderer_does_and_installs_it(
     values: dict[str, Any], helm: Helm, made: list[str]
 ) -> None:
     release = helm.install(CHART, "shop", values)
+    (hook,) = release["hooks"]
+    assert yaml.safe_load(hook["manifest"]) == one("Pod", **values)
     theirs = [each for each in yaml.safe_load_all(release["manifest"]) if each]
-    ours = objects(**values)
+    ours = [each for each in objects(**values) if each["kind"] != "Pod"]
     assert sorted(theirs, key=lambda each: str(each["kind"])) == sorted(ours, key=lambda each: str(each["kind"]))
     assert release["info"]["status"] == "deployed"
     assert release["info"]["notes"].strip() == charts.render(CHART, "shop", **values)["NOTES.txt"].strip()

@@ -23,7 +23,16 @@ from remora.statistics import MetricsSettings
 from remora.system.clock import SystemClock
 
 KUBERNETES = INFRA / "kubernetes"
-SETS = ("base", "overlays/cpu", "overlays/gpu", "knative", "kserve", "monitoring")
+SETS = (
+    "base",
+    "overlays/cpu",
+    "overlays/gpu",
+    "overlays/gpu-eks",
+    "overlays/gpu-gke",
+    "knative",
+    "kserve",
+    "monitoring",
+)
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 SCRAPED = re.compile(r"\b(?:nv|remora)_\w+\b")
 HELD = "remora_requests_held"
@@ -220,10 +229,12 @@ def test_the_dashboard_has_no_panel_twice_and_none_over_another() -> None:
 def test_scaling_asks_for_metrics_that_there_are(exported: set[str]) -> None:
     (trigger,) = one("overlays/gpu", "ScaledObject")["spec"]["triggers"]
     assert set(SCRAPED.findall(trigger["metadata"]["query"])) <= exported
-    rule = (KUBERNETES / "scaling" / "hpa" / "horizontalpodautoscaler.yaml").read_text()
+    rule = (KUBERNETES / "scaling" / "hpa" / "prometheus-adapter-values.yml").read_text()
     (metric,) = one("overlays/cpu", "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == HELD
     assert set(SCRAPED.findall(rule)) - {HELD} <= exported
+    (custom,) = yaml.safe_load(rule)["rules"]["custom"]
+    assert custom["name"]["as"] == HELD
 
 
 def test_the_monitor_scrapes_a_port_that_the_service_has() -> None:
@@ -234,36 +245,79 @@ def test_the_monitor_scrapes_a_port_that_the_service_has() -> None:
     assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "remora"
 
 
-# -- what is put into a cluster first ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "label"), [("knative", "serving.knative.dev/service"), ("kserve", "serving.kserve.io/inferenceservice")]
+)
+def test_pods_of_the_serverless_platforms_are_scraped_at_their_only_port(name: str, label: str) -> None:
+    service = next(each for each in objects(name) if each["kind"] in ("Service", "InferenceService"))
+    monitor = next(each for each in objects("monitoring") if each["metadata"]["name"] == f"remora-{name}")
+    assert monitor["spec"]["selector"]["matchLabels"] == {label: service["metadata"]["name"]}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == "user-port", "Knative names the container's port so in the pod"
 
 
-@pytest.fixture
-def calls(tmp_path: Path) -> list[list[str]]:
-    """What install.sh asks of kubectl, in order."""
-    log = tmp_path / "log"
-    stand_in = tmp_path / "kubectl"
-    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\t" "$@" >> {log}\necho >> {log}\n')
-    stand_in.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "KNATIVE": "1.2.3"}
-    subprocess.run(["sh", str(INFRA / "knative-gpu" / "install.sh")], env=environment, check=True, capture_output=True)
-    return [line.rstrip("\t").split("\t") for line in log.read_text().splitlines()]
+# -- storage and network ----------------------------------------------------------------------------------------------
 
 
-def test_definitions_come_before_what_uses_them(calls: list[list[str]]) -> None:
-    applied = [call[-1].rpartition("/")[2] for call in calls if call[0] == "apply"]
-    knative, kserve = (
-        ["serving-crds.yaml", "serving-core.yaml", "kourier.yaml"],
-        ["kserve.yaml", "kserve-cluster-resources.yaml"],
-    )
-    assert applied == [*knative, "cert-manager.yaml", *kserve]
-    assert all("knative-v1.2.3" in call[-1] for call in calls if call[0] == "apply" and "/knative" in call[-1])
+@pytest.mark.parametrize("name", ["base", "overlays/gpu", "knative", "kserve"])
+def test_pods_run_as_an_account_that_can_be_given_the_right_to_read_models(name: str) -> None:
+    together = objects(name)
+    accounts = {each["metadata"]["name"] for each in together if each["kind"] == "ServiceAccount"}
+    pods = [
+        manifests.pod_of(each)
+        for each in together
+        if each["kind"] in ("Deployment", "Service") and "template" in each["spec"]
+    ]
+    pods += [each["spec"]["predictor"] for each in together if each["kind"] == "InferenceService"]
+    assert [pod["serviceAccountName"] for pod in pods] == ["remora"]
+    assert accounts == {"remora"}
 
 
-def test_what_a_gpu_service_needs_is_allowed(calls: list[list[str]]) -> None:
-    features = next(json.loads(call[-1])["data"] for call in calls if "config-features" in call)
-    pod = one("knative", "Service")["spec"]["template"]["spec"]
-    needed = {"nodeSelector": "kubernetes.podspec-nodeselector", "tolerations": "kubernetes.podspec-tolerations"}
-    assert all(features[needed[field]] == "enabled" for field in needed if field in pod)
+@pytest.mark.parametrize("name", ["base", "knative"])
+def test_keys_and_region_of_a_bucket_come_from_a_secret_that_need_not_be_there(name: str) -> None:
+    (pod,) = [each for each in objects(name) if manifests.containers(each)]
+    (source,) = _first_container(pod)["envFrom"]
+    assert source == {"secretRef": {"name": "remora-storage", "optional": True}}
+
+
+def egress_of(name: str) -> set[tuple[str, int]]:
+    """The address (* for any) and port of all that the policy of a set lets out."""
+    return {
+        (place.get("ipBlock", {}).get("cidr", "*"), port["port"])
+        for rule in one(name, "NetworkPolicy")["spec"]["egress"]
+        for place in rule.get("to", [{}])
+        for port in rule["ports"]
+    }
+
+
+def test_traces_reach_a_collector_and_credentials_come_where_the_platform_has_a_server_for_them() -> None:
+    assert {("*", 4317), ("*", 4318), ("*", 443), ("*", 53)} == egress_of("overlays/gpu")
+    assert egress_of("overlays/gpu-eks") - egress_of("overlays/gpu") == {("169.254.170.23/32", 80)}
+    google = {(f"169.254.169.{host}/32", port) for host in (252, 254) for port in (80, 988)}
+    assert egress_of("overlays/gpu-gke") - egress_of("overlays/gpu") == google
+
+
+def test_the_runtime_does_not_take_the_name_of_the_one_that_is_generated() -> None:
+    generated = (ROOT / "adapters" / "remora_adapters" / "manifests" / "kserve.py").read_text()
+    runtime = one("kserve", "ServingRuntime")["metadata"]["name"]
+    assert "  name: remora\n" in generated
+    assert runtime != "remora"
+    assert one("kserve", "InferenceService")["spec"]["predictor"]["model"]["runtime"] == runtime
+
+
+@pytest.mark.parametrize("name", ["knative", "kserve", "overlays/gpu"])
+def test_the_documented_command_leaves_no_name_of_an_example(name: str) -> None:
+    page = (ROOT / "docs" / "infrastructure.md").read_text()
+    command = re.search(r"\| (sed -e 's\|remora:gpu\|.*?) \| kubectl apply -f -", page, re.DOTALL)
+    assert command
+    sent = yaml.safe_dump_all(objects(name))
+    edit = command[1].replace("\\\n", " ").replace("REGISTRY", "registry.example").replace("DIGEST", "0" * 64)
+    done = subprocess.run(["sh", "-c", edit], input=sent, capture_output=True, text=True, check=True)
+    assert "registry.example/remora@sha256:" in done.stdout
+    assert not re.findall(r"remora:gpu|example-models", done.stdout)
+
+
+# -- the files --------------------------------------------------------------------------------------------------------
 
 
 def test_every_yaml_file_is_part_of_a_set() -> None:

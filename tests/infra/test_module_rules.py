@@ -19,7 +19,10 @@ OWNED_BY_OTHERS = {
     ("azure-ml", "azapi_resource"): "body.sku.capacity",
 }
 # What cannot be changed while it is used: the new one comes first, and so under another name.
-REPLACED_IN_USE = {"aws_sagemaker_model": "model_name", "aws_cloudformation_stack.configuration": "configuration_name"}
+REPLACED_IN_USE = {
+    "aws_sagemaker_model": r"\n    model   = \"\$\{var\.name\}-\$\{substr\(sha256\(",
+    "aws_cloudformation_stack.configuration": r"configurations = .*\n\s+\"\$\{var\.name\}-\$\{substr\(sha256\(",
+}
 
 
 def text(module: str) -> str:
@@ -39,12 +42,17 @@ def test_images_are_named_by_digest(module: str) -> None:
     assert r"@sha256:[0-9a-f]{64}$" in text(module)
 
 
-@pytest.mark.parametrize(("kind", "name"), REPLACED_IN_USE.items())
-def test_what_is_replaced_while_in_use_comes_first_and_under_a_new_name(kind: str, name: str) -> None:
+@pytest.mark.parametrize(("kind", "naming"), REPLACED_IN_USE.items())
+def test_what_is_replaced_while_in_use_comes_first_and_under_a_new_name(kind: str, naming: str) -> None:
     (body,) = resources("aws-sagemaker", kind)
     assert "create_before_destroy = true" in body
-    assert re.search(rf"\bname\s+= local\.{name}\b", body)
-    assert re.search(rf"^  {name}\s+= .*sha256\(jsonencode\(", text("aws-sagemaker"), re.MULTILINE)
+    assert re.search(r"^  for_each\s+= .*\n  name\s+= each\.key$", body, re.MULTILINE)
+    assert re.search(naming, text("aws-sagemaker"))
+
+
+def test_an_endpoint_that_was_rolled_back_is_not_taken_for_updated() -> None:
+    (body,) = resources("aws-sagemaker", "aws_sagemaker_endpoint")
+    assert re.search(r"postcondition \{\s+condition\s+= self\.endpoint_config_name == ", body)
 
 
 @pytest.mark.parametrize(("module", "kind"), OWNED_BY_OTHERS)

@@ -8,13 +8,16 @@ mock_provider "aws" {
     defaults = { partition = "aws" }
   }
   mock_data "aws_region" {
-    defaults = { name = "eu-west-1" }
+    defaults = { id = "eu-west-1" }
   }
   mock_resource "aws_iam_role" {
     defaults = { arn = "arn:aws:iam::111122223333:role/remora" }
   }
   mock_resource "aws_cloudformation_stack" {
     defaults = { outputs = { Name = "configuration" } }
+  }
+  mock_resource "aws_sagemaker_endpoint" {
+    defaults = { endpoint_config_name = "configuration" }
   }
   mock_resource "aws_appautoscaling_policy" {
     defaults = { arn = "arn:aws:autoscaling:eu-west-1:111122223333:scalingPolicy:1:resource/sagemaker:policyName/wake" }
@@ -29,8 +32,12 @@ variables {
 
 run "a_gpu_endpoint_gets_the_ami_with_cuda_13" {
   command = plan
+  variables {
+    instance_type = "ml.g5.xlarge"
+    gpu_image     = true
+  }
   assert {
-    condition     = local.production_variant.InferenceAmiVersion == "al2023-ami-sagemaker-inference-gpu-4-1"
+    condition     = local.production_variants[0].InferenceAmiVersion == "al2023-ami-sagemaker-inference-gpu-4-1"
     error_message = "the wheels of the gpu extra need CUDA 13, and so the AMI with driver 580"
   }
   assert {
@@ -49,18 +56,15 @@ run "the_configuration_is_named_within_what_an_endpoint_takes" {
     name = "a234567890b234567890c234567890d234567890"
   }
   assert {
-    condition     = length(local.configuration_name) <= 63 && aws_cloudformation_stack.configuration.name == local.configuration_name
+    condition     = length(local.configuration_name) <= 63 && aws_cloudformation_stack.configuration[local.configuration_name].name == local.configuration_name
     error_message = "an endpoint takes 63 characters, and a name that CloudFormation makes up may be longer"
   }
 }
 
 run "a_cpu_endpoint_keeps_the_default_ami" {
   command = plan
-  variables {
-    instance_type = "ml.c7i.large"
-  }
   assert {
-    condition     = !contains(keys(local.production_variant), "InferenceAmiVersion")
+    condition     = !contains(keys(local.production_variants[0]), "InferenceAmiVersion")
     error_message = "a GPU AMI on an instance without GPU"
   }
 }
@@ -68,7 +72,7 @@ run "a_cpu_endpoint_keeps_the_default_ami" {
 run "a_prefix_is_read_as_it_lies" {
   command = plan
   assert {
-    condition     = aws_sagemaker_model.this.primary_container[0].model_data_source[0].s3_data_source[0].s3_data_type == "S3Prefix"
+    condition     = aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_source[0].s3_data_source[0].s3_data_type == "S3Prefix"
     error_message = "a prefix is not an archive"
   }
 }
@@ -79,7 +83,7 @@ run "an_archive_is_unpacked" {
     model_uri = "s3://example-models/models.tar.gz"
   }
   assert {
-    condition     = aws_sagemaker_model.this.primary_container[0].model_data_source[0].s3_data_source[0].compression_type == "Gzip"
+    condition     = aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_source[0].s3_data_source[0].compression_type == "Gzip"
     error_message = "an archive is unpacked by SageMaker"
   }
 }
@@ -89,15 +93,137 @@ run "async_wakes_from_nothing" {
   variables {
     mode     = "async"
     capacity = { min = 0, max = 3 }
-    async    = { output_uri = "s3://example-answers/remora" }
+    async    = { input_uri = "s3://example-requests/in/", output_uri = "s3://example-answers/remora", target_backlog = 3 }
   }
   assert {
     condition     = aws_appautoscaling_target.variant[0].min_capacity == 0 && aws_cloudwatch_metric_alarm.wake[0].metric_name == "HasBacklogWithoutCapacity"
     error_message = "from no instance the first must come by an alarm"
   }
   assert {
+    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Resource if s.Sid == "ReadRequests"]) == ["arn:aws:s3:::example-requests/in/*"]
+    error_message = "the role must read the requests"
+  }
+  assert {
+    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s if s.Sid == "ListRequestsAndAnswers"]).Condition.StringLike["s3:prefix"] == ["in/*", "remora/*"]
+    error_message = "the role must list requests and answers"
+  }
+  assert {
+    condition     = contains(one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Action if s.Sid == "WriteAnswers"]), "s3:AbortMultipartUpload")
+    error_message = "large answers are written in parts, which must be given up when one fails"
+  }
+  assert {
+    condition     = strcontains(output.invoke, "s3://example-requests/in/request.json")
+    error_message = "the printed command must name a place that the role may read"
+  }
+  assert {
+    condition     = aws_appautoscaling_policy.backlog[0].target_tracking_scaling_policy_configuration[0].target_value == 3
+    error_message = "a backlog is not a concurrency"
+  }
+  assert {
     condition     = length(aws_sagemaker_endpoint.this.deployment_config) == 0
-    error_message = "asynchronous endpoints know no traffic shifting"
+    error_message = "an endpoint that gets alarms for its rollouts later is replaced"
+  }
+}
+
+run "an_asynchronous_rollout_is_guarded_when_asked" {
+  command = plan
+  variables {
+    mode    = "async"
+    async   = { input_uri = "s3://example-requests/in", output_uri = "s3://example-answers/remora" }
+    rollout = { type = "ROLLING", step_percent = 25 }
+  }
+  assert {
+    condition     = aws_sagemaker_endpoint.this.deployment_config[0].rolling_update_policy[0].maximum_batch_size[0].value == 25 && length(aws_sagemaker_endpoint.this.deployment_config[0].auto_rollback_configuration[0].alarms) == 2
+    error_message = "a rolling update with its alarms"
+  }
+}
+
+run "one_instance_has_no_half_for_a_canary" {
+  command = plan
+  assert {
+    condition     = aws_sagemaker_endpoint.this.deployment_config[0].blue_green_update_policy[0].traffic_routing_configuration[0].type == "ALL_AT_ONCE"
+    error_message = "a canary takes at most half of the instances"
+  }
+}
+
+run "two_instances_have_a_canary" {
+  command = plan
+  variables {
+    capacity = { min = 2, max = 6, initial = 5 }
+  }
+  assert {
+    condition     = aws_sagemaker_endpoint.this.deployment_config[0].blue_green_update_policy[0].traffic_routing_configuration[0].canary_size[0].value == 20
+    error_message = "a fifth of the capacity goes first"
+  }
+  assert {
+    condition     = local.production_variants[0].InitialInstanceCount == 5
+    error_message = "a rollout under load starts with as many instances as run now"
+  }
+}
+
+run "traffic_moves_in_steps" {
+  command = plan
+  variables {
+    capacity = { min = 4, max = 6 }
+    rollout  = { type = "LINEAR", step_percent = 25 }
+  }
+  assert {
+    condition     = aws_sagemaker_endpoint.this.deployment_config[0].blue_green_update_policy[0].traffic_routing_configuration[0].linear_step_size[0].value == 25
+    error_message = "a quarter at a time"
+  }
+}
+
+run "keys_of_volumes_and_of_objects_are_apart" {
+  command = apply
+  variables {
+    instance_type       = "ml.g5.xlarge"
+    gpu_image           = true
+    objects_kms_key_arn = "arn:aws:kms:eu-west-1:111122223333:key/objects"
+  }
+  assert {
+    condition     = !contains(keys(jsondecode(aws_cloudformation_stack.configuration[local.configuration_name].template_body).Resources.Configuration.Properties), "KmsKeyId")
+    error_message = "SageMaker refuses a key for the volume of an instance with NVMe disks"
+  }
+  assert {
+    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Resource if s.Sid == "UseKey"]) == ["arn:aws:kms:eu-west-1:111122223333:key/objects"]
+    error_message = "the role must open encrypted models"
+  }
+}
+
+run "the_volume_has_a_key_where_it_may" {
+  command = apply
+  variables {
+    volume_kms_key_arn = "arn:aws:kms:eu-west-1:111122223333:key/volume"
+  }
+  assert {
+    condition     = jsondecode(aws_cloudformation_stack.configuration[local.configuration_name].template_body).Resources.Configuration.Properties.KmsKeyId == "arn:aws:kms:eu-west-1:111122223333:key/volume"
+    error_message = "the key of the volume belongs to the configuration"
+  }
+  assert {
+    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Action if s.Sid == "GrantVolumeKey"]) == ["kms:CreateGrant"]
+    error_message = "SageMaker attaches the volume under a grant of the role"
+  }
+}
+
+run "a_role_that_is_there_is_taken" {
+  command = plan
+  variables {
+    role_arn = "arn:aws:iam::111122223333:role/organisation"
+  }
+  assert {
+    condition     = length(aws_iam_role.endpoint) == 0 && length(aws_iam_role_policy.endpoint) == 0 && aws_sagemaker_model.this[local.model_name].execution_role_arn == "arn:aws:iam::111122223333:role/organisation"
+    error_message = "no role beside the one that is named"
+  }
+}
+
+run "a_role_made_here_keeps_within_the_boundary" {
+  command = plan
+  variables {
+    permissions_boundary_arn = "arn:aws:iam::111122223333:policy/boundary"
+  }
+  assert {
+    condition     = aws_iam_role.endpoint[0].permissions_boundary == "arn:aws:iam::111122223333:policy/boundary"
+    error_message = "organisations refuse a role without its boundary"
   }
 }
 
@@ -107,7 +233,7 @@ run "serverless_has_no_instances" {
     mode = "serverless"
   }
   assert {
-    condition     = !contains(keys(local.production_variant), "InstanceType") && length(aws_appautoscaling_target.variant) == 0
+    condition     = !contains(keys(local.production_variants[0]), "InstanceType") && length(aws_appautoscaling_target.variant) == 0
     error_message = "serverless scales by itself"
   }
 }
@@ -127,7 +253,7 @@ run "scale_to_zero_is_a_component_of_a_stack" {
     error_message = "the component's copies may go down to none"
   }
   assert {
-    condition     = !contains(keys(jsondecode(aws_cloudformation_stack.configuration.template_body).Resources.Configuration.Properties.ProductionVariants[0]), "ModelName")
+    condition     = !contains(keys(jsondecode(aws_cloudformation_stack.configuration[local.configuration_name].template_body).Resources.Configuration.Properties.ProductionVariants[0]), "ModelName")
     error_message = "a variant that carries components names no model"
   }
   assert {
@@ -139,23 +265,23 @@ run "scale_to_zero_is_a_component_of_a_stack" {
 run "the_role_reads_its_models_and_no_others" {
   command = apply
   assert {
-    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint.policy).Statement : s.Resource if s.Sid == "ReadModels"]) == ["arn:aws:s3:::example-models/repository/*"]
+    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Resource if s.Sid == "ReadModels"]) == ["arn:aws:s3:::example-models/repository/*"]
     error_message = "the role may read too much or too little of S3"
   }
   assert {
-    condition     = alltrue([for s in jsondecode(aws_iam_role_policy.endpoint.policy).Statement : !contains(s.Action, "*") && !anytrue([for a in s.Action : endswith(a, ":*")])])
+    condition     = alltrue([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : !contains(s.Action, "*") && !anytrue([for a in s.Action : endswith(a, ":*")])])
     error_message = "an action is not named"
   }
   assert {
-    condition     = toset([for s in jsondecode(aws_iam_role_policy.endpoint.policy).Statement : s.Sid if contains(s.Resource, "*")]) == toset(["PullToken", "WriteMetrics"])
+    condition     = toset([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Sid if contains(s.Resource, "*")]) == toset(["PullToken", "WriteMetrics"])
     error_message = "only what has no resource may be allowed on all"
   }
   assert {
-    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint.policy).Statement : s.Resource if s.Sid == "PullImage"]) == ["arn:aws:ecr:eu-west-1:*:repository/team/remora"]
+    condition     = one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Resource if s.Sid == "PullImage"]) == ["arn:aws:ecr:eu-west-1:*:repository/team/remora"]
     error_message = "the role pulls the image that is named"
   }
   assert {
-    condition     = jsondecode(aws_iam_role.endpoint.assume_role_policy).Statement[0].Condition.StringEquals["aws:SourceAccount"] == "111122223333"
+    condition     = jsondecode(aws_iam_role.endpoint[0].assume_role_policy).Statement[0].Condition.StringEquals["aws:SourceAccount"] == "111122223333"
     error_message = "SageMaker may take the role for this account alone"
   }
 }

@@ -104,3 +104,88 @@ run "a_canary_of_more_than_half" {
   }
   expect_failures = [var.rollout]
 }
+
+run "gpus_below_an_image_without_cuda" {
+  command = plan
+  variables {
+    instance_type = "ml.g5.xlarge"
+  }
+  expect_failures = [var.instance_type]
+}
+
+run "a_key_for_the_volume_of_a_gpu_instance" {
+  command = plan
+  variables {
+    instance_type      = "ml.g5.xlarge"
+    gpu_image          = true
+    volume_kms_key_arn = "arn:aws:kms:eu-west-1:111122223333:key/volume"
+  }
+  expect_failures = [var.volume_kms_key_arn]
+}
+
+run "a_key_for_the_volume_of_an_instance_with_disks" {
+  command = plan
+  variables {
+    instance_type      = "ml.m6id.large"
+    volume_kms_key_arn = "arn:aws:kms:eu-west-1:111122223333:key/volume"
+  }
+  expect_failures = [var.volume_kms_key_arn]
+}
+
+run "a_canary_of_one_instance" {
+  command = plan
+  variables {
+    rollout = { type = "CANARY" }
+  }
+  expect_failures = [var.rollout]
+}
+
+run "a_rollout_of_components" {
+  command = plan
+  variables {
+    mode    = "scale-to-zero"
+    rollout = { type = "ALL_AT_ONCE" }
+  }
+  expect_failures = [var.rollout]
+}
+
+run "a_bucket_without_models" {
+  command = plan
+  variables {
+    create_bucket = true
+  }
+  expect_failures = [var.create_bucket]
+}
+
+run "models_out_of_an_empty_folder" {
+  command = plan
+  variables {
+    models_path = "./tests/nothing"
+  }
+  expect_failures = [var.models_path]
+}
+
+run "an_earlier_release_by_tag" {
+  command = plan
+  variables {
+    previous = [{ image_uri = "remora:latest", model_uri = "s3://example-models/repository/" }]
+  }
+  expect_failures = [var.previous]
+}
+
+run "more_to_begin_with_than_there_may_be" {
+  command = plan
+  variables {
+    capacity = { min = 1, max = 2, initial = 3 }
+  }
+  expect_failures = [var.capacity]
+}
+
+run "async_without_a_place_for_requests" {
+  command = plan
+  variables {
+    mode  = "async"
+    async = { input_uri = "requests", output_uri = "s3://example-answers/remora" }
+  }
+  expect_failures = [var.async]
+}

@@ -22,7 +22,7 @@ run "traffic_goes_where_it_is_sent" {
   variables {
     deployments = {
       blue  = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100 }
-      green = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", mirror = 20, model_version = "2" }
+      green = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", mirror = 20, model_uri = "azureml://datastores/workspaceblobstore/paths/models-2" }
     }
   }
   assert {
@@ -30,8 +30,12 @@ run "traffic_goes_where_it_is_sent" {
     error_message = "a mirrored deployment gets copies and no traffic of its own"
   }
   assert {
-    condition     = toset(keys(azapi_resource.model)) == toset(["1", "2"])
-    error_message = "each version of the model is registered once"
+    condition     = toset([for each in azapi_resource.model : each.body.properties.modelUri]) == toset(["azureml://datastores/workspaceblobstore/paths/models", "azureml://datastores/workspaceblobstore/paths/models-2"])
+    error_message = "a deployment serves the models that it names"
+  }
+  assert {
+    condition     = local.versions["blue"] != local.versions["green"]
+    error_message = "a version cannot be changed, so that other models are another version"
   }
 }
 
@@ -101,4 +105,37 @@ run "without_deployments_there_is_a_registry_to_push_the_first_image_to" {
     condition     = length(azurerm_container_registry.this) == 1 && length(azapi_resource.deployment) == 0
     error_message = "an image is named by its digest, which it gets in the registry"
   }
+}
+
+run "gpus_are_watched_where_there_are_some" {
+  command = plan
+  variables {
+    deployments = {
+      blue  = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100 }
+      green = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", gpu_image = true, instance_type = "Standard_NC4as_T4_v3" }
+    }
+  }
+  assert {
+    condition     = { for name, each in azurerm_monitor_autoscale_setting.deployment : name => each.profile[0].rule[0].metric_trigger[0].metric_name } == { blue = "CpuUtilizationPercentage", green = "GpuUtilizationPercentage" }
+    error_message = "the processors of a GPU instance idle while its batches queue"
+  }
+}
+
+run "the_printed_command_asks_at_a_route_that_takes_requests" {
+  command = apply
+  assert {
+    condition     = strcontains(output.invoke, "/score'") && strcontains(output.invoke, "get-access-token") && !strcontains(output.invoke, "online-endpoint invoke")
+    error_message = "the scoring route is /, which takes no POST"
+  }
+}
+
+run "two_places_under_one_version" {
+  command = plan
+  variables {
+    deployments = {
+      blue  = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100, model_version = "1" }
+      green = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", model_version = "1", model_uri = "azureml://datastores/workspaceblobstore/paths/models-2" }
+    }
+  }
+  expect_failures = [azapi_resource.model]
 }

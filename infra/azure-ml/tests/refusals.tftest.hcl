@@ -84,3 +84,19 @@ run "a_workspace_by_its_name" {
   }
   expect_failures = [var.workspace]
 }
+
+run "gpus_below_an_image_without_cuda" {
+  command = plan
+  variables {
+    deployments = { blue = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100, instance_type = "Standard_NC4as_T4_v3" } }
+  }
+  expect_failures = [var.deployments]
+}
+
+run "a_deployment_without_models" {
+  command = plan
+  variables {
+    model_uri = null
+  }
+  expect_failures = [var.deployments]
+}

@@ -28,7 +28,9 @@ run "an_image_by_tag" {
 run "a_gpu_with_too_little_memory" {
   command = plan
   variables {
-    resources = { cpu = 4, memory_gib = 8 }
+    gpu        = "nvidia-l4"
+    image_cuda = 12
+    resources  = { cpu = 4, memory_gib = 8 }
   }
   expect_failures = [var.resources]
 }
@@ -63,4 +65,38 @@ run "a_start_that_takes_too_long" {
     startup_seconds = 600
   }
   expect_failures = [var.startup_seconds]
+}
+
+run "a_gpu_below_an_image_without_cuda" {
+  command = plan
+  variables {
+    gpu = "nvidia-l4"
+  }
+  expect_failures = [var.gpu]
+}
+
+run "an_l4_below_cuda_13" {
+  command = plan
+  variables {
+    gpu        = "nvidia-l4"
+    image_cuda = 13
+  }
+  expect_failures = [var.gpu]
+}
+
+run "a_large_gpu_on_a_small_instance" {
+  command = plan
+  variables {
+    gpu        = "nvidia-rtx-pro-6000"
+    image_cuda = 13
+  }
+  expect_failures = [var.resources]
+}
+
+run "a_door_of_another_name" {
+  command = plan
+  variables {
+    ingress = "all"
+  }
+  expect_failures = [var.ingress]
 }

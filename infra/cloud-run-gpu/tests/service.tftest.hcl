@@ -11,6 +11,15 @@ variables {
 
 run "a_gpu_instance" {
   command = plan
+  variables {
+    gpu        = "nvidia-l4"
+    image_cuda = 12
+    secrets    = { HF_TOKEN = "hugging-face" }
+  }
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].env[0].value_source[0].secret_key_ref[0].secret == "hugging-face"
+    error_message = "a secret comes out of Secret Manager"
+  }
   assert {
     condition     = google_cloud_run_v2_service.this.template[0].containers[0].resources[0].limits["nvidia.com/gpu"] == "1" && google_cloud_run_v2_service.this.template[0].node_selector[0].accelerator == "nvidia-l4"
     error_message = "an instance has its GPU"
@@ -32,7 +41,6 @@ run "a_gpu_instance" {
 run "without_a_gpu" {
   command = plan
   variables {
-    gpu       = null
     resources = { cpu = 2, memory_gib = 2 }
   }
   assert {

@@ -4,6 +4,9 @@ mock_provider "aws" {
   mock_data "aws_partition" {
     defaults = { partition = "aws" }
   }
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "111122223333" }
+  }
   mock_resource "aws_iam_role" {
     defaults = { arn = "arn:aws:iam::111122223333:role/remora" }
   }
@@ -21,7 +24,7 @@ variables {
 run "it_reads_its_models_and_writes_its_log" {
   command = apply
   assert {
-    condition     = toset(flatten([for s in jsondecode(aws_iam_role_policy.this.policy).Statement : s.Action])) == toset(["logs:CreateLogStream", "logs:PutLogEvents", "s3:GetObject", "s3:ListBucket"])
+    condition     = toset(flatten([for s in jsondecode(aws_iam_role_policy.this[0].policy).Statement : s.Action])) == toset(["logs:CreateLogStream", "logs:PutLogEvents", "s3:GetObject", "s3:ListBucket"])
     error_message = "a right too many or too few"
   }
   assert {
@@ -44,7 +47,7 @@ run "models_in_the_image_need_no_rights" {
     model_uri = null
   }
   assert {
-    condition     = toset(flatten([for s in jsondecode(aws_iam_role_policy.this.policy).Statement : s.Action])) == toset(["logs:CreateLogStream", "logs:PutLogEvents"])
+    condition     = toset(flatten([for s in jsondecode(aws_iam_role_policy.this[0].policy).Statement : s.Action])) == toset(["logs:CreateLogStream", "logs:PutLogEvents"])
     error_message = "nothing is read from S3"
   }
 }
@@ -57,5 +60,42 @@ run "kept_warm_takes_a_version_and_an_alias" {
   assert {
     condition     = aws_lambda_function.this.publish && aws_lambda_provisioned_concurrency_config.live[0].provisioned_concurrent_executions == 2 && aws_lambda_function_url.this[0].qualifier == "live"
     error_message = "provisioned concurrency belongs to a version, and the address to its alias"
+  }
+}
+
+run "lambda_takes_the_role_for_this_account_alone" {
+  command = apply
+  variables {
+    permissions_boundary_arn = "arn:aws:iam::111122223333:policy/boundary"
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role.this[0].assume_role_policy).Statement[0].Condition.StringEquals["aws:SourceAccount"] == "111122223333"
+    error_message = "another account could have Lambda use the role"
+  }
+  assert {
+    condition     = aws_iam_role.this[0].permissions_boundary == "arn:aws:iam::111122223333:policy/boundary"
+    error_message = "organisations refuse a role without its boundary"
+  }
+}
+
+run "sampled_events_may_be_written" {
+  command = apply
+  variables {
+    tracing = true
+  }
+  assert {
+    condition     = contains(flatten([for s in jsondecode(aws_iam_role_policy.this[0].policy).Statement : s.Action]), "xray:PutTraceSegments") && aws_lambda_function.this.tracing_config[0].mode == "Active"
+    error_message = "traces need the right to be written"
+  }
+}
+
+run "a_role_that_is_there_is_taken" {
+  command = plan
+  variables {
+    role_arn = "arn:aws:iam::111122223333:role/organisation"
+  }
+  assert {
+    condition     = length(aws_iam_role.this) == 0 && aws_lambda_function.this.role == "arn:aws:iam::111122223333:role/organisation"
+    error_message = "no role beside the one that is named"
   }
 }

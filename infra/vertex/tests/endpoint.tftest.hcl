@@ -4,6 +4,9 @@ mock_provider "google" {
   mock_resource "google_service_account" {
     defaults = { email = "remora@example-project.iam.gserviceaccount.com" }
   }
+  mock_resource "google_vertex_ai_endpoint" {
+    defaults = { dedicated_endpoint_dns = "remora.europe-west1-1.prediction.vertexai.goog" }
+  }
 }
 
 variables {
@@ -15,6 +18,18 @@ variables {
 
 run "the_commands_name_what_was_made" {
   command = apply
+  variables {
+    gpu_image = true
+    machine   = { type = "g2-standard-8", accelerator = "NVIDIA_L4" }
+  }
+  assert {
+    condition     = strcontains(output.deploy[0], "--model-id=${local.model_id} ") && strcontains(output.deploy[1], "--model=${local.model_id} ")
+    error_message = "nothing is left to paste between the two commands"
+  }
+  assert {
+    condition     = startswith(output.endpoint_url, "https://remora.europe-west1-1.prediction.vertexai.goog/v1/") && strcontains(output.invoke, ":predict")
+    error_message = "a dedicated endpoint answers at its own name only"
+  }
   assert {
     condition     = strcontains(output.deploy[0], "--artifact-uri=gs://example-models/repository") && strcontains(output.deploy[0], "@sha256:")
     error_message = "the upload names models and image"
@@ -33,5 +48,16 @@ run "without_a_gpu_none_is_asked_for" {
   assert {
     condition     = !strcontains(output.deploy[1], "--accelerator")
     error_message = "no accelerator"
+  }
+}
+
+run "a_shared_endpoint_answers_at_the_shared_name" {
+  command = apply
+  variables {
+    dedicated = false
+  }
+  assert {
+    condition     = startswith(output.endpoint_url, "https://europe-west1-aiplatform.googleapis.com/v1/")
+    error_message = "the region's name"
   }
 }

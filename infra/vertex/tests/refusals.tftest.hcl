@@ -48,3 +48,11 @@ run "a_name_too_short_for_an_account" {
   }
   expect_failures = [var.name]
 }
+
+run "a_gpu_below_an_image_without_cuda" {
+  command = plan
+  variables {
+    machine = { type = "g2-standard-8", accelerator = "NVIDIA_L4" }
+  }
+  expect_failures = [var.machine]
+}

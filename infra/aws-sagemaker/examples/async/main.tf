@@ -5,7 +5,7 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.100"
+      version = ">= 5.100, < 7"
     }
   }
 }
@@ -23,7 +23,7 @@ module "remora" {
   model_uri = "s3://example-models/repository/"
   image_uri = var.image_uri
   capacity  = { min = 0, max = 4 }
-  async     = { output_uri = "s3://example-answers/remora" }
+  async     = { input_uri = "s3://example-requests/remora", output_uri = "s3://example-answers/remora" }
 }
 
 output "invoke" {

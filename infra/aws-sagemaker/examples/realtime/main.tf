@@ -5,13 +5,13 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.100"
+      version = ">= 5.100, < 7"
     }
   }
 }
 
 variable "image_uri" {
-  description = "The image built from containers/sagemaker, by digest."
+  description = "The image built from containers/sagemaker with the gpu extra, by digest."
   type        = string
 }
 
@@ -21,6 +21,7 @@ module "remora" {
   name          = "remora-realtime"
   model_uri     = "s3://example-models/repository/"
   image_uri     = var.image_uri
+  gpu_image     = true
   instance_type = "ml.g5.xlarge"
   capacity      = { min = 1, max = 4 }
 }

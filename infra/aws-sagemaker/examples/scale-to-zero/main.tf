@@ -5,13 +5,13 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = "~> 5.100"
+      version = ">= 5.100, < 7"
     }
   }
 }
 
 variable "image_uri" {
-  description = "The image built from containers/sagemaker, by digest."
+  description = "The image built from containers/sagemaker with the gpu extra, by digest."
   type        = string
 }
 
@@ -22,6 +22,7 @@ module "remora" {
   mode          = "scale-to-zero"
   model_uri     = "s3://example-models/repository/"
   image_uri     = var.image_uri
+  gpu_image     = true
   instance_type = "ml.g6.xlarge"
   capacity      = { min = 0, max = 2 }
   component     = { memory_mb = 8192 }

@@ -1,4 +1,4 @@
-# Nine of ten requests go to the deployment that is known to work, one to the new one.
+# One deployment on processors, with all traffic. Applied without an image first, it makes workspace and registry.
 
 terraform {
   required_version = ">= 1.9"
@@ -15,24 +15,58 @@ terraform {
 }
 
 provider "azurerm" {
+  subscription_id = var.subscription_id
   features {}
 }
 
-variable "image_uri" {
-  description = "The image built from containers/azureml, by digest."
+variable "subscription_id" {
+  description = "The subscription; null for that of ARM_SUBSCRIPTION_ID."
   type        = string
+  default     = null
+}
+
+variable "resource_group_name" {
+  description = "The resource group, which is there already."
+  type        = string
+  default     = "example"
+}
+
+variable "location" {
+  description = "The region."
+  type        = string
+  default     = "westeurope"
+}
+
+variable "name" {
+  description = "The endpoint's name: unique in the region."
+  type        = string
+  default     = "remora-example"
+}
+
+variable "model_uri" {
+  description = "Where the models are."
+  type        = string
+  default     = "azureml://datastores/workspaceblobstore/paths/models"
+}
+
+variable "image_uri" {
+  description = "The image built from containers/azureml, by digest; null makes what the push of the image needs."
+  type        = string
+  default     = null
 }
 
 module "remora" {
   source              = "../.."
-  name                = "remora-example"
-  resource_group_name = "example"
-  location            = "westeurope"
-  model_uri           = "azureml://datastores/workspaceblobstore/paths/models"
-  deployments = {
-    blue  = { image_uri = var.image_uri, traffic = 90 }
-    green = { image_uri = var.image_uri, traffic = 10, model_version = "2", instances = { min = 1, max = 1 } }
-  }
+  name                = var.name
+  resource_group_name = var.resource_group_name
+  location            = var.location
+  model_uri           = var.model_uri
+  deployments         = var.image_uri == null ? {} : { blue = { image_uri = var.image_uri, traffic = 100 } }
+}
+
+output "registry" {
+  description = "The registry to push the image to."
+  value       = module.remora.registry
 }
 
 output "invoke" {

@@ -5,13 +5,13 @@ terraform {
   required_providers {
     google = {
       source  = "hashicorp/google"
-      version = "~> 6.50"
+      version = ">= 6.50, < 8"
     }
   }
 }
 
 variable "image_uri" {
-  description = "The image built from containers/gpu, by digest."
+  description = "The image built from containers/gpu with CUDA 12, by digest."
   type        = string
 }
 
@@ -21,6 +21,8 @@ module "remora" {
   region     = "europe-west1"
   model_uri  = "gs://example-models/repository"
   image_uri  = var.image_uri
+  image_cuda = 12
+  gpu        = "nvidia-l4"
   invokers   = ["serviceAccount:app@example-project.iam.gserviceaccount.com"]
 }
 

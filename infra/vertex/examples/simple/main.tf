@@ -5,7 +5,7 @@ terraform {
   required_providers {
     google = {
       source  = "hashicorp/google"
-      version = "~> 6.50"
+      version = ">= 6.50, < 8"
     }
   }
 }
@@ -21,6 +21,8 @@ module "remora" {
   region     = "europe-west4"
   model_uri  = "gs://example-models/repository"
   image_uri  = var.image_uri
+  gpu_image  = true
+  machine    = { type = "g2-standard-8", accelerator = "NVIDIA_L4" }
 }
 
 output "deploy" {

@@ -11,10 +11,23 @@ terraform {
 }
 
 provider "azurerm" {
+  subscription_id = var.subscription_id
   features {}
+}
+
+variable "subscription_id" {
+  description = "The subscription; null for that of ARM_SUBSCRIPTION_ID."
+  type        = string
+  default     = null
+}
+
+variable "cluster_id" {
+  description = "The cluster's resource id."
+  type        = string
+  default     = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/example/providers/Microsoft.ContainerService/managedClusters/example"
 }
 
 module "gpu" {
   source     = "../.."
-  cluster_id = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/example/providers/Microsoft.ContainerService/managedClusters/example"
+  cluster_id = var.cluster_id
 }
