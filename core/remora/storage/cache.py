@@ -1,13 +1,15 @@
-"""Models of clouds on this disk, shared by all processes of the machine; the law: what is seen is whole.
+"""Disk cache of remote models, shared by all processes of the machine.
 
-    objects/KEY, KEY.json     files as they came, and what is known of each; KEY is made of place, ETag and size
-    partial/SOURCE/KEY        files under way, with the journals to go on from
-    models/SNAPSHOT/NAME/...  a model's files under their names: hard links, that appear at once
-    models/SNAPSHOT.using     shared by those who use it, until they end
-    locks/SOURCE              held by the one that brings a model
+    objects/KEY, KEY.json     files as downloaded, with their metadata; KEY is made of location, ETag and size
+    partial/SOURCE/KEY        unfinished files, with the journals to resume from
+    models/SNAPSHOT/NAME/...  a model's files under their names: hard links that appear atomically
+    models/SNAPSHOT.using     lock shared by the processes that use the snapshot, until they end
+    locks/SOURCE              lock of the process that downloads a model
 
-A file is renamed into its place when its bytes are checked. The disk may not have them yet: after a loss of power a
-file is read again and compared with its checksum before anything else sees it (decision 0015).
+A file is renamed into place after its bytes are checked. They may not be on disk yet, so after a reboot a file is read
+and compared with its checksum before it is used (decision 0015).
+
+Invariant: only complete files are visible in objects and models.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a model's folder looks like besides its files.
+    """Layout of a model's folder apart from its files.
 
     Attributes:
-        folders: empty ones that it has.
-        unpack: the files are archives; the folder holds what is in them.
+        folders: empty folders.
+        unpack: the files are archives, to be unpacked into the folder.
     """
 
     folders: Sequence[str] = ()
@@ -58,7 +60,7 @@ _AS_LISTED = Layout()
 
 
 class Fetched(NamedTuple):
-    """A model's folder, and how many bytes had to be brought for it."""
+    """A model's folder, and the number of bytes downloaded for it."""
 
     path: Path
     fetched_bytes: int
@@ -66,13 +68,13 @@ class Fetched(NamedTuple):
 
 
 class ModelCache:
-    """A folder of files by what they are.
+    """Content-addressed cache of model files.
 
     Args:
-        folder: made, for its owner alone, when it is not there.
-        limit_bytes: what it may hold; models not used for the longest time go first, those in use stay.
-        boot: which start of the machine this is.
-        downloads: how files are brought.
+        folder: created with access for its owner only.
+        limit_bytes: maximum size; least recently used models are removed first, except those in use.
+        boot: boot id of the machine.
+        downloads: downloads the files.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, boot: str, downloads: Downloads | None = None) -> None:
@@ -88,13 +90,13 @@ class ModelCache:
     def fetch(
         self, storage: Storage, name: str, files: Mapping[str, StoredObject], layout: Layout = _AS_LISTED
     ) -> Fetched:
-        """A folder ``name`` that holds the objects at the paths of ``files``.
+        """Return a folder ``name`` that contains the objects at the paths of ``files``.
 
-        It stays as it is, and there, while this process lives. Any thread of any process may call; the others wait for
-        the one that downloads.
+        The folder does not change while this process lives. Any thread of any process may call; others wait for the one
+        that downloads.
 
-        Raises UnavailableError when the storage cannot be read, or the folder not be written; ChangedError when the
-        storage has other objects by now; ConfigError for an archive that cannot be unpacked.
+        Raises UnavailableError when the storage cannot be read or the folder not be written; ChangedError when objects
+        were replaced; ConfigError for an archive that cannot be unpacked.
         """
         keys = {path: _key_of(storage, item) for path, item in files.items()}
         snapshot = _snapshot_of(name, keys, layout, self._boot)
@@ -108,7 +110,7 @@ class ModelCache:
             with holding(self._locks / source):
                 fetched = 0
                 for _ in range(_TRIALS):
-                    fetched += self._bring(storage, source, {keys[path]: item for path, item in files.items()})
+                    fetched += self._download(storage, source, {keys[path]: item for path, item in files.items()})
                     if self._use(snapshot) or self._assemble(snapshot, source, name, keys, layout):
                         return Fetched(self._models / snapshot / name, fetched, total)
         except OSError as error:
@@ -116,12 +118,12 @@ class ModelCache:
                 f"cannot keep models in '{self.folder}': {error.strerror or error}. Give a directory that can be "
                 "written, with --model-cache-directory=DIR"
             ) from error
-        raise UnavailableError(f"the cache '{self.folder}' is emptied faster than model '{name}' is brought")
+        raise UnavailableError(f"the cache '{self.folder}' is emptied faster than model '{name}' is downloaded")
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def _bring(self, storage: Storage, source: str, wanted: Mapping[str, StoredObject]) -> int:
-        """Have all objects; how many bytes came. The source's lock is held."""
+    def _download(self, storage: Storage, source: str, wanted: Mapping[str, StoredObject]) -> int:
+        """Download missing objects and return the number of bytes. The caller holds the source's lock."""
         missing = {key: item for key, item in wanted.items() if not self._has(key, item)}
         if not missing:
             return 0
@@ -138,7 +140,7 @@ class ModelCache:
         return fetched
 
     def _has(self, key: str, item: StoredObject) -> bool:
-        """Whether an object is here, whole. One from before the machine's last start is read to tell."""
+        """Return True if an object is complete; one from before the last boot is read and compared."""
         known = self._known(key)
         path = self._objects / key
         try:
@@ -146,7 +148,7 @@ class ModelCache:
                 return False
             if known["boot"] != self._boot:
                 if digest_of_file(path, known["digest"]) != known["digest"]:
-                    _log.warning("%s in the cache is damaged and is brought again", known["source"])
+                    _log.warning("%s in the cache is damaged and is downloaded again", known["source"])
                     path.unlink()
                     return False
                 self._describe(key, known["source"], known["lock"], item.size, known["digest"])
@@ -171,7 +173,7 @@ class ModelCache:
     # -- models --------------------------------------------------------------------------------------------------
 
     def _use(self, snapshot: str) -> bool:
-        """Keep a snapshot from being removed while this process lives; False when it is not there."""
+        """Keep a snapshot from being removed while this process lives; return False if it does not exist."""
         if snapshot in self._in_use:
             return True
         if not (self._models / snapshot).is_dir():
@@ -187,7 +189,7 @@ class ModelCache:
         return True
 
     def _assemble(self, snapshot: str, source: str, name: str, keys: Mapping[str, str], layout: Layout) -> bool:
-        """Make a snapshot out of objects, and use it; False when one of them is gone again."""
+        """Assemble and use a snapshot; return False when one of its objects was removed meanwhile."""
         unfinished = self._partial / source / "model"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True, mode=0o700)
@@ -204,15 +206,15 @@ class ModelCache:
         os.pwrite(descriptor, b"%d" % unpacked, 0)
         unfinished.rename(self._models / snapshot)
         self._keep(snapshot, descriptor)
-        shutil.rmtree(unfinished.parent, ignore_errors=True)  # with what older contents left
+        shutil.rmtree(unfinished.parent, ignore_errors=True)  # including leftovers of older contents
         return True
 
     def _keep(self, snapshot: str, descriptor: int) -> None:
         if self._in_use.setdefault(snapshot, descriptor) != descriptor:
-            os.close(descriptor)  # another thread was quicker
+            os.close(descriptor)  # another thread was faster
 
     def release(self, path: Path) -> None:
-        """A folder that `fetch` gave is not used any more."""
+        """Stop using a folder returned by `fetch`."""
         descriptor = self._in_use.pop(path.parent.name, None)
         if descriptor is not None:
             os.close(descriptor)
@@ -220,7 +222,7 @@ class ModelCache:
     # -- room ----------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """What is there, the longest unused first."""
+        """Return the cached files, least recently used first."""
         found = []
         for path, known in self._all():
             status = path.stat()
@@ -228,7 +230,7 @@ class ModelCache:
         return sorted(found, key=lambda entry: entry.used_ns)
 
     def clear(self) -> int:
-        """Remove all that nobody uses; how many bytes that gave."""
+        """Remove everything that is not in use; return the number of bytes freed."""
         before = self.held_bytes()
         for snapshot in self._snapshots():
             self._remove_snapshot(snapshot)
@@ -240,7 +242,7 @@ class ModelCache:
         return before - self.held_bytes()
 
     def held_bytes(self) -> int:
-        """All files, and what was unpacked of archives."""
+        """Return the size of all files, including unpacked archives."""
         unpacked = 0
         for using in self._models.glob("*.using"):
             with suppress(OSError, ValueError):
@@ -248,7 +250,7 @@ class ModelCache:
         return unpacked + sum(path.stat().st_size for path, _ in self._all())
 
     def _make_room(self, needed: int, storage: Storage, keep: Mapping[str, StoredObject]) -> None:
-        """Remove models that nobody uses until so many bytes more fit. Raises UnavailableError for a full disk."""
+        """Remove unused models until the needed bytes fit. Raises UnavailableError for a full disk."""
         for snapshot in [*self._snapshots(), None]:
             held = self.held_bytes()
             free = shutil.disk_usage(self.folder).free
@@ -260,12 +262,12 @@ class ModelCache:
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise UnavailableError(
-                f"no room for '{storage.location}': {needed} bytes are to come and '{self.folder}' has {free} left. "
+                f"no room for '{storage.location}': it needs {needed} bytes and '{self.folder}' has {free} left. "
                 "Give a larger --model-cache-directory"
             )
 
     def _snapshots(self) -> list[str]:
-        """The longest unused first."""
+        """Return the snapshots, least recently used first."""
         with suppress(OSError):
             used = {path.name.removesuffix(".using"): path for path in self._models.glob("*.using")}
             names = [path.name for path in self._models.iterdir() if path.is_dir()]
@@ -276,12 +278,12 @@ class ModelCache:
         using = self._models / f"{snapshot}.using"
         with suppress(OSError), holding(using, wait=False):
             gone = self._partial / f"{snapshot}.gone"
-            (self._models / snapshot).rename(gone)  # at once: nobody sees half of it
+            (self._models / snapshot).rename(gone)  # atomic, so that no process sees a partial snapshot
             shutil.rmtree(gone, ignore_errors=True)
             using.unlink()
 
     def _remove_objects(self, keep: Mapping[str, StoredObject]) -> None:
-        """Remove the files that no model has."""
+        """Remove the files that belong to no model."""
         for path, known in self._all():
             with suppress(OSError):
                 if path.name in keep or path.stat().st_nlink > 1:
@@ -303,18 +305,18 @@ def _digest(*parts: str) -> str:
 
 
 def _key_of(storage: Storage, item: StoredObject) -> str:
-    """Not of the ETag alone: some are times, and one who writes to one bucket has no say about another."""
+    """Return an object's key; not the ETag alone, which may be a time or chosen by the owner of another bucket."""
     return _digest(storage.identity, item.path, item.etag, str(item.size))
 
 
 def _snapshot_of(name: str, keys: Mapping[str, str], layout: Layout, boot: str) -> str:
-    """A model is assembled anew after each start of the machine, when its files are looked at anew as well."""
+    """Return a snapshot's name, which contains the boot id because files are checked again after each boot."""
     rows = [f"{path}\0{key}" for path, key in sorted(keys.items())]
     return f"{_digest(name, *rows, str(layout.unpack), *sorted(layout.folders))}-{boot[:8] or 'any'}"
 
 
 def _fill(folder: Path, files: Mapping[str, Path], folders: Sequence[str]) -> None:
-    """Raises FileNotFoundError when a file is gone."""
+    """Link files into a folder. Raises FileNotFoundError when a file was removed."""
     folder.mkdir()
     for path in folders:
         folder.joinpath(PurePosixPath(path)).mkdir(parents=True, exist_ok=True)
@@ -325,7 +327,7 @@ def _fill(folder: Path, files: Mapping[str, Path], folders: Sequence[str]) -> No
 
 
 def _unpack(archive: Path, folder: Path) -> int:
-    """How many bytes it takes. Raises FileNotFoundError when the archive is gone, ConfigError for a bad one."""
+    """Unpack an archive and return its size. Raises FileNotFoundError if it was removed, ConfigError if invalid."""
     from remora.storage.archive import unpack
 
     archive.stat()
@@ -338,6 +340,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without hard links
+    except OSError:  # such as a file system without hard links
         shutil.copyfile(source, target)
         target.chmod(0o444)

@@ -1,8 +1,8 @@
-"""Which credentials open a location, from the environment and files that are given. Pure; secrets stay wrapped.
+"""Credentials for a storage location, from the given environment and files.
 
-Triton's credential file comes first and then alone [M22], then Triton's variables (M19-M21), then what the
-platforms hand out: shared AWS profiles here, and the rest (web identity, container and machine roles, Google's
-application default credentials, Azure's managed identities) by obstore, which reads those variables itself.
+Pure; secrets stay wrapped. Triton's credential file, if set, is used exclusively [M22]; then Triton's variables
+[M19-M21]; then those of the platform: shared AWS profiles here, and the rest (web identity, container and machine
+roles, Google's application default credentials, Azure's managed identities) by obstore, which reads their variables.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from remora.storage.location import Location
 FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 
 ReadText = Callable[[str], str]
-"""A file's text. Raises OSError."""
+"""Returns a file's text. Raises OSError."""
 
 _CREDENTIAL_FILE_KEYS = {"s3": "s3", "gs": "gs", "az": "as"}
 _TRUE = ("1", "true", "yes", "on")
 
 
 class AwsKeys(NamedTuple):
-    """Keys that are known now and do not expire while a server runs."""
+    """Known AWS keys that do not expire while a server runs."""
 
     key_id: str
     secret: Secret
@@ -34,13 +34,13 @@ class AwsKeys(NamedTuple):
 
 
 class StorageSettings(NamedTuple):
-    """What a store is opened with.
+    """Settings to open a store with.
 
     Attributes:
-        config: obstore's settings of the cloud; values that are secret are wrapped.
-        keys: AWS keys; they go past obstore's own reading of the environment, so that none of it mixes in.
-        allow_http: whether the endpoint has no TLS.
-        source: where the credentials come from, in words.
+        config: obstore's settings for the cloud; secret values are wrapped.
+        keys: AWS keys; they bypass obstore's reading of the environment, so that the two do not mix.
+        allow_http: True if the endpoint has no TLS.
+        source: a description of where the credentials come from.
     """
 
     config: Mapping[str, str | bool | Secret]
@@ -50,10 +50,10 @@ class StorageSettings(NamedTuple):
 
 
 def settings_for(location: Location, environ: Mapping[str, str], read_text: ReadText) -> StorageSettings:
-    """The settings for one location.
+    """Return the settings for one location.
 
-    Raises InvalidArgumentError for a credential file or profile that cannot be used, UnsupportedError for a profile
-    that needs a login.
+    Raises InvalidArgumentError for an invalid credential file or profile, UnsupportedError for a profile that requires
+    a login.
     """
     if location.cloud == "http":
         return StorageSettings({}, None, location.endpoint.startswith("http://"), "nothing")
@@ -66,7 +66,7 @@ def settings_for(location: Location, environ: Mapping[str, str], read_text: Read
 
 
 def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) -> Any:
-    """What Triton's credential file has for a location, longest prefix first; None without a file."""
+    """Return the entry of Triton's credential file with the longest matching prefix; None without a file."""
     path = environ.get(FILE_VARIABLE)
     if not path:
         return None
@@ -76,7 +76,7 @@ def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) 
         entries = document.get(kind, {})
         prefixes = [prefix for prefix in entries if location.url.startswith(prefix)]
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        # The parser's message may quote what it read.
+        # Without the parser's message, which may quote secrets.
         reason = error.strerror if isinstance(error, OSError) else "it is not the JSON that Triton documents"
         raise InvalidArgumentError(f"cannot read {FILE_VARIABLE} '{path}': {reason}") from None
     if not prefixes:
@@ -115,16 +115,16 @@ def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, en
         keys, region = found.keys, region or found.region
         if keys is not None:
             source = f"AWS profile '{profile or 'default'}'"
-    handed_out = any(environ.get(name) for name in _HANDED_OUT)
-    if keys is None and not handed_out and _is_true(environ, *_UNSIGNED):
-        # Nothing is left that could hand out keys; asking the machine would cost seconds where there is none to ask.
+    platform_has_keys = any(environ.get(name) for name in _PLATFORM_KEYS)
+    if keys is None and not platform_has_keys and _is_true(environ, *_UNSIGNED):
+        # No source of keys is left; asking for a machine role would cost seconds where the machine has none.
         config["skip_signature"], source = True, "nothing: requests are not signed"
     config["region"] = region or "us-east-1"
     return StorageSettings(config, keys, endpoint.startswith("http://"), source)
 
 
 _UNSIGNED = ("awsAnonymousCredential", "AWS_EC2_METADATA_DISABLED", "AWS_SKIP_SIGNATURE")
-_HANDED_OUT = (
+_PLATFORM_KEYS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -132,7 +132,7 @@ _HANDED_OUT = (
 
 
 def _aws_endpoint(environ: Mapping[str, str]) -> str:
-    """As the AWS tools name it, or KServe."""
+    """Return the endpoint of the AWS tools' variables, or of KServe's."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if environ.get(name):
             return environ[name].rstrip("/")
@@ -148,7 +148,7 @@ class _Profile(NamedTuple):
 
 
 def _aws_profile(name: str, environ: Mapping[str, str], read_text: ReadText) -> _Profile:
-    """A profile of AWS's shared files; an empty one when there is none and none was asked for."""
+    """Return a profile of AWS's shared files; empty if there is none and ``name`` is empty."""
     home = environ.get("HOME", "")
     files = (
         (environ.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials", name or "default"),
@@ -162,7 +162,7 @@ def _aws_profile(name: str, environ: Mapping[str, str], read_text: ReadText) -> 
         except OSError:
             continue
         except configparser.Error:
-            raise InvalidArgumentError(f"cannot read the AWS profiles in '{path}': it is no file of profiles") from None
+            raise InvalidArgumentError(f"cannot read the AWS profiles in '{path}': it is not a profile file") from None
         if parser.has_section(section):
             values = {**dict(parser.items(section)), **values}
     if "aws_access_key_id" in values:

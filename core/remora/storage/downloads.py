@@ -1,7 +1,9 @@
-"""Objects into files: many ranges at a time, each straight to its place; the law: a file is whole or it is not there.
+"""Parallel, resumable downloads of objects into files, by ranges.
 
-A file that is under way has a journal beside it: which of its ranges are there. A process that is killed leaves both,
-and the next one goes on from there, unless the machine was started anew since: then nobody knows what reached the disk.
+Beside an unfinished file is a journal of the ranges it has. If a process is killed, the next one resumes from both,
+unless the machine has been rebooted since, because the data may not have reached the disk.
+
+Invariant: a file is complete and checked, or not returned.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from remora.storage import Storage, StoredObject
 RANGE_BYTES = 8 << 20
 CONNECTIONS = 8
 _FILES_AT_ONCE = 64
-"""Each has two descriptors open."""
+"""Each open file has two descriptors."""
 
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class Wanted(NamedTuple):
-    """One object and the file that it becomes while it is under way."""
+    """An object and the partial file that it is downloaded into."""
 
     item: StoredObject
     partial: Path
 
 
 class Arrived(NamedTuple):
-    """An object that is here, whole. ``fetched_bytes`` is what of it came just now; ``digest`` see `Digest`."""
+    """A complete object. ``fetched_bytes`` is the part downloaded by this call; ``digest`` see `Digest`."""
 
     wanted: Wanted
     digest: str
@@ -45,12 +47,13 @@ class Arrived(NamedTuple):
 
 
 class DamagedError(UnavailableError):
-    """What came is not what the storage says it has."""
+    """Raised when the received bytes do not match the storage's checksum."""
 
 
 class Digest:
-    """A checksum of bytes that come piece by piece: MD5 where a storage's can be compared with it, else CRC-32, which
-    costs a sixth and tells damage by accident as well. Its text says which.
+    """Incremental checksum; its text names the kind.
+
+    MD5 if it can be compared with the storage's, else CRC-32, which costs a sixth and also detects accidental damage.
     """
 
     def __init__(self, kind: str) -> None:
@@ -59,19 +62,19 @@ class Digest:
         self._crc32 = 0
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take more bytes."""
+        """Add bytes."""
         if self._md5 is not None:
             self._md5.update(data)
         else:
             self._crc32 = zlib.crc32(data, self._crc32)
 
     def text(self) -> str:
-        """As ``md5:...`` or ``crc32:...``."""
+        """Return ``md5:...`` or ``crc32:...``."""
         return f"{self._kind}:{self._md5.hexdigest() if self._md5 is not None else format(self._crc32, '08x')}"
 
 
 def digest_of_file(path: Path, like: str) -> str:
-    """A file's digest, of the kind that another one is. Raises OSError."""
+    """Return a file's digest of the same kind as ``like``. Raises OSError."""
     digest = Digest(like.partition(":")[0])
     with path.open("rb") as file:
         while piece := file.read(RANGE_BYTES):
@@ -80,23 +83,23 @@ def digest_of_file(path: Path, like: str) -> str:
 
 
 def ranges_of(size: int, range_bytes: int = RANGE_BYTES) -> list[tuple[int, int]]:
-    """The parts that a file of ``size`` bytes is fetched in: contiguous, none longer than ``range_bytes``."""
+    """Split a file of ``size`` bytes into contiguous ranges of at most ``range_bytes``."""
     return [(start, min(start + range_bytes, size)) for start in range(0, size, range_bytes)]
 
 
 def expected_md5(etag: str) -> str:
-    """The MD5 that an ETag is, as those of S3 and Google mostly are; "" for one that is something else."""
+    """Return the MD5 in an ETag, as S3 and Google mostly provide; "" for any other ETag."""
     found = _MD5.fullmatch(etag)
     return found[1] if found else ""
 
 
 class Downloads:
-    """Fetches objects with a few connections.
+    """Downloader of objects over a few connections.
 
     Args:
-        boot: which start of the machine this is; journals of another one are not believed.
-        range_bytes: how much one request asks for.
-        connections: requests at a time, of all downloads together.
+        boot: boot id of the machine; journals of another boot are not trusted.
+        range_bytes: size of one request.
+        connections: maximum of concurrent requests for all downloads together.
     """
 
     def __init__(self, boot: str, range_bytes: int = RANGE_BYTES, connections: int = CONNECTIONS) -> None:
@@ -106,10 +109,10 @@ class Downloads:
         self._etag_is_md5: dict[str, bool] = {}
 
     def fetch(self, storage: Storage, wanted: Sequence[Wanted]) -> Iterator[Arrived]:
-        """Bring objects into their partial files, the small ones first; each is given out when it is whole.
+        """Download objects into their partial files, small ones first, and yield each when it is complete.
 
-        Raises UnavailableError: unreachable, no room left, or damaged on the way; ChangedError for an object that was
-        replaced. What is whole or under way then stays, to go on from.
+        Raises UnavailableError if the storage is unreachable, the disk full or the data damaged; ChangedError for an
+        object that was replaced. Complete and partial files then stay, to resume from.
         """
         ordered = sorted(wanted, key=_by_size)
         for first in range(0, len(ordered), _FILES_AT_ONCE):
@@ -136,14 +139,14 @@ class Downloads:
                 download.close()
 
     def _check(self, storage: Storage, download: _Download) -> Arrived:
-        """Compare with the checksum that the ETag may be.
+        """Compare a file with the checksum that its ETag may be.
 
-        ETags of encrypted buckets look like checksums and are none. So a file that does not fit is fetched again; when
-        the same bytes come twice, the ETags of that storage are no checksums.
+        ETags of encrypted buckets look like checksums without being such. Therefore a mismatching file is downloaded
+        again; if the same bytes arrive twice, the ETags of that storage are not compared any more.
         """
         wanted, digest, expected = download.wanted, download.digest(), download.expected
         if expected and digest != expected and self._etag_is_md5.get(storage.location, True):
-            download.begin_again()
+            download.restart()
             for _ in self._pool.map(lambda number: download.get(storage, number), range(download.count)):
                 pass
             again = download.digest()
@@ -151,7 +154,7 @@ class Downloads:
                 download.discard()
                 raise DamagedError(
                     f"'{wanted.item.path}' of '{storage.location}' arrived damaged twice: its checksum is {again}, "
-                    f"its ETag {wanted.item.etag}. Something on the way changes what it carries"
+                    f"its ETag {wanted.item.etag}. A proxy or the network changes the data"
                 )
             if again == digest:
                 self._etag_is_md5[storage.location] = False
@@ -160,7 +163,7 @@ class Downloads:
         return Arrived(wanted, digest, download.fetched_bytes)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -174,12 +177,12 @@ def _unless(stopped: threading.Event, get: Callable[[Storage, int], None], stora
 
 
 def journal_of(partial: Path) -> Path:
-    """The journal beside a file that is under way."""
+    """Return the path of the journal of a partial file."""
     return partial.with_name(f"{partial.name}.ranges")
 
 
 class _Download:
-    """One file under way. Its ranges may come in any order and on any thread; the checksum follows in order."""
+    """One file in progress. Ranges may arrive in any order on any thread; the checksum is computed in order."""
 
     def __init__(self, wanted: Wanted, boot: str, range_bytes: int, *, compared: bool) -> None:
         self.wanted = wanted
@@ -195,32 +198,32 @@ class _Download:
 
     @property
     def count(self) -> int:
-        """How many ranges it has."""
+        """The number of ranges."""
         return len(self._ranges)
 
     def _reset(self) -> None:
-        self._there: set[int] = set()
+        self._present: set[int] = set()
         self._hashed = 0
         self._hashing = False
         self._digest = Digest("md5" if self.expected else "crc32")
 
     def open(self) -> list[int]:
-        """Make the file, or go on with what is there; the numbers of the ranges that are missing."""
-        there = self._read_journal()
+        """Open the file, resuming if possible, and return the numbers of the missing ranges."""
+        present = self._read_journal()
         self._file = os.open(self.wanted.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._file).st_size != self.wanted.item.size:
-            there = set()
+            present = set()
             os.ftruncate(self._file, self.wanted.item.size)
-        if not there:
+        if not present:
             self._begin_journal()
         else:
             self._log = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._there = there
-        self._follow()
-        return [number for number in range(self.count) if number not in there]
+        self._present = present
+        self._update_digest()
+        return [number for number in range(self.count) if number not in present]
 
-    def begin_again(self) -> None:
-        """Forget what is there."""
+    def restart(self) -> None:
+        """Discard all ranges."""
         self._begin_journal()
         self._reset()
 
@@ -238,11 +241,11 @@ class _Download:
             return set()
         if header != self._header or not lines or not self.wanted.partial.is_file():
             return set()
-        # What follows the last newline was cut off while it was written.
+        # Text after the last newline is a line that was not written completely.
         return {int(line) for line in lines[:-1] if line.isdigit() and int(line) < self.count}
 
     def get(self, storage: Storage, number: int) -> None:
-        """Fetch one range and write it to its place."""
+        """Download one range and write it into the file."""
         start, end = self._ranges[number]
         data = storage.read(self.wanted.item, start, end)
         try:
@@ -259,18 +262,18 @@ class _Download:
                 ) from None
             raise
         with self._lock:
-            self._there.add(number)
+            self._present.add(number)
             self.fetched_bytes += end - start
-        self._follow(number, data)
+        self._update_digest(number, data)
 
-    def _follow(self, fresh: int = -1, data: memoryview | bytes = b"") -> None:
-        """Take what is there without a gap into the checksum; one thread at a time, the others go on fetching.
+    def _update_digest(self, fresh: int = -1, data: memoryview | bytes = b"") -> None:
+        """Add the contiguous ranges to the checksum, on one thread at a time while the others download.
 
         ``data`` is the range ``fresh``, which need not be read back.
         """
         while True:
             with self._lock:
-                if self._hashing or self._hashed not in self._there:
+                if self._hashing or self._hashed not in self._present:
                     return
                 self._hashing, number = True, self._hashed
             start, end = self._ranges[number]
@@ -279,24 +282,24 @@ class _Download:
                 self._hashing, self._hashed = False, number + 1
 
     def digest(self) -> str:
-        """Of the whole file, once all ranges are there."""
+        """Return the digest of the whole file. Raises DamagedError before all ranges are present."""
         if self._hashed != self.count:
-            raise DamagedError(f"'{self.wanted.item.path}' is not whole")
+            raise DamagedError(f"'{self.wanted.item.path}' is incomplete")
         return self._digest.text()
 
     def finish(self) -> None:
-        """The file is whole and checked: readable, and never written again."""
+        """Mark the complete and checked file as read-only and remove its journal."""
         os.fchmod(self._file, 0o444)
         self._journal.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Give the room back."""
+        """Delete the partial file and its journal."""
         with suppress(OSError):
             self._journal.unlink(missing_ok=True)
             self.wanted.partial.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Of the descriptors; the file stays."""
+        """Close the descriptors; the file stays."""
         for descriptor in (self._file, self._log):
             if descriptor >= 0:
                 os.close(descriptor)

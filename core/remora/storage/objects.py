@@ -1,7 +1,7 @@
-"""Buckets of S3, Google and Azure, and files of web servers, through obstore; it is imported when one is opened.
+"""Buckets of S3, Google and Azure, and files of web servers, through obstore, imported on first use.
 
-obstore repeats what fails before its first byte, with growing pauses; a body that breaks off is asked for again here.
-No error text that leaves this module has a query (where signatures are) or a secret of the settings in it.
+obstore retries requests that fail before their first byte, with backoff; interrupted bodies are retried here. Error
+texts of this module contain no query (where signatures are) and no secret of the settings.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "http": "s3"}
 _Answer = TypeVar("_Answer")
 _BAD_NAME = "InvalidPathError"
 _REFUSED = re.compile(r"UnauthenticatedError|PermissionDeniedError|status code: 40[13] ")
-"""In an error's class, or in its text: a listing that is refused is of no class of its own."""
+"""Matches an error's class or text, because a refused listing has no specific class."""
 
 
 class ObjectStorage:
-    """What lies below a path of a bucket, as a `Storage`.
+    """The objects below a path of a bucket, as a `Storage`.
 
     Args:
         location: the bucket and the path.
-        settings: gives what the store is opened with; asked again when credentials are refused, once [M22].
-        retries: how often a request is repeated.
+        settings: returns the store's settings; called again, once, when credentials are refused [M22].
+        retries: maximum of retries per request.
     """
 
     def __init__(self, location: Location, settings: Callable[[], StorageSettings], retries: int = 5) -> None:
@@ -51,7 +51,7 @@ class ObjectStorage:
         self._secrets: tuple[str, ...] = ()
         self._may_be_file = location.cloud == "http" or _ONE_FILE.search(location.path) is not None
         self._folder = location.path
-        """What the paths of objects are relative to: the location, or the folder it is in when it is a file."""
+        """The base of object paths: the location, or its parent if it is a single file."""
 
     @property
     def location(self) -> str:
@@ -60,13 +60,13 @@ class ObjectStorage:
 
     @property
     def identity(self) -> str:
-        """See `Storage`: the same URL may mean another endpoint in another environment."""
+        """The location with its endpoint, which the same URL does not imply; see `Storage`."""
         place, config = self._place, self._settings().config
         endpoint = place.endpoint or config.get("endpoint") or config.get("base_url") or ""
         return "\n".join((place.cloud, str(endpoint), str(config.get("account_name", "")), place.bucket, place.path))
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
-        """See `Storage`. A location that ends like a file is looked for as one first, and then has one object."""
+        """List objects; see `Storage`. A location with a file suffix is first looked up as a single file."""
         if self._may_be_file and not prefix:
             item = self._ask(self._head)
             if item is not None:
@@ -76,15 +76,17 @@ class ObjectStorage:
         return self._ask(lambda store: self._list(store, prefix))
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
-        """See `Storage`."""
+        """Read a range of an object, with retries; see `Storage`."""
         for trial in range(1, _BODY_TRIALS + 1):
             try:
                 return self._ask(lambda store: self._read(store, item, start, end))
             except _BrokenOffError as error:
                 level = logging.WARNING if trial == _BODY_TRIALS else logging.DEBUG
-                _log.log(level, "%s/%s broke off between %d and %d: %s", self.location, item.path, start, end, error)
+                _log.log(
+                    level, "%s/%s was interrupted between %d and %d: %s", self.location, item.path, start, end, error
+                )
         raise UnavailableError(
-            f"cannot read '{item.path}' of '{self.location}': it broke off {_BODY_TRIALS} times. Check the network"
+            f"cannot read '{item.path}' of '{self.location}': interrupted {_BODY_TRIALS} times. Check the network"
         )
 
     # -- one request each --------------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class ObjectStorage:
         try:
             return _stored(obstore.head(store, self._place.path), self._place.name)
         except FileNotFoundError:
-            if self._place.cloud == "http":  # there is no listing to look into
+            if self._place.cloud == "http":  # web servers have no listing
                 raise
             return None
 
@@ -121,12 +123,12 @@ class ObjectStorage:
             except Exception as error:
                 if type(error).__name__ != _BAD_NAME:
                     raise
-                # obstore gives up a listing that holds a name such as "a/../b". Folder by folder only one is lost.
+                # obstore aborts a listing that contains a name such as "a/../b"; by folder only that one is lost.
                 del found[before:]
                 try:
                     level = obstore.list_with_delimiter(store, folder or None)
                 except Exception as at_level:
-                    # The first error names the whole object; another reason, such as the network, is its own.
+                    # The first error names the object; any other error, such as of the network, is raised itself.
                     raise (error if type(at_level).__name__ == _BAD_NAME else at_level) from None
                 keep(level["objects"])
                 for each in level["common_prefixes"]:
@@ -152,16 +154,16 @@ class ObjectStorage:
             raise ChangedError(f"'{item.path}' of '{self.location}' has {answer.meta['size']} bytes, not {item.size}")
         try:
             body = memoryview(answer.buffer())
-        except Exception as error:  # obstore's own classes, and none of them says more than its text
+        except Exception as error:  # obstore's own classes, which add nothing to the text
             raise _BrokenOffError(self._shown(error)) from None
         if len(body) != end - start:
-            raise _BrokenOffError(f"{len(body)} bytes came of {end - start}")
+            raise _BrokenOffError(f"received {len(body)} of {end - start} bytes")
         return body
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
     def _ask(self, request: Callable[[Any], _Answer]) -> _Answer:
-        """What a request gives. Raises RemoraError: whatever obstore raises becomes one."""
+        """Return the result of a request. Raises RemoraError for any error of obstore."""
         for last in (False, True):
             store = self._open(again=last)
             try:
@@ -197,7 +199,7 @@ class ObjectStorage:
             return self._store
 
     def _error_of(self, error: Exception) -> RemoraError:
-        """In our words, with the storage's code and message."""
+        """Convert an error of obstore, keeping the storage's code and message."""
         kind, text, place = type(error).__name__, self._shown(error), self.location
         if kind == "PreconditionError":
             return ChangedError(f"a file of '{place}' was replaced while it was read")
@@ -210,11 +212,11 @@ class ObjectStorage:
         return UnavailableError(f"cannot reach '{place}': {text}")
 
     def _shown(self, error: Exception) -> str:
-        """What an error says, in one line, without queries and secrets."""
+        """Return an error's text in one line, without queries and secrets."""
         text = str(error).partition("\n\nDebug source")[0]
-        told = _CODE.search(text)
+        code = _CODE.search(text)
         text = text.partition("<?xml")[0].partition("<Error>")[0] + (
-            ": ".join(filter(None, told.groups())) if told else ""
+            ": ".join(filter(None, code.groups())) if code else ""
         )
         text = _QUERY.sub("?...", " ".join(text.split()))
         for secret in self._secrets:
@@ -227,16 +229,16 @@ def _is_refusal(error: Exception) -> bool:
 
 
 class _BrokenOffError(Exception):
-    """A body ended before its end."""
+    """Raised when a body ends early."""
 
 
 def _stored(meta: Any, path: str) -> StoredObject:
-    """A server without ETags has at least times."""
+    """Convert obstore's metadata; the modification time replaces a missing ETag."""
     return StoredObject(path, int(meta["size"]), meta["e_tag"] or f"modified {meta['last_modified'].isoformat()}")
 
 
 def _open_store(stores: Any, place: Location, settings: StorageSettings, retries: int) -> Any:
-    """obstore's store for the bucket."""
+    """Open obstore's store for the bucket."""
     config = {key: value.reveal() if isinstance(value, Secret) else value for key, value in settings.config.items()}
     options: dict[str, Any] = {
         "client_options": {

@@ -225,7 +225,7 @@ def test_a_disk_without_room_is_told_before_a_byte_is_fetched(
 ) -> None:
     put(clouds)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 90, 10))  # type: ignore[attr-defined]
-    with pytest.raises(UnavailableError, match=r"10249 bytes are to come and .* has 10 left"):
+    with pytest.raises(UnavailableError, match=r"10249 bytes and .* has 10 left"):
         fetch(cache, opened("s3://bucket/r"))
     assert clouds.count("GET") == 0
 
