@@ -140,7 +140,7 @@ def _parse(block: bytes) -> Head:
     line = block.lstrip(b"\r\n").partition(b"\r\n")[0]
     # llhttp accepts other versions, and protocols that are not HTTP
     if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
-        raise BadRequest(505 if b" HTTP/" in line else 400, "not a request of HTTP/1.1 or HTTP/1.0")
+        raise BadRequest(505 if b" HTTP/" in line else 400, "not an HTTP/1.1 or HTTP/1.0 request")
     try:
         method, collector = _read(block, line)
     except httptools.HttpParserError as error:
@@ -153,18 +153,18 @@ def _parse(block: bytes) -> Head:
     try:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError as error:
-        raise BadRequest(400, "the request target holds bytes beyond ASCII: percent-encode them") from error
+        raise BadRequest(400, "the request target contains bytes beyond ASCII: percent-encode them") from error
     target = _origin_form(target)
     keep_alive, http10 = _keep_alive(line, collector.headers), line.endswith(b"1.0")
     hosts = names.count(b"host")
     if hosts > 1 or not (hosts or http10):  # RFC 9112 3.2
-        raise BadRequest(400, "the request names no host" if not hosts else "the request names more than one host")
+        raise BadRequest(400, "the request has no Host header" if not hosts else "the request has several Host headers")
     head = Head(method, target, tuple(collector.headers), keep_alive, http10=http10)
     encoding = head.get(b"transfer-encoding")
     if encoding is not None and encoding.strip().lower() != b"chunked":
         raise BadRequest(501, f"transfer encoding {encoding!r} is not supported: send chunked or a length")
     if encoding is not None and http10:
-        raise BadRequest(400, "HTTP/1.0 has no transfer encodings: the length of the body is not known")
+        raise BadRequest(400, "HTTP/1.0 has no transfer encodings: send Content-Length")
     return head
 
 
@@ -264,7 +264,7 @@ class ChunkDecoder:
                 raise BadRequest(400, "a chunk has an extension with a control character")
             digits = digits.rstrip(b" \t")
             if not digits or digits.strip(b"0123456789abcdefABCDEF") or len(digits) > 16:
-                raise BadRequest(400, "a chunk has no valid size")
+                raise BadRequest(400, "a chunk has an invalid size")
             self._left = int(digits, 16)
             size = len(self._body) + self._left
             if size > self._limit:

@@ -157,7 +157,7 @@ class Messages:
         wbits = _WBITS.get(self._encoding)
         if wbits is None:
             shown = self._encoding[:40].decode("latin-1")
-            raise StatusError(UNIMPLEMENTED, f"messages compressed with '{shown}' are not read: use gzip or deflate")
+            raise StatusError(UNIMPLEMENTED, f"compression '{shown}' is not supported: use gzip or deflate")
         try:
             plain = inflate(message, wbits, self._limit)
         except zlib.error as error:
@@ -170,7 +170,7 @@ class Messages:
             )
             raise StatusError(RESOURCE_EXHAUSTED, f"{text}: send it uncompressed") from error
         if not plain.whole:
-            raise StatusError(INTERNAL, "a message cannot be inflated: it is cut short")
+            raise StatusError(INTERNAL, "a message cannot be inflated: it is truncated")
         return plain.data
 
 

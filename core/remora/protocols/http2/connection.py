@@ -194,7 +194,7 @@ class Http2:
         at, end = 0, len(data)
         if not self._greeted:
             if data[: len(PREFACE)] != PREFACE[:end]:
-                raise Http2Error(PROTOCOL_ERROR, "the connection does not begin with HTTP/2's preface")
+                raise Http2Error(PROTOCOL_ERROR, "the connection does not begin with the HTTP/2 preface")
             if end < len(PREFACE):
                 self._rest = data
                 return
@@ -210,7 +210,7 @@ class Http2:
             at = stop
             self.ahead = stop < end
             if self._block and kind != CONTINUATION:
-                raise Http2Error(PROTOCOL_ERROR, "a header block is interrupted")
+                raise Http2Error(PROTOCOL_ERROR, "expected CONTINUATION: a header block is incomplete")
             handle = _HANDLERS.get(kind)
             if handle is not None:  # other kinds are extensions and ignored
                 handle(self, stream & 0x7FFFFFFF, flags, payload)
@@ -239,13 +239,13 @@ class Http2:
 
     def _check_abuse(self) -> None:
         if self._abuse > self._limits.abuse_budget:
-            raise Http2Error(ENHANCE_YOUR_CALM, "too many requests were reset, or too many frames carry nothing")
+            raise Http2Error(ENHANCE_YOUR_CALM, "too many resets or empty frames")
 
     def _on_data(self, stream: int, flags: int, payload: bytes) -> None:
         size = len(payload)  # padding counts against the windows
         self._credit -= size
         if self._credit < 0:
-            raise Http2Error(FLOW_CONTROL_ERROR, "more data than the connection's window holds")
+            raise Http2Error(FLOW_CONTROL_ERROR, "data beyond the connection's flow-control window")
         if self._credit * 2 <= self._limits.connection_window:  # each stream has a separate window besides
             self._sender.window(0, self._limits.connection_window - self._credit)
             self._credit = self._limits.connection_window
@@ -254,13 +254,13 @@ class Http2:
         state = self._streams.get(stream)
         if state is None:
             if not 0 < stream <= self._last:
-                raise Http2Error(PROTOCOL_ERROR, "data on a stream that was not opened")
+                raise Http2Error(PROTOCOL_ERROR, "DATA on an idle stream")
             return  # the stream was reset or answered early, and its data was in flight
         if state.ended:
-            raise Http2Error(STREAM_CLOSED, "data after the end of a stream")
+            raise Http2Error(STREAM_CLOSED, "DATA after END_STREAM")
         state.credit -= size
         if state.credit < 0:
-            raise Http2Error(FLOW_CONTROL_ERROR, "more data than the stream's window holds")
+            raise Http2Error(FLOW_CONTROL_ERROR, "data beyond the stream's flow-control window")
         ended = bool(flags & END_STREAM)
         if not payload and not ended:
             self._count_abuse()
@@ -271,12 +271,12 @@ class Http2:
 
     def _on_headers(self, stream: int, flags: int, payload: bytes) -> None:
         if not stream % 2:
-            raise Http2Error(PROTOCOL_ERROR, "headers on a stream that no client may open")
+            raise Http2Error(PROTOCOL_ERROR, "HEADERS on an even-numbered stream")
         if flags & PADDED:
             payload = without_padding(payload)
         if flags & WITH_PRIORITY:
             if len(payload) < 5:
-                raise Http2Error(FRAME_SIZE_ERROR, "a priority is cut short")
+                raise Http2Error(FRAME_SIZE_ERROR, "HEADERS are too short for their priority")
             payload = payload[5:]
         ended = bool(flags & END_STREAM)
         if flags & END_HEADERS:
@@ -286,7 +286,7 @@ class Http2:
 
     def _on_continuation(self, stream: int, flags: int, payload: bytes) -> None:
         if not self._block or stream != self._block_of[0]:
-            raise Http2Error(PROTOCOL_ERROR, "a continuation of nothing")
+            raise Http2Error(PROTOCOL_ERROR, "CONTINUATION without a header block")
         if len(payload) < _TINY_BYTES and not flags & END_HEADERS:
             self._count_abuse()
         self._block.append(payload)
@@ -302,12 +302,12 @@ class Http2:
         state = self._streams.get(stream)
         if state is not None:  # trailers
             if not ended or state.ended:
-                raise Http2Error(PROTOCOL_ERROR, "headers amid a stream")
+                raise Http2Error(PROTOCOL_ERROR, "HEADERS within a body without END_STREAM")
             state.ended = True
             self._handler.received(stream, b"", True)
             return
         if stream <= self._last:
-            raise Http2Error(STREAM_CLOSED, "headers on a stream that is closed")
+            raise Http2Error(STREAM_CLOSED, "HEADERS on a closed stream")
         self._last = stream
         self._check_abuse()
         if len(self._streams) >= self._limits.streams or self._left:
@@ -319,16 +319,16 @@ class Http2:
 
     def _on_reset(self, stream: int, _flags: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(FRAME_SIZE_ERROR, "a reset has four bytes")
+            raise Http2Error(FRAME_SIZE_ERROR, "RST_STREAM must have four bytes")
         if not 0 < stream <= self._last:
-            raise Http2Error(PROTOCOL_ERROR, "a reset of a stream that was not opened")
+            raise Http2Error(PROTOCOL_ERROR, "RST_STREAM on an idle stream")
         self._count_abuse()
         if self._forget(stream):
             self._handler.lost(stream)
 
     def _on_settings(self, stream: int, flags: int, payload: bytes) -> None:
         if stream or len(payload) % 6 or (flags & ACK and payload):
-            raise Http2Error(FRAME_SIZE_ERROR, "settings that cannot be")
+            raise Http2Error(FRAME_SIZE_ERROR, "invalid SETTINGS frame")
         if flags & ACK:
             return
         self._count_abuse()
@@ -337,14 +337,14 @@ class Http2:
                 self._sender.set_stream_window(value, [each.flow for each in self._streams.values()])
             elif name == MAX_FRAME:
                 if not FRAME_BYTES <= value < 1 << 24:
-                    raise Http2Error(PROTOCOL_ERROR, f"frames of {value} bytes")
+                    raise Http2Error(PROTOCOL_ERROR, f"invalid SETTINGS_MAX_FRAME_SIZE {value}")
                 self._sender.frame_bytes = value
         self._sender.out.append(frame(SETTINGS, ACK, 0, b""))
         self._sender.flush()
 
     def _on_ping(self, stream: int, flags: int, payload: bytes) -> None:
         if stream or len(payload) != 8:
-            raise Http2Error(FRAME_SIZE_ERROR, "a ping has eight bytes")
+            raise Http2Error(FRAME_SIZE_ERROR, "PING must have eight bytes")
         if not flags & ACK:
             self._count_abuse()
             self._sender.out.append(frame(PING, ACK, 0, payload))
@@ -357,21 +357,21 @@ class Http2:
 
     def _on_priority(self, _stream: int, _flags: int, payload: bytes) -> None:
         if len(payload) != 5:
-            raise Http2Error(FRAME_SIZE_ERROR, "a priority has five bytes")
+            raise Http2Error(FRAME_SIZE_ERROR, "PRIORITY must have five bytes")
         self._count_abuse()
 
     def _on_push(self, _stream: int, _flags: int, _payload: bytes) -> None:
-        raise Http2Error(PROTOCOL_ERROR, "a client does not push")
+        raise Http2Error(PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def _on_window_update(self, stream: int, _flags: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(FRAME_SIZE_ERROR, "a window update has four bytes")
+            raise Http2Error(FRAME_SIZE_ERROR, "WINDOW_UPDATE must have four bytes")
         size = int.from_bytes(payload, "big") & MOST_WINDOW
         if not stream:
             self._sender.widen(size)
             return
         if stream > self._last:
-            raise Http2Error(PROTOCOL_ERROR, "a window of a stream that was not opened")
+            raise Http2Error(PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream")
         state = self._streams.get(stream)
         if state is not None and not self._sender.widen_stream(stream, state.flow, size):
             self._count_abuse()  # a reset that the client provokes costs as much as its own (CVE-2025-8671)

@@ -86,7 +86,7 @@ class Sender:
         """Widen the window of all streams together. Raises Http2Error."""
         self._window += size
         if not size or self._window > MOST_WINDOW:
-            raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes, or wider by nothing")
+            raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes, or an increment of 0")
         self.flush()
 
     def widen_stream(self, stream: int, flow: Flow, size: int) -> bool:
@@ -101,7 +101,7 @@ class Sender:
     def set_stream_window(self, size: int, flows: Iterable[Flow]) -> None:
         """Set the initial window of streams, as the client's SETTINGS ask. Raises Http2Error."""
         if size > MOST_WINDOW:
-            raise Http2Error(FLOW_CONTROL_ERROR, f"a window of {size} bytes")
+            raise Http2Error(FLOW_CONTROL_ERROR, f"invalid SETTINGS_INITIAL_WINDOW_SIZE {size}")
         for flow in flows:
             flow.window += size - self._stream_window
             if flow.window > MOST_WINDOW:

@@ -84,5 +84,5 @@ def goaway(last: int, code: int, text: bytes) -> bytes:
 
 def without_padding(payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
-        raise Http2Error(PROTOCOL_ERROR, "more padding than there is")
+        raise Http2Error(PROTOCOL_ERROR, "the padding is longer than the frame")
     return payload[1 : len(payload) - payload[0]]

@@ -101,7 +101,7 @@ class Keepalive:
         """Return the actions due now, with ``calls`` calls in flight."""
         policy = self._policy
         if now >= self._grace_at:
-            return KeepaliveAction(inf, ends="it is too old")
+            return KeepaliveAction(inf, ends="the maximum connection age is exceeded")
         leaves = now >= self._age_at and not self._left
         self._left = self._left or leaves
         age_at = self._grace_at if self._left else self._age_at
@@ -120,5 +120,5 @@ class Keepalive:
             return KeepaliveAction(min(age_at, now + policy.answer_s), pings=True, leaves=leaves)
         answer_at = self._pinged_at + policy.answer_s
         if now >= answer_at:
-            return KeepaliveAction(inf, ends="a ping stays unanswered")
+            return KeepaliveAction(inf, ends="a keepalive ping was not answered")
         return KeepaliveAction(min(age_at, answer_at), leaves=leaves)

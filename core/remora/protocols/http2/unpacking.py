@@ -41,7 +41,7 @@ class Unpacker:
         try:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
-            raise Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {error}") from error
+            raise Http2Error(COMPRESSION_ERROR, f"invalid header block: {error}") from error
         same = (entries[0] if entries else None) is newest
         if not same or (len(entries), self._decoder.header_table_size) != before:
             self._memo.clear()

@@ -21,7 +21,7 @@ def test_silence_is_followed_by_a_ping_and_a_ping_without_an_answer_by_the_end()
     assert upkeep.due(110.0, 1) == KeepaliveAction(114.0)
     assert upkeep.due(114.0, 1) == KeepaliveAction(116.0, pings=True)
     assert upkeep.due(115.0, 1) == KeepaliveAction(116.0)
-    assert upkeep.due(116.0, 1) == KeepaliveAction(inf, ends="a ping stays unanswered")
+    assert upkeep.due(116.0, 1) == KeepaliveAction(inf, ends="a keepalive ping was not answered")
 
 
 def test_whatever_comes_answers_a_ping() -> None:
@@ -89,7 +89,7 @@ def test_an_old_connection_is_left_once_and_ended_after_its_grace() -> None:
     assert upkeep.due(0.0, 1) == KeepaliveAction(9.0)
     assert upkeep.due(9.0, 1) == KeepaliveAction(10.0, leaves=True)
     assert upkeep.due(10.0, 1) == KeepaliveAction(12.0, pings=True)
-    assert upkeep.due(12.0, 1) == KeepaliveAction(inf, ends="it is too old")
+    assert upkeep.due(12.0, 1) == KeepaliveAction(inf, ends="the maximum connection age is exceeded")
 
 
 def test_without_a_grace_running_calls_of_an_old_connection_take_their_time() -> None:
@@ -119,7 +119,7 @@ def test_a_client_that_answers_is_ended_by_nothing_but_its_age_and_no_wake_is_in
         due = upkeep.due(now, count)
         left += due.leaves
         if due.ends:
-            assert (now >= age_s + grace_s, due.ends, left) == (True, "it is too old", 1)
+            assert (now >= age_s + grace_s, due.ends, left) == (True, "the maximum connection age is exceeded", 1)
             return
         assert due.wake > now
         assert left == (now >= age_s)

@@ -191,7 +191,7 @@ def test_a_client_that_answers_no_ping_is_sent_away() -> None:
         _, client = connected(listener, opened(1))
         await client.closed.wait()
         assert frame(PING, 0, 0, b"is there") in client.written
-        assert client.written.endswith(b"a ping stays unanswered")
+        assert client.written.endswith(b"a keepalive ping was not answered")
 
     played(play())
 
@@ -230,7 +230,7 @@ def test_an_old_connection_whose_calls_last_ends_after_its_grace() -> None:
     async def play() -> None:
         _, client = connected(listening(age_s=0.01, grace_s=0.01)[0], opened(1))
         await client.closed.wait()
-        assert client.written.endswith(b"it is too old")
+        assert client.written.endswith(b"the maximum connection age is exceeded")
 
     played(play())
 
