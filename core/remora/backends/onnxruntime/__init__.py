@@ -402,7 +402,7 @@ def _runtime() -> Cuda:
 def _find_model(source: Source, config: ModelConfig) -> Path:
     """Return the file to load [C18].
 
-    It is the source itself, a file of its directory, or the only model inside a directory there.
+    It is the source itself, a file of its directory, or the model inside a directory there.
     """
     path = model_path(source, config, _DEFAULT_FILE)
     if path.is_dir():  # a model with external data: the graph and its weights in one directory

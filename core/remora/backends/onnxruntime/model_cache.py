@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 # Protobuf of {key: "location"}: weights in separate files, which the model's hash would not cover.
 _EXTERNAL_DATA = b"\n\x08location\x12"
 _MOST_BYTES = 1 << 30
-"""Largest cached model: protobuf ends at 2 GiB, and reading larger ones costs more than it saves."""
+"""Largest cached model. Protobuf messages end at 2 GiB, and reading larger ones costs more than it saves."""
 
 
 class OptimizedModels:

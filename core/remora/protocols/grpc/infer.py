@@ -251,7 +251,7 @@ def encode_streamed(
     final: bool,
     places: Mapping[str, Target] = _NOWHERE,
 ) -> bytes:
-    """Return the same as a ModelStreamInferResponse.
+    """Return the response as a ModelStreamInferResponse.
 
     ``final`` marks the last one of a request [R12]. Raises InternalError if it would be longer than MAX_MESSAGE_BYTES.
     """

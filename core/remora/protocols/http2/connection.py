@@ -159,7 +159,7 @@ class Http2:
 
     @property
     def left(self) -> bool:
-        """True if the client has received the GOAWAY that forbids further streams."""
+        """True if the final GOAWAY, which forbids further streams, has been sent."""
         return self._left
 
     def sent_data(self) -> bool:

@@ -41,7 +41,7 @@ class KeepalivePolicy:
 
 
 class KeepaliveAction(NamedTuple):
-    """Actions that are due now, and ``wake``, the time of the next look.
+    """Actions that are due now, and ``wake``, the time of the next check.
 
     ``pings`` sends a ping, ``leaves`` starts the drain, and a non-empty ``ends`` is the reason to close the connection.
     """
