@@ -420,7 +420,7 @@ def test_a_script_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     ("script", "words"),
     [
         ("def init(): raise RuntimeError('no weights')\ndef run(data): pass", "RuntimeError: no weights"),
-        ("def init(): pass", "defines no run"),
+        ("def init(): pass", "does not define run"),
         ("def init(): pass\ndef run(): pass", "needs to accept an argument"),
         ("def init(): pass\ndef run(*rows): pass", "positional-only"),
         ("import nothing_like_this", "nothing_like_this"),

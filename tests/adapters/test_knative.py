@@ -43,7 +43,7 @@ def test_the_port_is_the_platforms(adapter: ModuleType) -> None:
 
 @pytest.mark.parametrize("port", ["8008", "8012", "8013", "8022", "9090", "9091"])
 def test_ports_of_the_queue_proxy_are_refused(port: str) -> None:
-    with pytest.raises(ValueError, match="keeps this port for itself"):
+    with pytest.raises(ValueError, match="reserved by Knative"):
         knative.host({"PORT": port})
 
 

@@ -201,4 +201,4 @@ def test_a_path_of_this_machine_is_not_written_into_a_pod(
     assert main(["manifests", platform, str(tmp_path)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert f"a pod does not have '{tmp_path}' of this machine: --models" in shown.err
+    assert f"a pod cannot read '{tmp_path}' of this machine: pass --models" in shown.err

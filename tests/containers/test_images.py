@@ -145,7 +145,7 @@ def test_the_lambda_image_answers_an_event(images: Any, models: Path, digits: An
         environment = {"AWS_LAMBDA_RUNTIME_API": api.address, "AWS_LAMBDA_FUNCTION_NAME": "digits"}
         arguments = images["lambda"].config["Cmd"]
         mounts = {"/opt/models": models}
-        invocation = api.hand_over(event, timeout_s=60)
+        invocation = api.send_event(event, timeout_s=60)
         with images["lambda"].running(arguments, uid=10001, mounts=mounts, environment=environment) as container:
             assert invocation.done.wait(60), container.said()
             reply = invocation.reply

@@ -1,10 +1,10 @@
-"""Plays a platform's side of its contract against a server, and says what the platform would have minded.
+"""Emulators that test a server against a platform's contract and report violations.
 
 A platform is data: how it starts a container, how it probes it, and a table of checks. A check is a function of the
-`Stage` that raises Failed when the platform would have been let down. Rules: a check says why it is there; it is sure
-of what it says, so what depends on the machine's mood is measured generously; it leaves the server as it found it.
+`Stage` that raises Failed on a violation. A check states its reason, has generous time limits because its verdict must
+not depend on the machine's load, and leaves the server's state unchanged.
 
-Knows no adapter and needs nothing but the standard library: it is a tool for anybody's container.
+The package imports no adapter and only the standard library, so it can test any container.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ PLATFORMS = (
     "sagemaker-mme",
     "vertex",
 )
-"""What can be played: a module of this package each, with ``_`` for ``-``, that has a ``PLATFORM``."""
+"""Supported platforms, each a module of this package (``_`` for ``-``) with a ``PLATFORM``."""
 _MODULES = {"lambda": "aws_lambda"}
-"""The modules whose names differ: Python keeps the word for itself."""
+"""Modules with another name than their platform, because ``lambda`` is a keyword."""
 
 
-class Failed(Exception):  # noqa: N818 - it is a finding, not an error of ours
-    """The platform would have been let down; the text says what was seen."""
+class Failed(Exception):  # noqa: N818 - a finding, not an error of this program
+    """Violation of the contract, with the observation in its text."""
 
 
-class Skipped(Exception):  # noqa: N818 - it is a finding, not an error of ours
-    """A check that has nothing to look at here; the text says what it would need."""
+class Skipped(Exception):  # noqa: N818 - a finding, not an error of this program
+    """Check without a subject, with its requirement in the text."""
 
 
 class Check(NamedTuple):
-    """One promise of the contract.
+    """Check of one requirement of the contract.
 
-    ``id`` names it for ``--only``; ``what`` must hold; ``why`` says what the platform does when it does not, and where
-    that is written. ``run`` raises Failed or Skipped. ``early`` checks are about the start: they run even when the
-    server never became ready.
+    ``id`` is its name for ``--only``, ``what`` the requirement, and ``why`` the consequence of a violation on the
+    platform. ``run`` raises Failed or Skipped. ``early`` checks concern startup and run even if the server never became
+    ready.
     """
 
     id: str
@@ -58,9 +58,10 @@ class Check(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """How a platform asks whether a server is ready: it is when ``path`` is answered with ``status``, 0 for any.
+    """Readiness probe of a platform.
 
-    Times are in seconds: for one answer, between two questions, and from the start to the first good answer.
+    It passes if ``path`` answers with ``status``, 0 for any. Times are in seconds: timeout of one answer, interval, and
+    limit from startup to the first success.
     """
 
     path: str
@@ -70,12 +71,15 @@ class Probe(NamedTuple):
     status: int = 200
 
     def passes(self, status: int) -> bool:
-        """Whether that was a good answer; a status of 0 is none at all."""
+        """Return True for a passing answer, where status 0 means no answer."""
         return status == self.status if self.status else status > 0
 
 
 class Launch(NamedTuple):
-    """How a platform starts a container: arguments after the entrypoint's own, variables, and the port it will call."""
+    """Command line, environment and port with which a platform starts a container.
+
+    ``arguments`` follow the entrypoint's own.
+    """
 
     arguments: tuple[str, ...]
     environ: Mapping[str, str]
@@ -84,11 +88,11 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EmulateSettings:
-    """What the user says: ``command`` starts the server, or ``url`` is one that runs already.
+    """Settings of the user.
 
-    ``body`` is an inference request that the server must answer well, of type ``content_type``; ``model`` is the folder
-    that the platform would have put in its place. What the platform waits for may take ``patience`` times as long, for
-    a machine that has other things to do. ``given`` holds what a single platform takes besides, by name.
+    ``command`` starts the server, or ``url`` is that of a running one. ``body`` is a valid inference request of type
+    ``content_type``; ``model`` is the folder that the platform would mount. ``patience`` scales the platform's timeouts
+    for a slow machine. ``given`` holds the parameters of a single platform by name.
     """
 
     command: tuple[str, ...] = ()
@@ -104,12 +108,12 @@ class EmulateSettings:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A platform as data. ``launch`` gets the settings, a free port and an empty folder for what is to be mounted.
+    """Platform as data.
 
-    The last checks may end the process: ``grace_s`` is how long the platform waits between SIGTERM and SIGKILL.
-    ``api`` plays what the platform's own clients talk to, on a loopback port, until the ``with`` is left.
-    ``callee`` plays what the process itself calls, where the platform is asked instead of asking; it stands before the
-    process starts, on the launch's port, answers the probe, and checks find it as the stage's ``callee``.
+    ``launch`` gets the settings, a free port and an empty folder for mounts. The last checks may terminate the process;
+    ``grace_s`` is the time between SIGTERM and SIGKILL. ``api`` serves the API of the platform's clients on a loopback
+    port until its context ends. ``callee`` serves the API that the process calls, on platforms that are polled. It
+    starts before the process on the launch's port, answers the probe, and is the stage's ``callee`` for checks.
     """
 
     title: str
@@ -122,8 +126,8 @@ class Platform:
 
 
 def find_platform(name: str) -> Platform:
-    """The platform of that name. Raises ValueError when there is none."""
+    """Return the platform of that name. Raises ValueError for an unknown name."""
     if name not in PLATFORMS:
-        raise ValueError(f"there is no platform '{name}' to play: give one of {', '.join(PLATFORMS)}")
+        raise ValueError(f"unknown platform '{name}': expected one of {', '.join(PLATFORMS)}")
     found: Platform = import_module(f"{__name__}.{_MODULES.get(name, name.replace('-', '_'))}").PLATFORM
     return found

@@ -1,4 +1,4 @@
-"""One HTTP request and all that a platform would notice about its answer; the law: it fails as data, not by raising."""
+"""HTTP requests with timings, which return failures as data instead of raising."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """Host and port of a server."""
 
     host: str
     port: int
 
 
 class HttpReply(NamedTuple):
-    """What came back. ``status`` is 0 when nothing did, and ``trouble`` then says why.
+    """Response to a request.
 
-    Header names are in lower case. Times are seconds since the request began: until the connection stood, until the
-    head of the answer was there, until its end. ``pieces`` are the chunks as they were read.
+    ``status`` 0 means no response, with the reason in ``trouble``. Header names are in lower case. Times are seconds
+    since the start of the request: until connected, until the head of the response, until its end. ``pieces`` are the
+    chunks as they were read.
     """
 
     status: int
@@ -33,7 +34,7 @@ class HttpReply(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The answer in a few words."""
+        """The response in a few words."""
         if not self.status:
             return f"no answer ({self.trouble})"
         text = self.body[:120].decode("utf-8", "replace")
@@ -41,7 +42,7 @@ class HttpReply(NamedTuple):
 
 
 class Line:
-    """A connection that is kept: `send` a request, then read its `answer`; any number of times, one after the other."""
+    """Persistent connection on which each `send` is followed by its `answer`."""
 
     def __init__(self, address: Address, timeout_s: float) -> None:
         self._connection = http.client.HTTPConnection(*address, timeout=timeout_s)
@@ -51,41 +52,41 @@ class Line:
         self._trouble = ""
 
     def send(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> None:
-        """Send a whole request; connects first when there is no connection."""
+        """Send a whole request, connecting first if necessary."""
         self._begin = time.monotonic()
         self._trouble = ""
         try:
             if self._connection.sock is None:
                 self._connection.connect()
-            self._connect_s = self._spent()
+            self._connect_s = self._elapsed_s()
             self._connection.request(method, path, body, dict(headers or {}))
         except (OSError, http.client.HTTPException) as error:
-            self._trouble = _words(error)
+            self._trouble = _error_text(error)
 
     def answer(self) -> HttpReply:
-        """The answer to what was sent."""
+        """Return the response to the last request."""
         if self._trouble:
-            return HttpReply(0, {}, b"", total_s=self._spent(), trouble=self._trouble)
+            return HttpReply(0, {}, b"", total_s=self._elapsed_s(), trouble=self._trouble)
         try:
             response = self._connection.getresponse()
-            head_s = self._spent()
+            head_s = self._elapsed_s()
             pieces = []
             while piece := response.read1(65_536):
-                pieces.append((self._spent(), piece))
-                if self._spent() > self._timeout_s:
-                    raise TimeoutError(f"not at its end after {self._timeout_s:g} s")
-            response.close()  # read1 does not see the end of a body with a length, and the next request waits for it
+                pieces.append((self._elapsed_s(), piece))
+                if self._elapsed_s() > self._timeout_s:
+                    raise TimeoutError(f"incomplete after {self._timeout_s:g} s")
+            response.close()  # because read1 does not detect the end of a body with a length
             headers = {name.lower(): value for name, value in response.getheaders()}
             whole = b"".join(piece for _, piece in pieces)
-            return HttpReply(response.status, headers, whole, self._connect_s, head_s, self._spent(), tuple(pieces))
+            return HttpReply(response.status, headers, whole, self._connect_s, head_s, self._elapsed_s(), tuple(pieces))
         except (OSError, http.client.HTTPException) as error:
-            return HttpReply(0, {}, b"", total_s=self._spent(), trouble=_words(error))
+            return HttpReply(0, {}, b"", total_s=self._elapsed_s(), trouble=_error_text(error))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._connection.close()
 
-    def _spent(self) -> float:
+    def _elapsed_s(self) -> float:
         return time.monotonic() - self._begin
 
 
@@ -98,7 +99,9 @@ def ask(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
 ) -> HttpReply:
-    """Send one request on a connection of its own. ``timeout_s`` is for any single wait and for the whole."""
+    """Send one request on a new connection.
+
+    ``timeout_s`` limits each wait and the whole."""
     line = Line(address, timeout_s)
     line.send(method, path, body, headers)
     answer = line.answer()
@@ -106,5 +109,5 @@ def ask(
     return answer
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

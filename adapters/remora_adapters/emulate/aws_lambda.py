@@ -1,7 +1,7 @@
-"""AWS Lambda's side: the Runtime API that a function asks for events, its init phase, limits, deadlines and freezes.
+"""Emulator of AWS Lambda, with the Runtime API, init phase, limits, deadlines and freezes.
 
-The command is a runtime's client with its handler, such as ``python -m awslambdaric FILE.handler``. Figures are those
-of the Lambda developer guide (runtime environment, quotas) and of the Runtime API.
+The command is a runtime client with its handler, such as ``python -m awslambdaric FILE.handler``. Limits are those of
+the Lambda developer guide (runtime environment, quotas) and of the Runtime API.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LOOK_S = 0.02
 
 
 def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
-    """A runtime's variables; the models lie in ``models`` of the function's folder.
+    """Return a runtime's environment, with the models in ``models`` of the function's folder.
 
-    Raises ValueError for a URL: it is the function that calls, and it is told whom when it starts.
+    Raises ValueError for a URL, because the function calls the API, whose address it gets at startup.
     """
     if settings.url:
-        raise ValueError("a function calls Lambda, and not the other way round: give the command that starts it")
+        raise ValueError("a function polls Lambda and has no URL: pass the command that starts it")
     task = mounts / "task"
     task.mkdir()
     if settings.model is not None:
@@ -51,30 +51,30 @@ def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
 
 
 def runtime_api(launched: Launch) -> AbstractContextManager[object]:
-    """What the function calls."""
+    """Return the API that the function calls."""
     return RuntimeApi(launched.port)
 
 
 def api_of(stage: Stage) -> RuntimeApi:
-    """The API that the function of this stage calls."""
+    """Return the API that the function of this stage calls."""
     assert isinstance(stage.callee, RuntimeApi)
     return stage.callee
 
 
 def invoke(stage: Stage, event: bytes, timeout_s: float = TIMEOUT_S) -> RuntimeReply:
-    """The function's reply to an event. Raises Failed when it ends instead, or lets its time run out.
+    """Return the function's reply to an event. Raises Failed if it exits or exceeds its time.
 
-    It is told the platform's time, however patient we are.
+    The deadline sent to the function is the platform's, whatever ``patience`` is.
     """
     return _invoke(api_of(stage), stage.process, event, timeout_s, _spare_s(stage, timeout_s))
 
 
 def _invoke(api: RuntimeApi, process: Process, event: bytes, timeout_s: float, spare_s: float) -> RuntimeReply:
-    invocation = api.hand_over(event, timeout_s)
+    invocation = api.send_event(event, timeout_s)
     try:
         while not invocation.done.wait(_LOOK_S):
             if not process.running and not invocation.done.is_set():
-                raise Failed(f"the process ended instead of answering: {process.last_words()}")
+                raise Failed(f"the process ended instead of answering: {process.log_tail()}")
             if time.time() > invocation.deadline + spare_s:
                 raise Failed(f"no reply within the {timeout_s:g} s of the invocation")
     finally:
@@ -84,27 +84,27 @@ def _invoke(api: RuntimeApi, process: Process, event: bytes, timeout_s: float, s
 
 
 def _spare_s(stage: Stage, timeout_s: float) -> float:
-    """How much later than at its deadline the reply to an event may come."""
+    """Return the tolerance of a reply's lateness."""
     return stage.limit_s(timeout_s) - timeout_s
 
 
 def must_answer(reply: RuntimeReply, what: str) -> RuntimeReply:
-    """The reply, which must be no error. Raises Failed."""
+    """Return the reply, or raise Failed for an error."""
     if reply.error:
         raise Failed(f"{what} got {reply.shown}")
     return reply
 
 
-def must_be_told(body: bytes, what: str) -> None:
-    """An error must say what it is. Raises Failed."""
+def must_describe_error(body: bytes, what: str) -> None:
+    """Raise Failed for an error without errorType and errorMessage."""
     try:
-        said = json.loads(body)
-        told = bool(said["errorType"]) and isinstance(said["errorMessage"], str)
+        error = json.loads(body)
+        described = bool(error["errorType"]) and isinstance(error["errorMessage"], str)
     except (ValueError, KeyError, TypeError):
-        told = False
-    if not told:
-        said = body[:120].decode("utf-8", "replace")
-        raise Failed(f"{what}: the error has no errorType and errorMessage, but is {said!r}")
+        described = False
+    if not described:
+        text = body[:120].decode("utf-8", "replace")
+        raise Failed(f"{what}: the error has no errorType and errorMessage, but is {text!r}")
 
 
 # -- the init phase -------------------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def must_be_told(body: bytes, what: str) -> None:
 def starts(stage: Stage) -> None:
     if stage.ready or stage.process.running:
         return
-    said = api_of(stage).init_error
-    told = f"reported {said.decode('utf-8', 'replace')!r}" if said else "reported nothing"
-    raise Failed(f"the process ended in its init phase, and {told}: {stage.process.last_words()}")
+    init_error = api_of(stage).init_error
+    report = f"reported {init_error.decode('utf-8', 'replace')!r}" if init_error else "reported nothing"
+    raise Failed(f"the process ended in its init phase, and {report}: {stage.process.log_tail()}")
 
 
 def asks_in_time(stage: Stage) -> None:
@@ -127,27 +127,27 @@ def asks_in_time(stage: Stage) -> None:
 
 
 def reports_a_failed_init(stage: Stage) -> None:
-    """Starts the command once more, with an empty folder for its code and models."""
+    """Start the command again with an empty folder for its code and models."""
     if stage.settings.model is None:
-        raise Skipped("needs the models' folder, to take it away: --model DIR")
+        raise Skipped("needs the models' folder, to start without it: --model DIR")
     empty = stage.mounts / "empty"
     empty.mkdir()
-    with _begun_again(stage, "failed-init.txt", LAMBDA_TASK_ROOT=str(empty)) as (api, process):
+    with _restarted(stage, "failed-init.txt", LAMBDA_TASK_ROOT=str(empty)) as (api, process):
         if api.asked.is_set():
             raise Skipped("it starts without models as well")
         if process.running:
             raise Failed(f"without models it neither started nor ended within {_AGAIN_S:g} s")
         if api.init_error is None:
-            raise Failed(f"without models it ended and reported nothing: {process.last_words()}")
-        must_be_told(api.init_error, "an init without models")
+            raise Failed(f"without models it ended and reported nothing: {process.log_tail()}")
+        must_describe_error(api.init_error, "an init without models")
 
 
 @contextmanager
-def _begun_again(stage: Stage, log: str, **environ: str) -> Iterator[tuple[RuntimeApi, Process]]:
-    """The command once more, with an API and variables of its own, when it asks for an event, has ended, or hangs."""
+def _restarted(stage: Stage, log: str, **environ: str) -> Iterator[tuple[RuntimeApi, Process]]:
+    """Start the command again and yield once it polls for an event, has exited, or hangs."""
     with RuntimeApi(0) as api:
-        given = {**stage.environ, "AWS_LAMBDA_RUNTIME_API": api.address, **environ}
-        process = Process(stage.settings.command, given, stage.mounts / log)
+        variables = {**stage.environ, "AWS_LAMBDA_RUNTIME_API": api.address, **environ}
+        process = Process(stage.settings.command, variables, stage.mounts / log)
         try:
             end = time.monotonic() + _AGAIN_S
             while process.running and not api.asked.is_set() and time.monotonic() < end:
@@ -158,14 +158,14 @@ def _begun_again(stage: Stage, log: str, **environ: str) -> Iterator[tuple[Runti
 
 
 def goes_on_from_a_snapshot(stage: Stage) -> None:
-    """Starts the command once more as SnapStart does, which copies it between its init phase and its first event."""
-    with _begun_again(stage, "snapshot.txt", AWS_LAMBDA_INITIALIZATION_TYPE="snap-start") as (api, process):
+    """Start the command again as SnapStart does, which snapshots it before its first event."""
+    with _restarted(stage, "snapshot.txt", AWS_LAMBDA_INITIALIZATION_TYPE="snap-start") as (api, process):
         if not api.restored.is_set() and api.asked.is_set():
-            raise Skipped("its runtime's client takes no part in snapshots")
+            raise Skipped("its runtime client does not support snapshots")
         if api.restore_error is not None:
-            raise Failed(f"it could not go on from its snapshot: {api.restore_error[:300].decode('utf-8', 'replace')}")
+            raise Failed(f"it failed to restore its snapshot: {api.restore_error[:300].decode('utf-8', 'replace')}")
         if not api.asked.is_set():
-            raise Failed(f"it did not ask for an event: {process.last_words()}")
+            raise Failed(f"it did not ask for an event: {process.log_tail()}")
         must_answer(
             _invoke(api, process, stage.body, TIMEOUT_S, _spare_s(stage, TIMEOUT_S)), "the first event after a snapshot"
         )
@@ -180,10 +180,10 @@ def answers(stage: Stage) -> None:
 
 
 def answers_http(stage: Stage) -> None:
-    """The request as a function URL makes an event of it (payload format 2.0)."""
+    """Send the request as an event of a function URL (payload format 2.0)."""
     path = stage.settings.given.get("path")
     if path is None:
-        raise Skipped("needs the path that the request goes to: --with path=PATH")
+        raise Skipped("needs the path of the request: --with path=PATH")
     event = {
         "version": "2.0",
         "routeKey": "$default",
@@ -200,13 +200,13 @@ def answers_http(stage: Stage) -> None:
     }
     reply = must_answer(invoke(stage, json.dumps(event).encode()), "a function URL's event")
     try:
-        said = json.loads(reply.body)
-        good = isinstance(said["statusCode"], int) and isinstance(said.get("body", ""), str)
+        answer = json.loads(reply.body)
+        good = isinstance(answer["statusCode"], int) and isinstance(answer.get("body", ""), str)
     except (ValueError, KeyError, TypeError):
         good = False
     if not good:
-        raise Failed(f"a function URL's event got {reply.shown}: expected statusCode, a number, and body, a text")
-    if not 200 <= said["statusCode"] < 300:
+        raise Failed(f"a function URL's event got {reply.shown}: expected a number as statusCode and a string as body")
+    if not 200 <= answer["statusCode"] < 300:
         raise Failed(f"a function URL's event got {reply.shown}")
 
 
@@ -214,14 +214,14 @@ def tells_errors(stage: Stage) -> None:
     for event in (b"null", b'{"unheard-of": [1, 2]}', b'"text"'):
         reply = invoke(stage, event)
         if reply.error:
-            must_be_told(reply.body, f"the event {event.decode()}")
+            must_describe_error(reply.body, f"the event {event.decode()}")
     must_answer(invoke(stage, stage.body), "a good event after bad ones")
 
 
 def takes_the_largest_event(stage: Stage) -> None:
     reply = invoke(stage, b'"%b"' % (b"x" * (PAYLOAD_BYTES - 2)))
     if reply.error:
-        must_be_told(reply.body, f"an event of {PAYLOAD_BYTES} bytes")
+        must_describe_error(reply.body, f"an event of {PAYLOAD_BYTES} bytes")
     must_answer(invoke(stage, stage.body), "a good event after one of the largest size")
 
 
@@ -244,7 +244,7 @@ def keeps_deadlines(stage: Stage) -> None:
 
 
 def survives_freezes(stage: Stage) -> None:
-    """All its processes stand still while it waits for an event, as between two invocations."""
+    """Freeze all its processes while it waits for an event, as between two invocations."""
     must_answer(invoke(stage, stage.body), "an event before the freeze")
     process = stage.process
     if not api_of(stage).idle.wait(stage.limit_s(TIMEOUT_S)):
@@ -270,7 +270,7 @@ def answers_what_it_was_given(stage: Stage) -> None:
 
 
 def ends_at_sigterm(stage: Stage) -> None:
-    """Functions with extensions get SIGTERM; its status does not matter."""
+    """Send SIGTERM, as to functions with extensions, and ignore the exit status."""
     stage.process.terminate()
     if stage.process.wait(stage.grace_s).killed:
         raise Failed(f"it was still there {stage.grace_s:g} s after SIGTERM")
@@ -285,64 +285,64 @@ PLATFORM = Platform(
     checks=(
         Check(
             "starts",
-            "the process lives through its init phase",
-            "a function that ends there fails every invocation with Runtime.ExitError, and pays for its init each time",
+            "the process survives its init phase",
+            "a function that exits there fails every invocation with Runtime.ExitError and repeats its init each time",
             starts,
             True,
         ),
         Check(
             "init",
             "it asks for its first event within 10 s",
-            "after 10 s the init starts over inside the first invocation, whose timeout then covers it",
+            "after 10 s the init is repeated within the first invocation and its timeout",
             asks_in_time,
             True,
         ),
         Check(
             "init-error",
             "an init that fails is reported, with errorType and errorMessage",
-            "clients and logs see no more of it than what is posted to /runtime/init/error",
+            "clients and logs show only what is posted to /runtime/init/error",
             reports_a_failed_init,
         ),
         Check(
             "snapshot",
-            "with SnapStart it goes on from a snapshot, and answers",
-            "a hook that fails there fails every environment that begins from the snapshot",
+            "with SnapStart it answers after a restore",
+            "a failing restore hook fails every environment started from the snapshot",
             goes_on_from_a_snapshot,
         ),
         Check(
             "invocations",
-            "events are answered, one after the other",
-            "an environment lives for many invocations; one that ends loses its models",
+            "successive events are answered",
+            "an environment serves many invocations; a restart reloads the models",
             answers,
         ),
         Check(
             "http",
             "a function URL's event is answered with statusCode and body",
-            "API Gateway and function URLs make a 502 of anything else",
+            "API Gateway and function URLs answer anything else with 502",
             answers_http,
         ),
         Check(
             "bad-event",
-            "an event that cannot be read is an error with errorType and errorMessage, or an answer",
-            "that is all a client sees of it (X-Amz-Function-Error); events come from anywhere",
+            "an invalid event is answered by an error with errorType and errorMessage, or by a result",
+            "clients see only these fields (X-Amz-Function-Error)",
             tells_errors,
         ),
         Check(
             "largest-event",
-            "an event of 6 MB does no harm",
-            "that is what a synchronous invocation lets through",
+            "an event of 6 MB does not break the function",
+            "this is the limit of a synchronous invocation",
             takes_the_largest_event,
         ),
         Check(
             "answer-size",
-            f"answers have at most {ANSWER_BYTES} bytes; longer ones are refused by the function itself",
-            "Lambda replaces them by Function.ResponseSizeTooLarge, which says nothing of the request",
+            f"answers have at most {ANSWER_BYTES} bytes; the function itself refuses longer ones",
+            "Lambda replaces them by Function.ResponseSizeTooLarge, which does not describe the request",
             keeps_answers_short,
         ),
         Check(
             "deadline",
-            "an invocation that runs out of time is given up before Lambda-Runtime-Deadline-Ms",
-            "at the deadline Lambda ends the process, and the models are loaded again",
+            "an invocation that would exceed Lambda-Runtime-Deadline-Ms is aborted before it",
+            "at the deadline Lambda kills the process, and the models must be reloaded",
             keeps_deadlines,
         ),
         Check(
@@ -354,24 +354,24 @@ PLATFORM = Platform(
         Check(
             "one-at-a-time",
             "it asks for the next event after it has answered the last",
-            "the API refuses it, and most clients end with that",
+            "the API refuses an earlier poll, and most clients then exit",
             takes_one_at_a_time,
         ),
         Check(
             "request-ids",
-            "each reply names the event that it is for",
-            "a reply to another one is refused, and the client waits until its timeout",
+            "each reply has the id of its event",
+            "a reply with another id is refused, and the client waits until its timeout",
             answers_what_it_was_given,
         ),
         Check(
             "model-read-only",
-            "nothing under the models' folder is written",
-            "the function's folder is read-only: only /tmp takes files",
+            "the models' folder is not modified",
+            "the function's folder is read-only: only /tmp is writable",
             any_container.leaves_the_model_alone,
         ),
         Check(
             "sigterm-exit",
-            "it ends within 2 s of SIGTERM",
+            "it exits within 2 s of SIGTERM",
             "functions with extensions get it before SIGKILL, 2 s later at most",
             ends_at_sigterm,
         ),

@@ -1,7 +1,7 @@
-"""An Azure ML online deployment of a container: its mount, its probes, its limits, its end.
+"""Emulator of an Azure ML online deployment, with its mount, probes, limits and shutdown.
 
-Figures are those of the documentation of online endpoints (probes every 10 s that take 2 s at most, a request's 5 s
-unless the deployment says otherwise, twice the concurrency admitted) and of azureml-inference-server-http.
+Limits are those of the documentation of online endpoints (probes every 10 s with a timeout of 2 s, requests of 5 s
+unless configured otherwise, admission of twice the concurrency) and of azureml-inference-server-http.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = "emulated"
 
 
 def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
-    """The container's environment: the registered model's version is mounted somewhere, and a variable says where."""
+    """Return the container's environment, with the mount of the model's version."""
     mounted = mounts / _NAME / "1"
     mounted.parent.mkdir(parents=True)
     if settings.model is not None:
@@ -32,12 +32,12 @@ def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
 
 
 def path(stage: Stage) -> str:
-    """The scoring route."""
+    """Return the scoring route."""
     return stage.settings.given.get("scoring-route", "/score")
 
 
 def call(stage: Stage, **headers: str) -> HttpReply:
-    """A request as the endpoint passes it on."""
+    """Send a request as the endpoint forwards it."""
     sent = {"Content-Type": stage.settings.content_type, **headers}
     return stage.ask("POST", path(stage), stage.body, sent)
 
@@ -70,65 +70,65 @@ PLATFORM = Platform(
         Check("starts", "the process answers its probes", "a deployment fails with 502s", any_container.starts, True),
         Check(
             "ready",
-            "the readiness route says 200 within 300 s",
+            "the readiness route answers 200 within 300 s",
             "30 failed probes, 10 s apart, end a deployment's creation",
             any_container.becomes_ready,
             True,
         ),
         Check(
             "probe-time",
-            "every probe is answered within 2 s, also while models load",
+            "every probe is answered within 2 s, even while models load",
             "a probe that takes longer counts as failed",
             any_container.probes_in_time,
             True,
         ),
         Check(
             "liveness",
-            "liveness has a route of its own",
-            "one route for both restarts a deployment that is slow to load, for ever",
+            "liveness has a separate route",
+            "one route for both restarts a slowly loading deployment forever",
             lives_while_it_loads,
         ),
         Check(
             "port",
-            "it listens on the port it was told, on all interfaces",
+            "it listens on SERVER_PORT, on all interfaces",
             "the routes of the environment name a port",
-            any_container.listens_where_told("SERVER_PORT"),
+            any_container.listens_on_given_port("SERVER_PORT"),
         ),
         Check(
             "scoring",
             "the scoring route answers within 5 s",
-            "request_timeout_ms is 5000 unless set, and a request that takes longer is a 408",
+            "request_timeout_ms is 5000 unless set, and a longer request gets a 408",
             any_container.answers(call, REQUEST_S),
         ),
         Check(
             "request-ids",
-            "request ids come back",
-            "they are how a request is found in the logs",
+            "request ids are returned",
+            "they identify a request in the logs",
             keeps_request_ids,
         ),
-        Check("long-ids", "ids of more than 100 characters are a 431", "Azure's server refuses them", refuses_long_ids),
+        Check("long-ids", "ids of more than 100 characters get a 431", "Azure's server refuses them", refuses_long_ids),
         Check(
             "bad-body",
-            "a body that cannot be read is an error in JSON",
-            "clients see a 424 with the code in a header: the text is for whoever reads the body",
-            any_container.refuses(path, "error", "message"),  # the second is Azure's own server's
+            "an invalid body gets an error in JSON",
+            "clients see a 424 with the code in a header: only the body has the reason",
+            any_container.refuses(path, "error", "message"),  # the second is the key of Azure's own server
         ),
         Check(
             "concurrency",
-            "all that the endpoint admits is answered, and the probes with it",
-            "twice max_concurrent_requests_per_instance are let through, the rest are 429",
+            "all admitted requests and the probes are answered",
+            "twice max_concurrent_requests_per_instance are admitted, the rest get a 429",
             any_container.admits(call, 2 * CONCURRENCY, 4 * CONCURRENCY),
         ),
         Check(
             "model-read-only",
-            "nothing under the model's mount is written",
+            "the model's mount is not modified",
             "the mount is read-only",
             any_container.leaves_the_model_alone,
         ),
         Check(
             "sigterm-exit",
-            "it ends with status 0 within 30 s of SIGTERM",
-            "Kubernetes sends SIGKILL then",
+            "it exits with status 0 within 30 s of SIGTERM",
+            "Kubernetes then sends SIGKILL",
             any_container.ends_in_time,
         ),
     ),

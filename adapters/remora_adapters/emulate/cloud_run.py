@@ -1,7 +1,7 @@
-"""Google Cloud Run: the port it names, requests from the moment that the port is open, and ten seconds for the end.
+"""Emulator of Google Cloud Run, with its port, startup, concurrency and shutdown.
 
-Figures are those of the container contract: 240 s until the port is open, 80 requests at a time, a request's 300 s.
-The container's variables are Knative's.
+Limits are those of the container contract: 240 s until the port is open, 80 concurrent requests, 300 s per request. The
+container's variables are Knative's.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ PLATFORM = Platform(
         Check(
             "ready",
             "the port is open within 240 s",
-            "the startup probe, TCP unless it is set, gives up then",
+            "the startup probe (TCP by default) then fails",
             any_container.becomes_ready,
             True,
         ),
         Check(
             "port",
             "it listens on $PORT, on all interfaces",
-            "no other port is reached",
-            any_container.listens_where_told("PORT"),
+            "the platform calls no other port",
+            any_container.listens_on_given_port("PORT"),
         ),
         Check(
             "first-request",
-            "the first request after the port was open is answered",
-            "an open port is all that the platform waits for",
+            "the first request after the port opened is answered",
+            "the platform waits only for an open port",
             is_ready_when_it_listens,
         ),
         ANSWERS,
         Check(
             "grpc",
-            "gRPC is answered on the one port, where it is named h2c",
-            "HTTP/2 is passed on as it comes",
+            "gRPC is answered on the single port if its name is h2c",
+            "HTTP/2 is forwarded unchanged",
             speaks_grpc,
         ),
         Check(
             "concurrency",
-            "as many requests at a time as an instance gets are answered",
-            "80 at a time are sent unless the service says otherwise",
+            "the maximum of concurrent requests is answered",
+            "an instance gets up to 80 by default",
             any_container.admits(call, CONCURRENCY, 2 * CONCURRENCY),
         ),
         REFUSES,
-        Check("writes", "nothing is written but below /tmp", "every file is memory", writes_only_to_tmp),
+        Check("writes", "only /tmp is written", "files use the instance's memory", writes_only_to_tmp),
         Check(
             "sigterm-exit",
-            "it ends with status 0 within 10 s of SIGTERM",
+            "it exits with status 0 within 10 s of SIGTERM",
             "SIGKILL follows",
             any_container.ends_in_time,
         ),

@@ -1,6 +1,7 @@
-"""Promises that every platform asks of a container, made for the paths and times of one; the law: no platform in here.
+"""Checks that apply to containers of every platform.
 
-Each function gives a check's ``run`` for a platform's own figures; why it matters there is the platform's to say.
+Each function returns or is a check's ``run`` for a platform's paths and times. The platform's table states why it
+matters.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from remora_adapters.emulate.stage import Stage
 
 Run = Callable[[Stage], None]
 Call = Callable[[Stage], HttpReply]
-"""Sends the user's request as the platform would."""
+"""Function that sends the user's request as the platform would."""
 _SLOWEST = 1.5
-"""Times are judged with this much room: this machine has other things to do."""
+"""Tolerance factor for times, because the machine may be busy."""
 
 
 def starts(stage: Stage) -> None:
-    """It answers something before it ends, if it ends."""
+    """It answers a probe before it exits, if it exits."""
     if not stage.process.running and not any(seen.answer.status for seen in stage.boot):
-        raise Failed(f"the process ended before it answered anything: {stage.process.last_words()}")
+        raise Failed(f"the process ended before it answered anything: {stage.process.log_tail()}")
 
 
 def becomes_ready(stage: Stage) -> None:
-    """The readiness probe was answered well in time."""
+    """The readiness probe succeeded in time."""
     if stage.ready:
         return
     seen = stage.boot[-1].answer.shown if stage.boot else "none"
@@ -40,7 +41,7 @@ def becomes_ready(stage: Stage) -> None:
 
 
 def probes_in_time(stage: Stage) -> None:
-    """No probe took longer than the platform waits for one."""
+    """No probe exceeded the platform's timeout."""
     limit_s = stage.probe_s
     slow = [
         seen
@@ -51,14 +52,14 @@ def probes_in_time(stage: Stage) -> None:
         raise Failed(f"{len(slow)} of {len(stage.boot)} probes took longer than {limit_s:g} s")
 
 
-def listens_where_told(variable: str) -> Run:
-    """On the port that the platform chose, for all interfaces."""
+def listens_on_given_port(variable: str) -> Run:
+    """Return a check that the server listens on the platform's port on all interfaces."""
 
     def run(stage: Stage) -> None:
         rows = stage.process.listening()
         mine = [row for row in rows if row.port == stage.launch.port]
         if not mine:
-            raise Failed(f"{variable} says {stage.launch.port}, but it listens on {[row.port for row in rows]}")
+            raise Failed(f"{variable} is {stage.launch.port}, but it listens on {[row.port for row in rows]}")
         if not any(row.everywhere for row in mine):
             raise Failed(f"port {stage.launch.port} is bound to some interfaces only")
 
@@ -66,14 +67,14 @@ def listens_where_told(variable: str) -> Run:
 
 
 def has_one_port(stage: Stage) -> None:
-    """Nothing listens beside the platform's port."""
+    """It listens on no port besides the platform's."""
     ports = {row.port for row in stage.process.listening()}
     if len(ports) > 1:
-        raise Failed(f"it listens on {sorted(ports)}: one port is let through")
+        raise Failed(f"it listens on {sorted(ports)}: only one port is exposed")
 
 
 def answers(call: Call, within_s: float) -> Run:
-    """A request is answered well, at once and again."""
+    """Return a check that two successive requests succeed in time."""
 
     def run(stage: Stage) -> None:
         for count in ("first", "second"):
@@ -85,13 +86,13 @@ def answers(call: Call, within_s: float) -> Run:
 
 
 def refuses(path: Callable[[Stage], str], *words: str) -> Run:
-    """Bodies that cannot be read are a 4xx or 5xx in JSON with a reason under one of ``words``."""
+    """Return a check that invalid bodies get a 4xx or 5xx in JSON with a key of ``words``."""
 
     def run(stage: Stage) -> None:
         for body in (b"{", b"\x00\xff no request"):
             answer = stage.ask("POST", path(stage), body, {"Content-Type": "application/json"})
             if not 400 <= answer.status < 600:
-                raise Failed(f"a body that is no request got {answer.shown}")
+                raise Failed(f"an invalid body got {answer.shown}")
             if not any(f'"{word}"'.encode() in answer.body for word in words):
                 raise Failed(f'the {answer.status} has no {{"{words[0]}": ...}}: {answer.shown}')
 
@@ -99,7 +100,7 @@ def refuses(path: Callable[[Stage], str], *words: str) -> Run:
 
 
 def admits(call: Call, concurrency: int, requests: int) -> Run:
-    """What a proxy with a limit lets through is answered, all of it, and probes with it."""
+    """Return a check that all requests admitted by a proxy, and the probes, are answered."""
 
     def run(stage: Stage) -> None:
         turns = threading.Semaphore(concurrency)
@@ -126,15 +127,15 @@ def admits(call: Call, concurrency: int, requests: int) -> Run:
 
 
 def leaves_the_model_alone(stage: Stage) -> None:
-    """The mounted folder is as it was."""
+    """The mounted folder is unchanged."""
     if stage.settings.model is None:
         raise Skipped("needs the model's folder: --model DIR")
     if stage.model_changed():
-        raise Failed(f"something under {stage.settings.model} was written while it served")
+        raise Failed(f"a file under {stage.settings.model} changed while it served")
 
 
 def serves_on(call: Call, seconds: float) -> Run:
-    """After SIGTERM requests are answered for a while, as traffic still comes."""
+    """Return a check that requests are answered for some seconds after SIGTERM."""
 
     def run(stage: Stage) -> None:
         process = stage.process
@@ -144,7 +145,7 @@ def serves_on(call: Call, seconds: float) -> Run:
         while time.monotonic() - begin < seconds:
             answer = call(stage)
             at_s = time.monotonic() - begin
-            if not 200 <= answer.status < 300 and at_s < seconds:  # later nothing was promised
+            if not 200 <= answer.status < 300 and at_s < seconds:  # later answers are not required
                 process.wait(stage.grace_s)
                 raise Failed(f"{at_s:.1f} s after SIGTERM, after {count} good answers: {answer.shown}")
             count += 1
@@ -154,7 +155,7 @@ def serves_on(call: Call, seconds: float) -> Run:
 
 
 def ends_in_time(stage: Stage) -> None:
-    """It ends by itself with status 0 within the grace."""
+    """It exits with status 0 within the grace period."""
     ending = stage.process.ending
     if ending is None:
         stage.process.terminate()
@@ -162,11 +163,11 @@ def ends_in_time(stage: Stage) -> None:
     if ending.killed:
         raise Failed(f"it was still there {stage.grace_s:g} s after SIGTERM")
     if ending.status != 0:
-        raise Failed(f"it ended with status {ending.status}: {stage.process.last_words()}")
+        raise Failed(f"it ended with status {ending.status}: {stage.process.log_tail()}")
 
 
 def instances(stage: Stage) -> list[Any]:
-    """The instances of the predict request that was given, one or more. Raises Skipped when it is none."""
+    """Return the instances of the user's predict request. Raises Skipped without any."""
     try:
         found = json.loads(stage.body)["instances"]
     except (ValueError, KeyError, TypeError):
@@ -177,18 +178,18 @@ def instances(stage: Stage) -> list[Any]:
 
 
 def json_object(answer: HttpReply) -> dict[str, Any]:
-    """The JSON object that an answer is. Raises Failed."""
+    """Return the JSON object in a response. Raises Failed."""
     try:
         found = json.loads(answer.body)
     except ValueError as error:
-        raise Failed(f"no JSON: {answer.shown}") from error
+        raise Failed(f"not JSON: {answer.shown}") from error
     if not isinstance(found, dict):
-        raise Failed(f"no JSON object: {answer.shown}")
+        raise Failed(f"not a JSON object: {answer.shown}")
     return found
 
 
 def must_answer(answer: HttpReply, what: str) -> HttpReply:
-    """The answer, which must be a good one. Raises Failed."""
+    """Return the response, or raise Failed unless its status is 2xx."""
     if not 200 <= answer.status < 300:
         raise Failed(f"{what}: {answer.shown}")
     return answer

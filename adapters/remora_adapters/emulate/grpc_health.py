@@ -1,6 +1,7 @@
-"""One gRPC health check over HTTP/2 with prior knowledge, by hand; the law: as `asking`, it fails as data.
+"""gRPC health check over HTTP/2 with prior knowledge, without a gRPC library.
 
-Needs no library: the request's headers are literals, and of the answer only the message is read.
+Like `asking`, it returns failures as data. The request's headers are literals, and only the message of the response is
+parsed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _headers(authority: str) -> bytes:
-    """A header block of literals without indexing (RFC 7541 6.2.2), none of them long."""
+    """Return a header block of short literals without indexing (RFC 7541 6.2.2)."""
     rows = {
         ":method": "POST",
         ":scheme": "http",
@@ -39,7 +40,7 @@ def _headers(authority: str) -> bytes:
 
 
 def check(address: Address, timeout_s: float) -> str:
-    """What is wrong with the answer to grpc.health.v1.Health/Check; "" when it says that it serves."""
+    """Return the failure of grpc.health.v1.Health/Check, or "" if the server is serving."""
     begin = time.monotonic()
     try:
         with socket.create_connection(address, timeout_s) as connection:
@@ -63,7 +64,7 @@ def check(address: Address, timeout_s: float) -> str:
                 elif stream == 1 and kind == _DATA:
                     message += payload
                 if stream == 1 and kind in (_DATA, _HEADERS) and flags & _END_STREAM:
-                    return "" if message[5:] == _SERVING else f"the health service says {message[5:]!r}"
+                    return "" if message[5:] == _SERVING else f"the health service answered {message[5:]!r}"
                 if time.monotonic() - begin > timeout_s:
                     return f"no answer after {timeout_s:g} s"
         return "the connection ended without an answer"
@@ -72,10 +73,10 @@ def check(address: Address, timeout_s: float) -> str:
 
 
 def _frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
-    """The frames that come, until the end. Raises ValueError for what is none."""
+    """Yield the frames until the connection ends. Raises ValueError for data that is not HTTP/2."""
     with connection.makefile("rb") as stream:
         while head := stream.read(9):
             length = int.from_bytes(head[:3], "big")
             if len(head) < 9 or length > _LONGEST or head.startswith(b"HTTP/1."):
-                raise ValueError(f"what was answered is no HTTP/2: {head!r}")
+                raise ValueError(f"the answer is not HTTP/2: {head!r}")
             yield head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF, stream.read(length)

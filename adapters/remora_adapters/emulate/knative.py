@@ -1,7 +1,7 @@
-"""Knative Serving: the port it names, its impatient probes, the queue proxy's admission, and traffic after SIGTERM.
+"""Emulator of Knative Serving, with its port, probes, queue proxy and traffic after SIGTERM.
 
-Figures are those of the runtime contract and of the queue proxy: it probes many times a second until the first good
-answer, admits containerConcurrency requests and queues ten times as many, and goes on sending after SIGTERM.
+Limits are those of the runtime contract and of the queue proxy, which probes many times a second until the first
+success, admits containerConcurrency requests, queues ten times as many, and still forwards requests after SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GRPC_S = 10.0
 
 
 def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
-    """The platform's variables; nothing but the temporary folder may be written."""
+    """Return the platform's environment, in which only the temporary folder is writable."""
     scratch = mounts / "tmp"
     scratch.mkdir()
     environ = {
@@ -38,14 +38,14 @@ def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
 
 
 def path(stage: Stage) -> str:
-    """Where the request goes: a service's paths are its own. Raises Skipped when it was not said."""
+    """Return the path of the user's request. Raises Skipped without one."""
     if "path" not in stage.settings.given:
-        raise Skipped("needs the path that the request goes to: --with path=PATH")
+        raise Skipped("needs the path of the request: --with path=PATH")
     return stage.settings.given["path"]
 
 
 def call(stage: Stage) -> HttpReply:
-    """A request as it comes through the ingress and the queue proxy."""
+    """Send a request as the ingress and the queue proxy forward it."""
     forwarded = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "http", "Forwarded": "for=192.0.2.1;proto=http"}
     return stage.ask("POST", path(stage), stage.body, {"Content-Type": stage.settings.content_type, **forwarded})
 
@@ -62,7 +62,7 @@ def probes_are_cheap(stage: Stage) -> None:
 
 
 def is_ready_when_it_listens(stage: Stage) -> None:
-    """The first request after the port was open; on a URL there is no start to look at."""
+    """The first request after the port opened succeeds."""
     answer = call(stage)
     if not 200 <= answer.status < 300:
         raise Failed(f"the first request: {answer.shown}")
@@ -71,11 +71,11 @@ def is_ready_when_it_listens(stage: Stage) -> None:
 def has_its_metrics_there(stage: Stage) -> None:
     answer = stage.ask("GET", "/metrics")
     if answer.status != 200 or b"# TYPE" not in answer.body:
-        raise Failed(f"/metrics on the one port: {answer.shown}")
+        raise Failed(f"/metrics on the single port: {answer.shown}")
 
 
 def speaks_grpc(stage: Stage) -> None:
-    """On the one port, beside HTTP/1.1: what gateways send is the port's name, but probes are always HTTP/1.1."""
+    """gRPC works on the single port beside HTTP/1.1, because probes always use HTTP/1.1."""
     if stage.settings.given.get("port-name") != "h2c":
         raise Skipped("needs a port for gRPC: --with port-name=h2c")
     if trouble := grpc_health.check(stage.address, _GRPC_S):
@@ -86,18 +86,20 @@ def speaks_grpc(stage: Stage) -> None:
 
 
 def writes_only_to_tmp(stage: Stage) -> None:
-    """What can be seen of it: its home, which is not there, and the model's folder."""
+    """It writes neither to a missing home directory nor to the model's folder."""
     if Path(stage.launch.environ["HOME"]).exists():
-        made = sorted(path.name for path in Path(stage.launch.environ["HOME"]).rglob("*"))
-        raise Failed(f"it made its home, and in it {made[:5]}: only /tmp is sure to be writable")
+        created = sorted(path.name for path in Path(stage.launch.environ["HOME"]).rglob("*"))
+        raise Failed(f"it created its home directory with {created[:5]}: only /tmp is guaranteed to be writable")
     any_container.leaves_the_model_alone(stage)
 
 
-ANSWERS = Check("requests", "requests are answered", "the route leads here", any_container.answers(call, _REQUEST_S))
+ANSWERS = Check(
+    "requests", "requests are answered", "the route points to this service", any_container.answers(call, _REQUEST_S)
+)
 REFUSES = Check(
     "bad-body",
-    "a body that cannot be read is an error in JSON",
-    "clients see what the container says",
+    "an invalid body gets an error in JSON",
+    "clients see the container's answer",
     any_container.refuses(path, "error"),
 )
 PLATFORM = Platform(
@@ -111,62 +113,67 @@ PLATFORM = Platform(
         ),
         Check(
             "ready",
-            "the readiness probe says 200 within the progress deadline",
+            "the readiness probe answers 200 within the progress deadline",
             "a revision that is not ready within 600 s has failed",
             any_container.becomes_ready,
             True,
         ),
         Check(
             "probe-time",
-            "every probe is answered within a second, also while models load",
-            "the queue proxy asks many times a second",
+            "every probe is answered within a second, even while models load",
+            "the queue proxy probes many times a second",
             any_container.probes_in_time,
             True,
         ),
         Check(
             "port",
             "it listens on $PORT, on all interfaces",
-            "no other port is reached",
-            any_container.listens_where_told("PORT"),
+            "the platform calls no other port",
+            any_container.listens_on_given_port("PORT"),
         ),
         Check(
             "one-port",
-            "nothing else listens",
-            "a revision may have one port: what is on others is never reached",
+            "no other port is open",
+            "a revision may have one port; others are unreachable",
             any_container.has_one_port,
         ),
         Check(
             "first-request",
-            "the first request after the first good probe is answered",
-            "the activator sends what it held as soon as a probe is good",
+            "the first request after the first successful probe is answered",
+            "the activator forwards queued requests as soon as a probe succeeds",
             is_ready_when_it_listens,
         ),
         ANSWERS,
-        Check("probes", "probes stay quick and good", "they never stop", probes_are_cheap),
-        Check("metrics", "metrics are on the one port", "9090 and 9091 are the queue proxy's", has_its_metrics_there),
+        Check("probes", "probes stay fast and successful", "they continue for the pod's lifetime", probes_are_cheap),
+        Check(
+            "metrics",
+            "metrics are on the single port",
+            "9090 and 9091 are taken",
+            has_its_metrics_there,
+        ),
         Check(
             "grpc",
-            "gRPC is answered on the one port, where it is named h2c",
-            "gateways then send everything as HTTP/2 with prior knowledge, and probes go on in HTTP/1.1",
+            "gRPC is answered on the single port if its name is h2c",
+            "gateways then send everything as HTTP/2 with prior knowledge, and probes still use HTTP/1.1",
             speaks_grpc,
         ),
         Check(
             "admission",
-            "what containerConcurrency admits of its eleven-fold is answered, all of it",
+            "all requests at eleven times containerConcurrency are answered",
             "the proxy queues ten times as many as it admits, and refuses the rest itself",
             any_container.admits(call, CONCURRENCY, 11 * CONCURRENCY),
         ),
         REFUSES,
-        Check("writes", "nothing is written but below /tmp", "only /tmp is sure to be writable", writes_only_to_tmp),
+        Check("writes", "only /tmp is written", "only /tmp is guaranteed to be writable", writes_only_to_tmp),
         Check(
             "sigterm-serves-on",
             "requests are answered for some seconds after SIGTERM",
-            "routers learn late of a pod's end, and the queue proxy goes on passing on what they send",
+            "routers learn of a shutdown late, and the queue proxy still forwards their requests",
             any_container.serves_on(call, SERVES_ON_S),
         ),
         Check(
             "sigterm-exit",
-            "it ends with status 0 within its grace",
+            "it exits with status 0 within its grace period",
             "SIGKILL follows after timeoutSeconds",
             any_container.ends_in_time,
         ),

@@ -1,4 +1,4 @@
-"""KServe: the storage initializer's mount, the agent, the batcher, V1 and V2 as KServe's own clients want them.
+"""Emulator of KServe, with its mount, agent, batcher, V1 and V2.
 
 Rules are those of KServe's Go agent and batcher and of its Python server and client.
 """
@@ -19,11 +19,11 @@ GRACE_S = 30.0
 MODEL = "emulated"
 _REQUEST_S = 60.0
 _INSTANCES = 37
-"""More than a batch, and no multiple of one."""
+"""More than one batch, and not a multiple of its size."""
 
 
 def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
-    """A runtime's container: the model's name and the port as arguments, the models where the initializer puts them."""
+    """Return a runtime's arguments and environment, with the models in place."""
     models = mounts / "models"
     if settings.model is not None:
         models.symlink_to(settings.model)
@@ -32,7 +32,7 @@ def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
 
 
 def name(stage: Stage) -> str:
-    """The model that is asked: the first of those there are. Raises Failed without one."""
+    """Return the first model of the server. Raises Failed without one."""
     known = stage.facts.get("model")
     if known is None:
         answer = any_container.must_answer(stage.ask("GET", "/v1/models"), "GET /v1/models")
@@ -48,20 +48,20 @@ def path(stage: Stage) -> str:
 
 
 def call(stage: Stage) -> HttpReply:
-    """A predict request."""
+    """Send a predict request."""
     return stage.ask("POST", path(stage), stage.body, {"Content-Type": "application/json"})
 
 
 def is_alive_at_its_root(stage: Stage) -> None:
     answer = any_container.must_answer(stage.ask("GET", "/"), "GET /")
     if json_object(answer).get("status") != "alive":
-        raise Failed(f"/ says {answer.shown}")
+        raise Failed(f"/ answered {answer.shown}")
 
 
 def says_whether_a_model_is_ready(stage: Stage) -> None:
     known, model = stage.ask("GET", path(stage).removesuffix(":predict")), name(stage)
     if json_object(any_container.must_answer(known, f"GET /v1/models/{model}")) != {"name": model, "ready": True}:
-        raise Failed(f"/v1/models/{model} says {known.shown}")
+        raise Failed(f"/v1/models/{model} answered {known.shown}")
     unknown = stage.ask("GET", "/v1/models/there-is-no-such-model")
     if unknown.status != 404 or "error" not in json_object(unknown):
         raise Failed(f"an unknown model got {unknown.shown}")
@@ -78,7 +78,7 @@ def predicts_one_for_one(stage: Stage) -> None:
 
 
 def call_with(stage: Stage, instances: list[object]) -> HttpReply:
-    """A request as the batcher makes it: instances and nothing else, with no header of the client's."""
+    """Send a request as the batcher does, with instances only and without the client's headers."""
     return stage.ask("POST", path(stage), json.dumps({"instances": instances}).encode())
 
 
@@ -94,7 +94,7 @@ def says_health_in_json(stage: Stage) -> None:
     for state in ("live", "ready"):
         answer = any_container.must_answer(stage.ask("GET", f"/v2/health/{state}"), f"GET /v2/health/{state}")
         if json_object(answer).get(state) is not True:
-            raise Failed(f"/v2/health/{state} says {answer.shown}")
+            raise Failed(f"/v2/health/{state} answered {answer.shown}")
 
 
 def loads_with_an_empty_body(stage: Stage) -> None:
@@ -120,26 +120,37 @@ PLATFORM = Platform(
     probe=Probe("/v2/health/ready", 2.0, 2.0, 300.0),
     grace_s=GRACE_S,
     checks=(
-        Check("starts", "the process answers its probes", "the pod restarts for ever", any_container.starts, True),
-        Check("ready", "it becomes ready", "the InferenceService never does", any_container.becomes_ready, True),
+        Check("starts", "the process answers its probes", "the pod restarts forever", any_container.starts, True),
+        Check(
+            "ready",
+            "the server becomes ready",
+            "else the service never is",
+            any_container.becomes_ready,
+            True,
+        ),
         Check(
             "port",
             "it listens on the port of its arguments, on all interfaces",
             "the agent calls 8080",
-            any_container.listens_where_told("--http_port"),
+            any_container.listens_on_given_port("--http_port"),
         ),
-        Check("v1-alive", 'GET / says {"status": "alive"}', "it is V1's liveness", is_alive_at_its_root),
+        Check("v1-alive", 'GET / answers {"status": "alive"}', "this is V1's liveness route", is_alive_at_its_root),
         Check(
             "v1-ready",
-            "a model says whether it is ready, and an unknown one is a 404",
-            "KServe's client and transformers ask before they send",
+            "a model reports its readiness, and an unknown one gets a 404",
+            "KServe's client and transformers check this before they send",
             says_whether_a_model_is_ready,
         ),
-        Check("predict", "predict requests are answered", "it is V1", any_container.answers(call, _REQUEST_S)),
+        Check(
+            "predict",
+            "predict requests are answered",
+            "V1 requires it",
+            any_container.answers(call, _REQUEST_S),
+        ),
         Check(
             "one-for-one",
-            "as many predictions as instances, in their order, without headers",
-            "the batcher joins requests and cuts the answers by count; other counts fail all of them",
+            "there are as many predictions as instances, in order, also without headers",
+            "the batcher joins requests and splits the answer by count; another count fails all of them",
             predicts_one_for_one,
         ),
         Check(
@@ -151,7 +162,7 @@ PLATFORM = Platform(
         Check("v2-health", "V2's health has JSON bodies", "KServe's client reads them", says_health_in_json),
         Check(
             "bad-body",
-            'a body that cannot be read is {"error": ...}',
+            'an invalid body gets {"error": ...}',
             "KServe's clients read it",
             any_container.refuses(path, "error"),
         ),
@@ -163,13 +174,13 @@ PLATFORM = Platform(
         ),
         Check(
             "model-read-only",
-            "nothing under /mnt/models is written",
+            "/mnt/models is not modified",
             "the mount is read-only",
             any_container.leaves_the_model_alone,
         ),
         Check(
             "sigterm-exit",
-            "it ends with status 0 within 30 s of SIGTERM",
+            "it exits with status 0 within 30 s of SIGTERM",
             "SIGKILL follows",
             any_container.ends_in_time,
         ),

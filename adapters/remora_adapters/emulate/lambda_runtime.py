@@ -1,7 +1,7 @@
-"""AWS Lambda's Runtime API on loopback, for one function; the law: one event at a time, and nothing is held against it.
+"""AWS Lambda's Runtime API on loopback, for one function and one event at a time.
 
-What a function does against the API's rules is answered as Lambda answers it, and counted for the checks to judge.
-Paths, headers and codes are those of the Runtime API (2018-06-01).
+A violation of the API's rules is answered as Lambda answers it, and counted for the checks. Paths, headers and codes
+are those of the Runtime API (2018-06-01).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 PAYLOAD_BYTES = 6_291_456
-"""The longest event of a synchronous invocation."""
+"""Limit of the event of a synchronous invocation."""
 ANSWER_BYTES = 6_291_556
-"""The longest answer that is taken from a function."""
+"""Limit of a function's answer."""
 READY = "/emulated/ready"
-"""Not Lambda's: 200 once the function has asked for its first event."""
+"""Additional route that answers 200 once the function has polled for its first event."""
 
 _API = "/2018-06-01/runtime"
 _FUNCTION = "arn:aws:lambda:eu-central-1:123456789012:function:emulated"
@@ -30,7 +30,10 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class RuntimeReply(NamedTuple):
-    """What the function sent for an event; ``error`` if it came as one, ``late_s`` seconds after its deadline."""
+    """Function's answer to an event.
+
+    ``error`` is True if it was posted as an error; ``late_s`` is the time after the deadline.
+    """
 
     body: bytes
     error: bool
@@ -43,7 +46,7 @@ class RuntimeReply(NamedTuple):
 
 
 class Invocation:
-    """An event under way: ``done`` is set when ``reply`` is there."""
+    """Event in flight, whose ``done`` is set once it has a ``reply``."""
 
     def __init__(self, event: bytes, timeout_s: float) -> None:
         self.id = str(uuid.uuid4())
@@ -55,17 +58,17 @@ class Invocation:
 
 
 class RuntimeApi:
-    """The API, from entering its ``with`` to its end.
+    """Server of the API within its context.
 
     Attributes:
-        asked: set when the function has asked for its first event: its init phase is over.
-        idle: set while it waits for an event: Lambda may freeze it.
-        init_error: what it reported of an init that failed, if it did.
-        restored: set when it has said, as SnapStart asks for, that it may be copied, and was told to go on.
-        restore_error: what it reported of that, if it failed.
-        early: how often it asked for an event while it had one.
-        strays: ids that it answered and was not given.
-        longest: bytes of its longest answer.
+        asked: set when the function has polled for its first event, which ends its init phase.
+        idle: set while the function waits for an event, when Lambda may freeze it.
+        init_error: report of a failed init.
+        restored: set when the function is ready for SnapStart's snapshot and was allowed to continue.
+        restore_error: report of a failed restore.
+        early: polls for an event while another was in flight.
+        strays: ids of replies to events that the function did not have.
+        longest: bytes of the longest answer.
     """
 
     def __init__(self, port: int) -> None:
@@ -95,8 +98,10 @@ class RuntimeApi:
         self._server.shutdown()
         self._server.server_close()
 
-    def hand_over(self, event: bytes, timeout_s: float) -> Invocation:
-        """Give the function an event, for which it has ``timeout_s`` seconds; the last is done or dropped by then."""
+    def send_event(self, event: bytes, timeout_s: float) -> Invocation:
+        """Give the function an event with ``timeout_s`` seconds to reply.
+
+        The previous event must be done or dropped."""
         with self._changed:
             self._current = Invocation(event, timeout_s)
             self.idle.clear()
@@ -104,16 +109,16 @@ class RuntimeApi:
             return self._current
 
     def drop(self, invocation: Invocation) -> None:
-        """Wait no longer for a reply; one that still comes is refused."""
+        """Stop waiting for a reply, and refuse a later one."""
         with self._changed:
             if self._current is invocation:
                 self._current = None
                 self._dropped.add(invocation.id)
 
-    # -- what the function calls ------------------------------------------------------------------------------------
+    # -- calls of the function --------------------------------------------------------------------------------------
 
-    def take(self) -> Invocation | None:
-        """The next event, waited for; None when the function has one already, or the API ends."""
+    def next_event(self) -> Invocation | None:
+        """Wait for the next event, or return None if one is in flight or the API has closed."""
         with self._changed:
             self.asked.set()
             if self._current is not None and self._current.taken:
@@ -127,12 +132,12 @@ class RuntimeApi:
             self._current.taken = True
             return self._current
 
-    def give(self, request_id: str, body: bytes, *, error: bool) -> int:
-        """Take the reply to an event. Returns the status for the function: 202, 400 or 413."""
+    def accept_reply(self, request_id: str, body: bytes, *, error: bool) -> int:
+        """Accept the reply to an event and return the status for the function, 202, 400 or 413."""
         with self._changed:
             invocation = self._current
             if invocation is None or invocation.id != request_id:
-                if request_id not in self._dropped:  # one that comes after its end is late, not wrong
+                if request_id not in self._dropped:  # a reply after its timeout is late, not wrong
                     self.strays.append(request_id)
                 return 400
             if not error:
@@ -149,23 +154,23 @@ class RuntimeApi:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a function that waits for its next event holds a thread for good
+    block_on_close = False  # a polling function blocks its thread forever
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A function that ends breaks its connection: nothing to tell."""
+        """Ignore the connection error of an exiting function."""
 
 
 class _Api(BaseHTTPRequestHandler):
-    """One connection of the function."""
+    """Connection of the function."""
 
     protocol_version = "HTTP/1.1"
     api: RuntimeApi
 
     def log_message(self, *args: object) -> None:
-        """Nothing: the report says what matters."""
+        """Log nothing, because the report has the results."""
 
     def do_GET(self) -> None:
-        """`next`, and whether it was called yet."""
+        """Answer `next` and the additional ready route."""
         if self.path == READY:
             self._answer(200 if self.api.asked.is_set() else 503, b"")
             return
@@ -176,9 +181,9 @@ class _Api(BaseHTTPRequestHandler):
         if self.path != f"{_API}/invocation/next":
             self._fail(404, "InvalidPath", self.path)
             return
-        invocation = self.api.take()
+        invocation = self.api.next_event()
         if invocation is None:
-            self._fail(403, "InvalidStateTransition", "an event is under way: answer it before asking for the next")
+            self._fail(403, "InvalidStateTransition", "an event is in flight: answer it before polling for the next")
             return
         headers = {
             "Lambda-Runtime-Aws-Request-Id": invocation.id,
@@ -189,7 +194,7 @@ class _Api(BaseHTTPRequestHandler):
         self._answer(200, invocation.event, {**_JSON, **headers})
 
     def do_POST(self) -> None:
-        """The answer to an event, its error, or an init or a restore that failed."""
+        """Accept the answer to an event, its error, or a failed init or restore."""
         body = self._body()
         if self.path in (f"{_API}/init/error", f"{_API}/restore/error"):
             setattr(self.api, f"{self.path.split('/')[-2]}_error", body)
@@ -199,13 +204,13 @@ class _Api(BaseHTTPRequestHandler):
         if match is None:
             self._fail(404, "InvalidPath", self.path)
             return
-        status = self.api.give(match[1], body, error=match[2] == "error")
+        status = self.api.accept_reply(match[1], body, error=match[2] == "error")
         if status == 202:
             self._answer(202, b'{"status":"OK"}', _JSON)
         elif status == 413:
             self._fail(413, "RequestEntityTooLarge", f"an answer has at most {ANSWER_BYTES} bytes")
         else:
-            self._fail(400, "InvalidRequestID", "no event with this id is under way")
+            self._fail(400, "InvalidRequestID", "no event with this id is in flight")
 
     def _body(self) -> bytes:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):

@@ -1,4 +1,7 @@
-"""The process that a platform starts: its output, its ports, its end; the law: it never outlives whoever started it."""
+"""Server process with its output, ports and exit status.
+
+Invariant: the process group ends with its `Process`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 class Listening(NamedTuple):
-    """A port that is listened to. ``everywhere`` is False when only some interfaces reach it."""
+    """Listening port, with ``everywhere`` False if only some interfaces reach it."""
 
     port: int
     everywhere: bool
 
 
 class Ending(NamedTuple):
-    """How a process ended: after how many seconds, with which status, and whether it had to be killed."""
+    """Duration and status of a process's exit, with ``killed`` True after SIGKILL."""
 
     seconds: float
     status: int
@@ -33,14 +36,14 @@ class Ending(NamedTuple):
 
 
 class Process:
-    """A started server, with a process group of its own.
+    """Started server in a dedicated process group.
 
     Args:
         command: the entrypoint with all its arguments.
         environ: its whole environment.
-        log: a file that takes both its streams.
+        log: file for stdout and stderr.
 
-    Raises OSError when it cannot be started.
+    Raises OSError if it cannot be started.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
@@ -58,15 +61,15 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended by itself."""
+        """True until it exits."""
         return self._process.poll() is None
 
-    def last_words(self, lines: int = 5) -> str:
-        """The end of what it printed."""
+    def log_tail(self, lines: int = 5) -> str:
+        """Return the last lines of its output."""
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def listening(self) -> list[Listening]:
-        """The ports that it and its children listen to, as /proc has them."""
+        """Return the listening ports of the process and its children from /proc."""
         inodes = {inode for pid in _family(self._process.pid) for inode in _sockets(pid)}
         found = {
             row for table in ("tcp", "tcp6") for inode, row in _table(Path("/proc/net") / table) if inode in inodes
@@ -74,24 +77,24 @@ class Process:
         return sorted(found)
 
     def resident_bytes(self) -> int:
-        """The memory that it and its children hold, shared pages counted for each."""
+        """Return the sum of the resident memory of the process and its children."""
         return sum(_resident_pages(pid) for pid in _family(self._process.pid)) * os.sysconf("SC_PAGE_SIZE")
 
     def terminate(self) -> None:
-        """Send SIGTERM, as the platform does: to the container's first process alone."""
+        """Send SIGTERM to the container's first process only, as the platform does."""
         self._process.send_signal(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """Stop it and its children where they are, until `thaw`."""
+        """Stop the process and its children until `thaw`."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Continue the frozen processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def wait(self, grace_s: float) -> Ending:
-        """Its end, which SIGTERM has asked for; SIGKILL after ``grace_s`` seconds."""
+        """Wait for the exit after SIGTERM, and send SIGKILL after ``grace_s`` seconds."""
         begin = time.monotonic()
         killed = False
         try:
@@ -103,27 +106,27 @@ class Process:
         return self.ending
 
     def kill(self) -> None:
-        """End it and all that it started, now."""
+        """Kill the process group now."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
+    """Return a currently free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has just ended
+            except OSError:  # it has just exited
                 continue
             parents.setdefault(parent, []).append(int(entry.name))
     family, at = [pid], 0
@@ -136,7 +139,7 @@ def _family(pid: int) -> list[int]:
 def _resident_pages(pid: int) -> int:
     try:
         return int((Path("/proc") / str(pid) / "statm").read_text().split()[1])
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return 0
 
 
@@ -144,21 +147,21 @@ def _sockets(pid: int) -> set[str]:
     folder = Path("/proc") / str(pid) / "fd"
     try:
         names = os.listdir(folder)
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return set()
     found = set()
     for name in names:
-        with contextlib.suppress(OSError):  # it has just closed this one: the others count
+        with contextlib.suppress(OSError):  # the descriptor has just been closed
             if match := _SOCKET.fullmatch(os.readlink(folder / name)):
                 found.add(match[1])
     return found
 
 
 def _table(path: Path) -> list[tuple[str, Listening]]:
-    """The listening sockets of a kernel table, by inode."""
+    """Return the listening sockets of a kernel table by inode."""
     try:
         lines = path.read_text().splitlines()[1:]
-    except OSError:  # no IPv6 here
+    except OSError:  # the machine has no IPv6
         return []
     rows = []
     for fields in (line.split() for line in lines):

@@ -1,4 +1,7 @@
-"""Runs a platform's checks and prints what came of them; exit status 0 when none failed, 1 otherwise, 2 for misuse."""
+"""Command `remora emulate`, which runs a platform's checks and prints the results.
+
+The exit status is 0 if no check failed, 1 otherwise, and 2 for wrong usage.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 
 
 class Verdict(NamedTuple):
-    """What came of one check; ``found`` says what was seen, or why it could not be looked at."""
+    """Result of one check, with the observation or the reason for skipping in ``found``."""
 
     id: str
     what: str
@@ -26,10 +29,10 @@ class Verdict(NamedTuple):
     found: str = ""
 
 
-def play(platform: Platform, settings: EmulateSettings, only: Iterable[str] = ()) -> list[Verdict]:
-    """Start the server if there is a command, and run the checks in their order.
+def run_checks(platform: Platform, settings: EmulateSettings, only: Iterable[str] = ()) -> list[Verdict]:
+    """Start the server if there is a command, and run the checks in order.
 
-    Raises OSError when the command cannot be started, ValueError for an id that no check has.
+    Raises OSError if the command cannot be started, ValueError for an unknown check.
     """
     wanted = set(only)
     unknown = wanted - {check.id for check in platform.checks}
@@ -54,13 +57,13 @@ def play(platform: Platform, settings: EmulateSettings, only: Iterable[str] = ()
     return verdicts
 
 
-def stand_between(platform: Platform, settings: EmulateSettings, port: int) -> int:
-    """Start the server and be its platform for real clients on a loopback port, until interrupted.
+def serve_api(platform: Platform, settings: EmulateSettings, port: int) -> int:
+    """Start the server and serve its platform's client API on a loopback port until interrupted.
 
-    Raises ValueError for a platform whose clients' API is not played, OSError as `play` does.
+    Raises ValueError for a platform without an emulated client API, and OSError as `run_checks` does.
     """
     if platform.api is None:
-        raise ValueError(f"the API that clients of {platform.title} talk to is not played")
+        raise ValueError(f"the client API of {platform.title} is not emulated")
     with Stage(platform, settings) as stage:
         stage.wait_until_ready()
         if not stage.ready:
@@ -74,8 +77,8 @@ def stand_between(platform: Platform, settings: EmulateSettings, port: int) -> i
     return 0
 
 
-def printed(title: str, verdicts: list[Verdict]) -> str:
-    """The report for people: what failed says what was seen and why it matters."""
+def format_report(title: str, verdicts: list[Verdict]) -> str:
+    """Return the report as text, with the observation and the reason for each failed check."""
     width = max((len(verdict.id) for verdict in verdicts), default=0)
     lines = []
     for verdict in verdicts:
@@ -89,7 +92,7 @@ def printed(title: str, verdicts: list[Verdict]) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The command `remora emulate`."""
+    """Run the command `remora emulate`."""
     try:
         platform = find_platform(options.platform)
         if options.list:
@@ -97,28 +100,31 @@ def run(options: argparse.Namespace) -> int:
                 print(f"{check.id}: {check.what}\n    {check.why}")
             return 0
         if options.api:
-            return stand_between(platform, _settings(options), options.api)
-        verdicts = play(platform, _settings(options), options.only)
+            return serve_api(platform, _settings(options), options.api)
+        verdicts = run_checks(platform, _settings(options), options.only)
     except (ValueError, OSError) as error:
         print(f"remora emulate: {error}", file=sys.stderr)
         return 2
     if options.format == "json":
         print(json.dumps([verdict._asdict() for verdict in verdicts], indent=1))
     else:
-        print(printed(platform.title, verdicts))
+        print(format_report(platform.title, verdicts))
     return 1 if any(verdict.outcome == FAILED for verdict in verdicts) else 0
 
 
 def _settings(options: argparse.Namespace) -> EmulateSettings:
-    """Settings from the command line. Raises ValueError for what does not fit together, OSError for a missing file."""
+    """Return settings from the command line.
+
+    Raises ValueError for conflicting arguments, OSError for a missing file.
+    """
     target = [word for word in options.target if word != "--"]
     if not target:
-        raise ValueError("give the server's URL, or the command that starts it after --")
+        raise ValueError("no target: pass the server's URL, or -- and the command that starts it")
     is_url = target[0].startswith(("http://", "https://"))
     if is_url and len(target) > 1:
-        raise ValueError(f"nothing is started for a URL: what are {' '.join(target[1:])} for?")
+        raise ValueError(f"unexpected arguments after a URL target: {' '.join(target[1:])}")
     if target[0].startswith("https://"):
-        raise ValueError("platforms reach containers over plain HTTP: give an http:// URL")
+        raise ValueError("platforms reach containers over plain HTTP: pass an http:// URL")
     return EmulateSettings(
         command=() if is_url else tuple(target),
         url=target[0] if is_url else "",

@@ -1,7 +1,7 @@
-"""Amazon SageMaker, an endpoint with one model: how it starts, probes, calls and ends a container.
+"""Emulator of an Amazon SageMaker endpoint with one model.
 
-Figures and rules are those of the developer guide ("Custom Inference Code with Hosting Services") and of the service
-model that botocore carries; what the platform does with a violation is said in each check.
+Limits and rules are those of the developer guide ("Custom Inference Code with Hosting Services") and of the service
+model in botocore; each check states the platform's reaction to a violation.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ PING_S = 2.0
 ACCEPT_S = 0.25
 GRACE_S = 30.0
 SAFE_PORTS = range(18_000, 18_100)
-"""The range that is told to a container; what it listens to besides the bound port must lie in it."""
+"""Port range given to a container for its listeners besides the bound port."""
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 _VISIBLE = re.compile(r"[ -~]{0,1024}")
 _TAKEN_S = 0.1
-"""A request that was sent this long ago has been read by any server."""
+"""Time after which any server has read a sent request."""
 _MODES = ("SINGLE_RECORD", "MULTI_RECORD")
 _LINES, _TURNS = 8, 8
 
 
 def launch(settings: EmulateSettings, port: int, mounts: Path, **more: str) -> Launch:
-    """``docker run IMAGE serve``, with the model in its place and a port of the platform's choice."""
+    """Return the launch of ``docker run IMAGE serve``, with the model and the port."""
     if settings.model is not None:
         (mounts / "model").symlink_to(settings.model)
     environ = {
@@ -49,7 +49,7 @@ def launch(settings: EmulateSettings, port: int, mounts: Path, **more: str) -> L
 
 
 def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) -> HttpReply:
-    """POST /invocations as the platform sends it: with its own headers and no others."""
+    """Send POST /invocations as the platform does, with the platform's headers only."""
     sent = {"Content-Type": content_type or stage.settings.content_type, "Accept": "*/*", **headers}
     return stage.ask("POST", "/invocations", body, sent, timeout_s=ANSWER_S)
 
@@ -59,13 +59,13 @@ def invoke(stage: Stage, body: bytes, content_type: str = "", **headers: str) ->
 
 def becomes_ready(stage: Stage) -> None:
     if not any(seen.answer.status for seen in stage.boot) and stage.settings.command and not stage.process.running:
-        raise Skipped("it ended before it answered anything: see serve-argument")
+        raise Skipped("it exited before its first answer: see serve-argument")
     any_container.becomes_ready(stage)
 
 
 def pings_in_time(stage: Stage) -> None:
     if not stage.boot:
-        raise Skipped("it was never asked")
+        raise Skipped("it was never probed")
     any_container.probes_in_time(stage)
     if stage.ready:
         must_answer(stage.ask("GET", "/ping", timeout_s=stage.probe_s), "GET /ping after the start")
@@ -73,7 +73,7 @@ def pings_in_time(stage: Stage) -> None:
 
 def accepts_quickly(stage: Stage) -> None:
     if not stage.boot:
-        raise Skipped("it was never asked")
+        raise Skipped("it was never probed")
     limit_s = stage.limit_s(ACCEPT_S)
     slow = [seen.answer.connect_s for seen in stage.boot if seen.answer.connect_s > limit_s]
     if slow:
@@ -112,14 +112,16 @@ def keeps_to_safe_ports(stage: Stage) -> None:
 
 
 def is_ready_when_it_says_so(stage: Stage) -> None:
-    """Runs before every other invocation: the first one after the first good ping must be answered."""
-    must_answer(invoke(stage, stage.body), "the first invocation after /ping said 200")
+    """The first invocation after the first successful ping succeeds.
+
+    The check runs before all other invocations."""
+    must_answer(invoke(stage, stage.body), "the first invocation after /ping answered 200")
 
 
 def answers_again(stage: Stage) -> None:
     first = must_answer(invoke(stage, stage.body), "an invocation")
     if first.headers.get("content-encoding"):
-        raise Failed(f"the answer is encoded as {first.headers['content-encoding']}, which nobody asked for")
+        raise Failed(f"the answer is encoded as {first.headers['content-encoding']}, which the request did not accept")
 
 
 def tolerates_platform_headers(stage: Stage) -> None:
@@ -144,7 +146,7 @@ def refuses_what_it_cannot_read(stage: Stage) -> None:
     for body in (b'{"inputs": [', b"\x00\xff not a request"):
         answer = invoke(stage, body, "application/json")
         if not 400 <= answer.status < 500:
-            raise Failed(f"a body that is no request got {answer.shown}")
+            raise Failed(f"an invalid body got {answer.shown}")
         if not answer.body:
             raise Failed(f"the {answer.status} has no body: clients see it as OriginalMessage")
 
@@ -157,18 +159,18 @@ def takes_the_largest_body(stage: Stage) -> None:
 
 
 def answers_pings_while_busy(stage: Stage) -> None:
-    """Eight connections with eight invocations each; all have connected and sent before the first ping does."""
+    """Eight connections send eight invocations each, before and while pings are sent."""
     body, headers = stage.body, {"Content-Type": stage.settings.content_type, "Accept": "*/*"}
     lines = [Line(stage.address, ANSWER_S) for _ in range(_LINES)]
     for line in lines:
         line.send("POST", "/invocations", body, headers)
 
     def take_turns(line: Line) -> list[HttpReply]:
-        found = [line.answer()]
+        answers_of_line = [line.answer()]
         for _ in range(_TURNS - 1):
             line.send("POST", "/invocations", body, headers)
-            found.append(line.answer())
-        return found
+            answers_of_line.append(line.answer())
+        return answers_of_line
 
     with ThreadPoolExecutor(_LINES) as pool:
         calls = [pool.submit(take_turns, line) for line in lines]
@@ -202,20 +204,20 @@ def execution_parameters_are_readable(stage: Stage) -> None:
     if answer.status in (400, 404, 405):
         return
     try:
-        said = json.loads(must_answer(answer, "GET /execution-parameters").body)
+        parameters = json.loads(must_answer(answer, "GET /execution-parameters").body)
     except ValueError as error:
-        raise Failed(f"/execution-parameters is no JSON: {answer.shown}") from error
-    numbers = [said.get(name, 1) for name in ("MaxConcurrentTransforms", "MaxPayloadInMB")]
+        raise Failed(f"/execution-parameters is not JSON: {answer.shown}") from error
+    numbers = [parameters.get(name, 1) for name in ("MaxConcurrentTransforms", "MaxPayloadInMB")]
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise Failed(f"/execution-parameters says {said}")
-    if said.get("BatchStrategy", _MODES[0]) not in _MODES:
-        raise Failed(f"BatchStrategy is {said['BatchStrategy']!r}: one of {', '.join(_MODES)}")
+        raise Failed(f"/execution-parameters answered {parameters}")
+    if parameters.get("BatchStrategy", _MODES[0]) not in _MODES:
+        raise Failed(f"BatchStrategy is {parameters['BatchStrategy']!r}: expected one of {', '.join(_MODES)}")
 
 
 def keeps_records_in_order(stage: Stage) -> None:
-    """Batch transform with MultiRecord: joined records, one line out for each line in."""
+    """Batch transform with MultiRecord gets one output line per input record."""
     if "records" not in stage.settings.given:
-        raise Skipped("needs records, one a line: --with records=FILE [--with records-type=TYPE]")
+        raise Skipped("needs records, one per line: --with records=FILE [--with records-type=TYPE]")
     media = stage.settings.given.get("records-type", "text/csv")
     records = [line for line in Path(stage.settings.given["records"]).read_bytes().splitlines() if line]
     joined = b"".join(record + b"\n" for record in records)
@@ -233,13 +235,15 @@ def keeps_records_in_order(stage: Stage) -> None:
 
 
 def answers_what_it_has_taken(stage: Stage) -> None:
-    """Sends SIGTERM while requests are surely under way; ``sigterm-exit`` then judges the end."""
+    """Send SIGTERM while requests are in flight.
+
+    ``sigterm-exit`` then checks the exit."""
     process, body = stage.process, stage.body
     if "slow-body" in stage.settings.given:
         body = Path(stage.settings.given["slow-body"]).read_bytes()
     lines = [Line(stage.address, ANSWER_S) for _ in range(4)]
     headers = {"Content-Type": stage.settings.content_type}
-    for line in lines:  # a connection that was answered once has surely been accepted
+    for line in lines:  # a connection with an answer has been accepted
         line.send("POST", "/invocations", stage.body, headers)
         must_answer(line.answer(), "an invocation before SIGTERM")
     for line in lines:
@@ -263,42 +267,42 @@ START = _table(
     (
         "serve-argument",
         "the image starts with the argument `serve`",
-        "SageMaker runs `docker run IMAGE serve`; a container that takes it for something else never starts",
+        "SageMaker runs `docker run IMAGE serve`; a container that does not accept the argument never starts",
         any_container.starts,
     ),
     (
         "ready",
-        "/ping says 200 within the start-up health check's time",
+        "/ping answers 200 within the time of the startup health check",
         "the endpoint's creation fails after 4 minutes, or ContainerStartupHealthCheckTimeoutInSeconds",
         becomes_ready,
     ),
     (
         "ping-time",
-        "every /ping is answered within 2 s, also while models are loaded",
+        "every /ping is answered within 2 s, even while models load",
         "a ping that takes longer counts as failed",
         pings_in_time,
     ),
     (
         "accept-time",
-        "connections are accepted within 250 ms, also while models are loaded",
-        "the developer guide asks for it; a loop that is blocked by loading does not",
+        "connections are accepted within 250 ms, even while models load",
+        "the developer guide requires it; loading must not block the event loop",
         accepts_quickly,
     ),
     early=True,
 )
 
 LISTENERS = _table(
-    ("ping-empty", "/ping has an empty body", "the body is not read; the guide asks for none", ping_is_empty),
+    ("ping-empty", "/ping has an empty body", "the guide requires it; the platform ignores the body", ping_is_empty),
     (
         "bind-to-port",
         "it listens on SAGEMAKER_BIND_TO_PORT",
-        "in a pipeline of containers the platform gives each another port than 8080",
+        "in a pipeline each container gets a port other than 8080",
         binds_the_given_port,
     ),
     (
         "all-interfaces",
         "it listens on all interfaces",
-        "the platform calls from outside the container: a server on loopback is never reached",
+        "the platform cannot reach a server on the container's loopback",
         binds_all_interfaces,
     ),
     (
@@ -312,19 +316,19 @@ LISTENERS = _table(
 END = _table(
     (
         "model-read-only",
-        "nothing under the model's folder is written",
-        "the platform owns /opt/ml/model: treat it as read-only",
+        "the model's folder is not modified",
+        "the platform owns /opt/ml/model, which is read-only",
         any_container.leaves_the_model_alone,
     ),
     (
         "sigterm-drain",
-        "requests that were taken before SIGTERM are answered",
-        "every scale-in and every update ends containers; what is lost is a client's error",
+        "requests received before SIGTERM are answered",
+        "every scale-in and update stops containers; a lost request is an error for its client",
         answers_what_it_has_taken,
     ),
     (
         "sigterm-exit",
-        "it ends with status 0 within 30 s of SIGTERM",
+        "it exits with status 0 within 30 s of SIGTERM",
         "SIGKILL follows after 30 s (120 s are for training jobs)",
         any_container.ends_in_time,
     ),
@@ -333,38 +337,38 @@ END = _table(
 INVOCATIONS = _table(
     (
         "ready-means-ready",
-        "the first invocation after the first good ping is answered",
-        "traffic comes as soon as /ping says 200",
+        "the first invocation after the first successful ping is answered",
+        "traffic starts as soon as /ping answers 200",
         is_ready_when_it_says_so,
     ),
     (
         "invocations",
-        "/invocations answers within 60 s, and not compressed",
-        "clients get a 424 ModelError for anything but 2xx, and see the bytes as they are",
+        "/invocations answers within 60 s, uncompressed",
+        "clients get a 424 ModelError for anything but 2xx, and see the bytes unchanged",
         answers_again,
     ),
     (
         "platform-headers",
-        "the platform's headers, and unknown ones, change nothing",
-        "they come with every request; new ones may come any day",
+        "the platform's headers and unknown headers have no effect",
+        "every request has them, and the platform may add new ones",
         tolerates_platform_headers,
     ),
     (
         "custom-attributes",
-        "custom attributes of an answer are at most 1024 visible ASCII characters",
-        "the platform refuses others, and the client gets an error for a good answer",
+        "an answer's custom attributes are at most 1024 visible ASCII characters",
+        "the platform refuses others, and the client gets an error instead of the answer",
         attributes_can_travel,
     ),
     (
         "bad-body",
-        "a body that cannot be read is a 4xx with a text",
-        "the text is all that a client ever sees of the container (OriginalMessage); a 5xx is retried",
+        "an invalid body gets a 4xx with a reason",
+        "clients see only this text (OriginalMessage); a 5xx is retried",
         refuses_what_it_cannot_read,
     ),
     (
         "largest-body",
-        "a body of 6 MiB is answered, and /ping after it",
-        "that is what InvokeEndpoint lets through",
+        "a body of 6 MiB and the following /ping are answered",
+        "this is InvokeEndpoint's limit",
         takes_the_largest_body,
     ),
     (
@@ -375,27 +379,27 @@ INVOCATIONS = _table(
     ),
     (
         "streaming",
-        "an answer in pieces leaves in pieces",
-        "InvokeEndpointWithResponseStream passes chunks on as they come; one that is buffered is no stream",
+        "a streamed answer arrives in chunks",
+        "InvokeEndpointWithResponseStream forwards each chunk at once; a buffered answer is not a stream",
         streams_piece_by_piece,
     ),
     (
         "execution-parameters",
-        "/execution-parameters is absent or readable",
-        "batch transform asks it and fails the job on an answer it cannot read",
+        "/execution-parameters is absent or valid",
+        "batch transform requests it and fails the job on an invalid answer",
         execution_parameters_are_readable,
     ),
     (
         "records",
-        "records that are sent together are answered one for one, in order",
-        "batch transform joins records (MultiRecord) and puts answers beside their inputs by position",
+        "joined records get one output each, in order",
+        "batch transform joins records (MultiRecord) and matches outputs to inputs by position",
         keeps_records_in_order,
     ),
 )
 
 
 def api(stage: Stage, port: int) -> AbstractContextManager[object]:
-    """The SageMaker Runtime API; objects of S3 are below ``--with objects=DIR``."""
+    """Serve the SageMaker Runtime API, with S3 objects below ``--with objects=DIR``."""
     from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
 
     objects = Path(stage.settings.given.get("objects", stage.mounts / "objects"))

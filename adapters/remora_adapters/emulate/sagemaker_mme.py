@@ -1,7 +1,7 @@
-"""Amazon SageMaker, a multi-model endpoint: models come and go by an API of the container's own.
+"""Emulator of an Amazon SageMaker multi-model endpoint, which loads and unloads models.
 
-The platform unpacks an archive below its root, names it by an opaque string, and asks the container to load it. When
-the container says 507 it has others unloaded and asks again; when it says 409 it takes the model for loaded.
+The platform unpacks an archive below its root, gives it an opaque name, and calls the container's API to load it. On a
+507 it unloads other models and tries again; on a 409 it takes the model as loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 def launch_many(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
-    """As for one model, with the archive unpacked twice below the root and nothing loaded."""
+    """Return the launch, with the archive unpacked twice below the root and not loaded."""
     root = mounts / "models"
     root.mkdir()
     if settings.model is not None:
@@ -45,7 +45,7 @@ def launch_many(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
 
 
 def _unpack(archive: Path, place: Path) -> None:
-    """The archive's files in their place; linked where the disk allows it, since models are large."""
+    """Place the archive's files, as hard links where possible because models are large."""
 
     def link_or_copy(source: str, target: str) -> None:
         try:
@@ -57,34 +57,37 @@ def _unpack(archive: Path, place: Path) -> None:
 
 
 def api(stage: Stage, port: int) -> AbstractContextManager[object]:
-    """The SageMaker Runtime API; a TargetModel is an archive or a folder below ``--with archives=DIR``.
+    """Serve the SageMaker Runtime API.
 
-    Raises ValueError without that folder.
+    A TargetModel is an archive or a folder below ``--with archives=DIR``. Raises ValueError without that folder.
     """
     from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
 
     if not Path(stage.settings.given.get("archives", "")).is_dir() or "archives" not in stage.settings.given:
-        raise ValueError("where are the archives that a TargetModel names? --with archives=DIR")
+        raise ValueError("needs the archives that a TargetModel names: --with archives=DIR")
     archives, taken = Path(stage.settings.given["archives"]).resolve(), Lock()
 
     def unpack(target: str) -> tuple[str, str]:
-        """Bring a target as the platform does: under an opaque name, once. Raises OSError or ValueError."""
+        """Unpack a target once under an opaque name, as the platform does.
+
+        Raises OSError or ValueError.
+        """
         source = (archives / target.lstrip("/")).resolve()
         if not source.is_relative_to(archives) or source == archives or not source.exists():
-            raise FileNotFoundError(f"there is no {target[:200]} among the archives")
+            raise FileNotFoundError(f"no archive {target[:200]}")
         name = sha256(os.fsencode(source)).hexdigest()[:32]
         place = stage.mounts / "models" / name / "model"
         with taken:
             if not place.exists():
-                _bring(source, place)
+                _unpack_atomically(source, place)
         return name, str(place)
 
     objects = Path(stage.settings.given.get("objects", stage.mounts / "objects"))
     return runtime_api(Endpoint(stage.address, objects, unpack), port)
 
 
-def _bring(source: Path, place: Path) -> None:
-    """An archive's or a folder's files in their place, all of them or none."""
+def _unpack_atomically(source: Path, place: Path) -> None:
+    """Put an archive's or a folder's files in their place, all or none."""
     part = place.with_name("unpacking")
     shutil.rmtree(part, ignore_errors=True)
     if source.is_dir():
@@ -99,7 +102,7 @@ def _bring(source: Path, place: Path) -> None:
 
 
 def _url(stage: Stage, name: str) -> str:
-    """Where the container finds a model. Raises Skipped when there is none."""
+    """Return the location of a model for the container. Raises Skipped without a model."""
     if name == _FIRST and "url" in stage.settings.given:
         return stage.settings.given["url"]
     if not stage.settings.command or (stage.settings.model is None and name != _THIRD):
@@ -121,32 +124,32 @@ def _invoke(stage: Stage, name: str, target: str = "one.tar.gz") -> HttpReply:
     return stage.ask("POST", f"/models/{name}/invoke", stage.body, headers)
 
 
-def _loaded(stage: Stage) -> None:
-    """Have the first model loaded, whatever was done before."""
-    there = stage.ask("GET", f"/models/{_FIRST}").status == 200
-    if not there and not 200 <= _load(stage, _FIRST).status < 300:
+def _ensure_loaded(stage: Stage) -> None:
+    """Load the first model unless it is loaded."""
+    is_loaded = stage.ask("GET", f"/models/{_FIRST}").status == 200
+    if not is_loaded and not 200 <= _load(stage, _FIRST).status < 300:
         raise Skipped("the model could not be loaded: see load")
 
 
 def _expect(answer: HttpReply, status: int, what: str) -> None:
     if answer.status != status:
-        raise Failed(f"{what}: {answer.shown}; it must be {status}")
+        raise Failed(f"{what}: {answer.shown}; expected {status}")
 
 
-def _said(answer: HttpReply, what: str) -> Any:
+def _json_of(answer: HttpReply, what: str) -> Any:
     try:
         return json.loads(must_answer(answer, what).body)
     except ValueError as error:
-        raise Failed(f"{what} is no JSON: {answer.shown}") from error
+        raise Failed(f"{what} is not JSON: {answer.shown}") from error
 
 
 # -- the checks -----------------------------------------------------------------------------------------------------
 
 
 def lists_nothing_at_first(stage: Stage) -> None:
-    said = _said(stage.ask("GET", "/models"), "GET /models")
-    if not isinstance(said, dict) or said.get("models") != []:
-        raise Failed(f"GET /models says {said} before anything was loaded")
+    index = _json_of(stage.ask("GET", "/models"), "GET /models")
+    if not isinstance(index, dict) or index.get("models") != []:
+        raise Failed(f"GET /models answered {index} before the first load")
 
 
 def loads(stage: Stage) -> None:
@@ -154,23 +157,23 @@ def loads(stage: Stage) -> None:
 
 
 def shows_what_it_loaded(stage: Stage) -> None:
-    _loaded(stage)
+    _ensure_loaded(stage)
     wanted = {"modelName": _FIRST, "modelUrl": _url(stage, _FIRST)}
-    one = _said(stage.ask("GET", f"/models/{_FIRST}"), "GET /models/NAME")
-    every = _said(stage.ask("GET", "/models"), "GET /models")
+    one = _json_of(stage.ask("GET", f"/models/{_FIRST}"), "GET /models/NAME")
+    every = _json_of(stage.ask("GET", "/models"), "GET /models")
     rows = every.get("models") if isinstance(every, dict) else None
-    for said in (one, *(row for row in rows or [{}])):
-        if {key: str(said.get(key, "")).rstrip("/") for key in wanted} != wanted:
-            raise Failed(f"{said} is shown for the model {wanted}")
+    for row in (one, *(rows or [{}])):
+        if {key: str(row.get(key, "")).rstrip("/") for key in wanted} != wanted:
+            raise Failed(f"{row} is shown for the model {wanted}")
 
 
 def refuses_twice(stage: Stage) -> None:
-    _loaded(stage)
-    _expect(_load(stage, _FIRST), 409, "loading what is loaded")
+    _ensure_loaded(stage)
+    _expect(_load(stage, _FIRST), 409, "loading a loaded model")
 
 
 def invokes_by_its_own_name(stage: Stage) -> None:
-    _loaded(stage)
+    _ensure_loaded(stage)
     must_answer(_invoke(stage, _FIRST), "an invocation")
     must_answer(
         _invoke(stage, _FIRST, target="two/other.tar.gz"), "an invocation with another target model in its header"
@@ -184,14 +187,14 @@ def knows_what_it_has_not(stage: Stage) -> None:
 
 
 def keeps_models_apart(stage: Stage) -> None:
-    _loaded(stage)
+    _ensure_loaded(stage)
     must_answer(_load(stage, _SECOND, target="two.tar.gz"), "POST /models of a second model")
     must_answer(_unload(stage, _SECOND), "DELETE of the second model")
     must_answer(_invoke(stage, _FIRST), "an invocation of the first model after the second was unloaded")
 
 
 def stays_below_its_root(stage: Stage) -> None:
-    _loaded(stage)
+    _ensure_loaded(stage)
     root = str(stage.mounts / "models")
     for url in ("/etc", "/proc/self", f"{root}/../../etc", f"{root}/{_FIRST}/model/../../.."):
         answer = _load(stage, "d" * 32, url)
@@ -206,7 +209,7 @@ def refuses_bad_requests(stage: Stage) -> None:
         answer = stage.ask("POST", "/models", body, _JSON)
         if not 400 <= answer.status < 500:
             raise Failed(f"POST /models with {body!r} got {answer.shown}")
-    must_answer(stage.ask("GET", "/ping", timeout_s=stage.probe_s), "GET /ping after requests that make no sense")
+    must_answer(stage.ask("GET", "/ping", timeout_s=stage.probe_s), "GET /ping after malformed requests")
 
 
 def pings_while_loading(stage: Stage) -> None:
@@ -224,7 +227,7 @@ def pings_while_loading(stage: Stage) -> None:
 
 
 def unloads(stage: Stage) -> None:
-    _loaded(stage)
+    _ensure_loaded(stage)
     must_answer(_unload(stage, _FIRST), "DELETE /models/NAME")
     _expect(stage.ask("GET", f"/models/{_FIRST}"), 404, "GET /models/NAME after its DELETE")
     must_answer(_load(stage, _FIRST), "POST /models of the model again")
@@ -236,7 +239,7 @@ def gives_memory_back(stage: Stage) -> None:
     if size < _LARGE_BYTES:
         raise Skipped(f"needs a model of {_LARGE_BYTES >> 20} MiB or more, which this one is not")
     process = stage.process
-    _loaded(stage)
+    _ensure_loaded(stage)
     sizes = []
     for _ in range(_CYCLES):
         must_answer(_unload(stage, _FIRST), "DELETE /models/NAME")
@@ -245,7 +248,7 @@ def gives_memory_back(stage: Stage) -> None:
             raise Skipped("the model could not be loaded again: see load and unload")
     grown = sizes[-1] - sizes[0]
     if grown > (_CYCLES - 1) * size / 2:
-        raise Failed(f"{_CYCLES} times unloaded, the process has {grown >> 20} MiB more than after the first time")
+        raise Failed(f"after {_CYCLES} unloads the process has {grown >> 20} MiB more than after the first")
 
 
 def says_when_memory_is_full(stage: Stage) -> None:
@@ -262,75 +265,75 @@ def _table(*rows: tuple[str, str, str, Callable[[Stage], None]]) -> tuple[Check,
 MODELS = _table(
     (
         "list-empty",
-        "GET /models is an empty list at first",
-        "the platform reads it to learn what is loaded; /ping must say 200 with no model (mistake: not ready)",
+        "GET /models is empty at first",
+        "the platform reads the loaded models there; /ping must answer 200 without a model",
         lists_nothing_at_first,
     ),
-    ("load", "POST /models loads a model", "the first invocation of a model waits for it", loads),
+    ("load", "POST /models loads a model", "a model's first invocation waits for it", loads),
     (
         "show",
         "GET /models and /models/NAME show modelName and modelUrl",
-        "a model that is not listed is loaded again, or never unloaded",
+        "an unlisted model is loaded again, or never unloaded",
         shows_what_it_loaded,
     ),
     (
         "load-again",
-        "loading what is loaded is 409",
-        "another code than 409 is an error to the client; 200 hides that nothing was loaded",
+        "loading a loaded model gets a 409",
+        "another error fails the client's call; 200 hides that the load had no effect",
         refuses_twice,
     ),
     (
         "invoke",
-        "models are known by model_name, not by the target header",
+        "models are identified by model_name, not by the target header",
         "the header is the client's path, for logs; the platform routes by the opaque name",
         invokes_by_its_own_name,
     ),
     (
         "unknown",
-        "what is not loaded is 404",
-        "404 is how the platform learns that it has to load a model",
+        "a model that is not loaded gets a 404",
+        "on a 404 the platform loads the model",
         knows_what_it_has_not,
     ),
     (
         "apart",
-        "two models, even of one archive, do not touch each other",
-        "archives of one pipeline often hold the same names inside",
+        "two models, even of one archive, are independent",
+        "archives of one pipeline often contain the same names",
         keeps_models_apart,
     ),
     (
         "below-root",
-        "urls outside of the models' root are refused",
-        "what can reach the port could otherwise read any folder; Triton had to fix this",
+        "urls outside the models' root are refused",
+        "otherwise any client of the port could read any folder; Triton had to fix this",
         stays_below_its_root,
     ),
     (
         "bad-load",
-        "a load request that makes no sense is a 4xx, and nothing ends",
+        "a malformed load request gets a 4xx and does not end the process",
         "one such request ended Triton 2.51",
         refuses_bad_requests,
     ),
     (
         "ping-while-loading",
         "/ping is answered within 2 s while a model is loaded",
-        "an instance that fails its pings is replaced, with all models on it",
+        "an instance that fails its pings is replaced, with all its models",
         pings_while_loading,
     ),
     (
         "unload",
-        "DELETE unloads, and the model can come again",
-        "that is how the platform makes room; it waits 360 s",
+        "DELETE unloads a model, which can then be loaded again",
+        "the platform frees memory this way, with a timeout of 360 s",
         unloads,
     ),
     (
         "memory",
-        "the memory is free when DELETE answers",
-        "the platform loads the next model at once: it would not fit",
+        "the memory is free once DELETE answers",
+        "the platform loads the next model at once, which otherwise would not fit",
         gives_memory_back,
     ),
     (
         "out-of-memory",
-        "a model that does not fit is 507",
-        "only 507 has other models unloaded and the load tried again",
+        "a model that does not fit gets a 507",
+        "only on a 507 does the platform unload other models and retry",
         says_when_memory_is_full,
     ),
 )

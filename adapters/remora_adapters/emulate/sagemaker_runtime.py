@@ -1,9 +1,9 @@
-"""The SageMaker Runtime API in front of a container, for real clients: boto3 and the command line of AWS.
+"""SageMaker Runtime API in front of a container, for clients such as boto3 and the AWS CLI.
 
     boto3.client("sagemaker-runtime", endpoint_url="http://127.0.0.1:PORT", region_name="us-east-1")
 
-Names, limits and shapes are those of the service model that botocore carries. Requests are not authenticated: it
-listens on loopback, for tests. Objects of S3 are files: ``s3://BUCKET/KEY`` is ``<objects>/BUCKET/KEY``.
+Names, limits and shapes are those of the service model in botocore. Requests are not authenticated, because the API
+listens on loopback for tests. Objects of S3 are files: ``s3://BUCKET/KEY`` is ``<objects>/BUCKET/KEY``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PATH = re.compile(
     r"/endpoints/([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/(invocations(?:-response-stream)?|async-invocations)"
 )
 _X = "X-Amzn-SageMaker-"
-_PASSED = (
-    # All that a container ever sees of a client's headers.
+_FORWARDED = (
+    # The client's headers that the platform forwards to a container.
     "Content-Type",
     "Accept",
     f"{_X}Custom-Attributes",
@@ -52,8 +52,10 @@ _LOCATION = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([A-Za-z0-9!_.*
 
 
 class Endpoint(NamedTuple):
-    """What stands behind the API: the container, where objects of S3 lie, and how models of a multi-model endpoint are
-    unpacked: from a client's target to the folder that the container is told."""
+    """Container behind the API, and the folder of S3 objects.
+
+    ``unpack`` converts a client's target model to the name and folder that a multi-model container gets.
+    """
 
     address: Address
     objects: Path
@@ -62,13 +64,13 @@ class Endpoint(NamedTuple):
 
 @contextmanager
 def runtime_api(endpoint: Endpoint, port: int = 0) -> Iterator[ThreadingHTTPServer]:
-    """The API on a loopback port while the ``with`` lasts. Its ``server_address`` says which.
+    """Serve the API on a loopback port within the context, at the server's ``server_address``.
 
-    Leaving it waits for asynchronous invocations that are under way.
+    The exit waits for asynchronous invocations in flight.
     """
     with ThreadPoolExecutor(16, thread_name_prefix="runtime api") as pool:
-        made = type("_Handler", (_Requests,), {"endpoint": endpoint, "pool": pool, "protocol_version": "HTTP/1.1"})
-        server = ThreadingHTTPServer(("127.0.0.1", port), made)
+        handler = type("_Handler", (_Requests,), {"endpoint": endpoint, "pool": pool, "protocol_version": "HTTP/1.1"})
+        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         server.daemon_threads = True
         running = pool.submit(server.serve_forever, 0.05)
         try:
@@ -80,7 +82,7 @@ def runtime_api(endpoint: Endpoint, port: int = 0) -> Iterator[ThreadingHTTPServ
 
 
 def event(kind: str, payload: bytes, *, message: str = "event") -> bytes:
-    """One message of AWS's event stream: lengths and their checksum, headers, payload, checksum of it all."""
+    """Encode one message of AWS's event stream."""
     texts = {f":{message}-type": kind, ":message-type": message, ":content-type": "application/octet-stream"}
     headers = b"".join(
         struct.pack("!B", len(name)) + name.encode() + struct.pack("!BH", _STRING, len(text)) + text.encode()
@@ -96,14 +98,14 @@ class _Requests(BaseHTTPRequestHandler):
     pool: ThreadPoolExecutor
 
     def log_message(self, *args: object) -> None:
-        """Nothing is logged: the client sees what happened."""
+        """Log nothing, because the client sees the result."""
 
     def do_POST(self) -> None:
         """Answer one call of the API."""
         length = int(self.headers.get("Content-Length") or 0)
         if length > PAYLOAD_BYTES:
             self.close_connection = True
-            self._fail(413, "ValidationError", f"the body has {length} bytes, at most {PAYLOAD_BYTES} are let through")
+            self._fail(413, "ValidationError", f"the body has {length} bytes; the limit is {PAYLOAD_BYTES}")
             return
         body = self.rfile.read(length)
         match = _PATH.fullmatch(self.path)
@@ -116,16 +118,16 @@ class _Requests(BaseHTTPRequestHandler):
         else:
             self._invoke_streaming(body)
 
-    def _passed(self, **instead: str | None) -> dict[str, str]:
-        """The client's headers that go on to the container."""
-        found = {name: self.headers[name] for name in _PASSED if self.headers[name] is not None}
-        return found | {name.replace("_", "-"): value for name, value in instead.items() if value is not None}
+    def _forwarded_headers(self, **replaced: str | None) -> dict[str, str]:
+        """Return the client's headers for the container."""
+        found = {name: self.headers[name] for name in _FORWARDED if self.headers[name] is not None}
+        return found | {name.replace("_", "-"): value for name, value in replaced.items() if value is not None}
 
     # -- operations -------------------------------------------------------------------------------------------------
 
     def _invoke(self, body: bytes) -> None:
         try:
-            answer = self._ask(body, self._passed())
+            answer = self._call_container(body, self._forwarded_headers())
         except _RefusedError as refused:
             self._fail(refused.status, refused.kind, str(refused))
             return
@@ -135,21 +137,24 @@ class _Requests(BaseHTTPRequestHandler):
         headers = {name: answer.headers.get(name.lower(), "") for name in _RETURNED}
         self._answer(200, answer.body, {name: value for name, value in headers.items() if value})
 
-    def _ask(self, body: bytes, headers: Mapping[str, str], timeout_s: float = ANSWER_S) -> HttpReply:
-        """The container's answer to an invocation. Raises _RefusedError."""
+    def _call_container(self, body: bytes, headers: Mapping[str, str], timeout_s: float = ANSWER_S) -> HttpReply:
+        """Return the container's answer to an invocation. Raises _RefusedError."""
         path, target = "/invocations", headers.get(f"{_X}Target-Model")
         if target is not None:
-            path = f"/models/{self._loaded(target)}/invoke"
+            path = f"/models/{self._ensure_loaded(target)}/invoke"
         return ask(self.endpoint.address, "POST", path, body=body, headers=headers, timeout_s=timeout_s)
 
-    def _loaded(self, target: str) -> str:
-        """The opaque name of a target model, loaded if it was not; 507 has another one unloaded and is tried again."""
+    def _ensure_loaded(self, target: str) -> str:
+        """Return the opaque name of a target model, loading it if necessary.
+
+        On a 507 another model is unloaded and the load is retried.
+        """
         if self.endpoint.unpack is None:
             raise _RefusedError(400, "ValidationError", "this endpoint has one model and takes no TargetModel")
         try:
             name, url = self.endpoint.unpack(target)
         except (OSError, ValueError) as error:
-            raise _RefusedError(400, "ValidationError", f"the model {target[:200]} cannot be had: {error}") from error
+            raise _RefusedError(400, "ValidationError", f"cannot unpack model {target[:200]}: {error}") from error
         body = json.dumps({"model_name": name, "url": url}).encode()
         headers = {f"{_X}Target-Model": target, "Content-Type": "application/json"}
         unloaded: set[str] = set()
@@ -158,12 +163,12 @@ class _Requests(BaseHTTPRequestHandler):
             if answer.status in (200, 409):
                 return name
             rows = json.loads(self._platform("GET", "/models").body)["models"] if answer.status == 507 else []
-            left = [row["modelName"] for row in rows if row["modelName"] not in unloaded]
-            if not left:
+            candidates = [row["modelName"] for row in rows if row["modelName"] not in unloaded]
+            if not candidates:
                 text = answer.body.decode("utf-8", "replace")
                 raise _RefusedError(500, "InternalFailure", f"the model cannot be loaded: {answer.status} {text}")
-            self._platform("DELETE", f"/models/{left[0]}")
-            unloaded.add(left[0])
+            self._platform("DELETE", f"/models/{candidates[0]}")
+            unloaded.add(candidates[0])
 
     def _platform(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
@@ -171,7 +176,7 @@ class _Requests(BaseHTTPRequestHandler):
         return ask(self.endpoint.address, method, path, body=body or None, headers=headers, timeout_s=360.0)
 
     def _invoke_streaming(self, body: bytes) -> None:
-        headers = self._passed(Accept=self.headers[f"{_X}Accept"])
+        headers = self._forwarded_headers(Accept=self.headers[f"{_X}Accept"])
         connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
         try:
             connection.request("POST", "/invocations", body, headers)
@@ -202,37 +207,37 @@ class _Requests(BaseHTTPRequestHandler):
             self._fail(400, "ValidationError", f"the input {source} cannot be read: {error}")
             return
         if len(whole) > _ASYNC_BYTES:
-            self._fail(
-                400, "ValidationError", f"the input has {len(whole)} bytes, at most {_ASYNC_BYTES} are let through"
-            )
+            self._fail(400, "ValidationError", f"the input has {len(whole)} bytes; the limit is {_ASYNC_BYTES}")
             return
-        headers = self._passed(Accept=self.headers[f"{_X}Accept"], Content_Type=self.headers[f"{_X}Content-Type"])
+        headers = self._forwarded_headers(
+            Accept=self.headers[f"{_X}Accept"], Content_Type=self.headers[f"{_X}Content-Type"]
+        )
         timeout_s = float(self.headers[f"{_X}InvocationTimeoutSeconds"] or 900)
         name = f"{uuid.uuid4()}{self.headers[f'{_X}S3OutputPathExtension'] or '.out'}"
         done, failed = f"s3://emulated-output/{name}", f"s3://emulated-failures/{name}"
         try:
             good, bad = self._object(done), self._object(failed)
         except ValueError as error:
-            self._fail(400, "ValidationError", f"the answer cannot be put at {done[:200]}: {error}")
+            self._fail(400, "ValidationError", f"the answer cannot be written to {done[:200]}: {error}")
             return
 
         def run() -> None:
             try:
-                answer = self._ask(whole, headers, timeout_s)
-            except _RefusedError as refused:  # by nobody who is still there to be told
+                answer = self._call_container(whole, headers, timeout_s)
+            except _RefusedError as refused:  # the client has its response already
                 answer = HttpReply(0, {}, b"", trouble=str(refused))
             place = good if 200 <= answer.status < 300 else bad
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_name(f".{place.name}")
             part.write_bytes(answer.body if answer.status else answer.trouble.encode())
-            part.rename(place)  # whoever waits for the object sees all of it or nothing
+            part.rename(place)  # rename, so that a waiting client never sees a partial object
 
         self.pool.submit(run)
         where = {f"{_X}OutputLocation": done, f"{_X}FailureLocation": failed, "Content-Type": "application/json"}
         self._answer(202, json.dumps({"InferenceId": self.headers[f"{_X}Inference-Id"] or name}).encode(), where)
 
     def _object(self, location: str) -> Path:
-        """The file that stands for an object. Raises ValueError for what is no location below the folder."""
+        """Return the file for an object. Raises ValueError for a location outside the folder."""
         match = _LOCATION.fullmatch(location)
         place = self.endpoint.objects / match[1] / match[2] if match else self.endpoint.objects
         if match is None or not place.resolve().is_relative_to(self.endpoint.objects.resolve() / match[1]):
@@ -242,7 +247,7 @@ class _Requests(BaseHTTPRequestHandler):
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def _model_error(self, answer: HttpReply) -> None:
-        """A container that answers badly, or not in time, is a ModelError to its client."""
+        """Answer with a ModelError for a container's error or timeout."""
         if not answer.status:
             self._fail(
                 424, "ModelError", "the container did not answer", OriginalStatusCode=0, OriginalMessage=answer.trouble
@@ -266,7 +271,7 @@ class _Requests(BaseHTTPRequestHandler):
 
 
 class _RefusedError(Exception):
-    """A call that the API itself refuses."""
+    """Call that the API itself refuses."""
 
     def __init__(self, status: int, kind: str, text: str) -> None:
         super().__init__(text)
@@ -275,7 +280,7 @@ class _RefusedError(Exception):
 
 
 def _messages(response: http.client.HTTPResponse) -> Iterable[bytes]:
-    """The container's pieces as they come; one that breaks off ends in an error message."""
+    """Yield the container's chunks as events, and an error event if the stream breaks."""
     try:
         while piece := response.read1(65_536):
             yield event("PayloadPart", piece)

@@ -1,4 +1,4 @@
-"""Where checks find the server: its address, its process if we started it, and how its start was seen."""
+"""Stage that gives checks the server's address, process and startup probes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ _LOOK_S = 0.02
 
 
 class Seen(NamedTuple):
-    """One probe during the start: seconds since the start when it was sent, and its answer."""
+    """Startup probe, sent ``at_s`` seconds after the start, and its answer."""
 
     at_s: float
     answer: HttpReply
 
 
 class Stage:
-    """A server under the eyes of a platform. Used in a ``with``: a process that we started ends with it.
+    """Server under test, used as a context manager that ends a started process.
 
-    ``address`` is where requests go; ``launch`` how the process was started; ``boot`` holds the probes of its start,
-    and ``ready`` says whether one was answered well.
-    ``mounts`` is the folder that was given to `launch`. ``facts`` is for checks that tell later ones what they found.
-    ``environ`` is the process's whole environment, ``callee`` what the platform plays for it to call.
+    ``address`` is the target of requests, ``launch`` describes the started process, ``boot`` holds the startup probes,
+    and ``ready`` is True if one passed. ``mounts`` is the folder given to `launch`. ``facts`` passes findings to later
+    checks. ``environ`` is the process's whole environment, ``callee`` the API that the process calls.
 
-    Raises OSError when the command cannot be started, ValueError for a URL where the platform needs a command.
+    Raises OSError if the command cannot be started, ValueError for a URL on a platform that needs a command.
     """
 
     def __init__(self, platform: Platform, settings: EmulateSettings) -> None:
@@ -45,14 +44,14 @@ class Stage:
         self.ready = False
         self.facts: dict[str, object] = {}
         self.callee: object = None
-        self._held = ExitStack()
-        self._folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="remora-emulate-"))
+        self._resources = ExitStack()
+        self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="remora-emulate-"))
         self._process: Process | None = None
         self._model_at_first = _fingerprint(settings.model)
         try:
             self._start()
         except BaseException:
-            self._held.close()
+            self._resources.close()
             raise
 
     def _start(self) -> None:
@@ -62,7 +61,7 @@ class Stage:
         self.launch = self.platform.launch(settings, free_port(), self.mounts)
         self.environ = {**os.environ, **self.launch.environ, **settings.environ}
         if self.platform.callee is not None:
-            self.callee = self._held.enter_context(self.platform.callee(self.launch))
+            self.callee = self._resources.enter_context(self.platform.callee(self.launch))
         if settings.command:
             self._process = Process((*settings.command, *self.launch.arguments), self.environ, folder / "log.txt")
             self.address = Address("127.0.0.1", self.launch.port)
@@ -76,38 +75,38 @@ class Stage:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._process is not None:
             self._process.kill()
-        self._held.close()
+        self._resources.close()
 
     @property
     def process(self) -> Process:
-        """The process that we started. Raises Skipped when there is none."""
+        """The started process. Raises Skipped for a server at a URL."""
         if self._process is None:
             raise Skipped("needs a command to start instead of a URL")
         return self._process
 
     @property
     def body(self) -> bytes:
-        """The inference request that was given. Raises Skipped when none was."""
+        """The user's inference request. Raises Skipped without one."""
         if not self.settings.body:
             raise Skipped("needs an inference request: --body FILE")
         return self.settings.body
 
     def limit_s(self, seconds: float) -> float:
-        """How long may take here what the platform gives so many seconds."""
+        """Return a time limit of the platform, scaled for this machine."""
         return seconds * self.settings.patience
 
     @property
     def probe_s(self) -> float:
-        """How long the answer to a probe may take."""
+        """Timeout of a probe."""
         return self.limit_s(self.platform.probe.timeout_s)
 
     @property
     def grace_s(self) -> float:
-        """How long its end may take after SIGTERM."""
+        """Limit of the shutdown after SIGTERM."""
         return self.limit_s(self.platform.grace_s)
 
     def wait_until_ready(self) -> None:
-        """Probe as the platform does until the server is ready, its time is over, or its process ends."""
+        """Probe as the platform does until the server is ready, times out or exits."""
         probe = self.platform.probe
         within_s = self.settings.startup_s or self.limit_s(probe.within_s)
         begin = time.monotonic()
@@ -124,15 +123,15 @@ class Stage:
             time.sleep(_LOOK_S)
 
     def _find_port(self) -> None:
-        """Follow a server that listens elsewhere than it was told to: one check fails for that, and not all."""
-        if self.callee is not None:  # which is what is probed
+        """Find the port of a server that ignores the given one, so that only one check fails."""
+        if self.callee is not None:  # the probe then goes to the callee
             return
         ports = [row.port for row in self.process.listening()]
-        if ports:  # it may open others first
+        if ports:  # other ports may open first
             self.address = Address("127.0.0.1", self.launch.port if self.launch.port in ports else ports[0])
 
     def model_changed(self) -> bool:
-        """Whether anything under the model's folder was written since the start."""
+        """Return True if a file under the model's folder changed since the start."""
         return _fingerprint(self.settings.model) != self._model_at_first
 
     def ask(
@@ -143,12 +142,12 @@ class Stage:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> HttpReply:
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         return ask(self.address, method, path, body=body, headers=headers, timeout_s=timeout_s)
 
 
 def _fingerprint(folder: Path | None) -> str:
-    """Names, sizes and times of all files under a folder."""
+    """Return a digest of the names, sizes and times of all files under a folder."""
     rows = sorted(
         (str(path), path.stat().st_size, path.stat().st_mtime_ns)
         for path in (folder.rglob("*") if folder is not None else ())

@@ -1,6 +1,6 @@
-"""Vertex AI online prediction: routes and port from the environment, predict's format, redirects that change nothing.
+"""Emulator of Vertex AI online prediction, with its routes, predict format and redirects.
 
-Figures are those of the custom container requirements; what redirects may do is Triton's Vertex front end's rule.
+Limits are those of the custom container requirements; the rule for redirects is that of Triton's Vertex front end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHANGING = (
 
 
 def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
-    """The AIP variables, with routes that nobody could have guessed."""
+    """Return the AIP variables, with unusual routes."""
     environ = {
         "AIP_MODE": "PREDICTION",
         "AIP_HTTP_PORT": str(port),
@@ -44,7 +44,7 @@ def path(stage: Stage) -> str:
 
 
 def call(stage: Stage) -> HttpReply:
-    """A predict request."""
+    """Send a predict request."""
     return stage.ask("POST", PREDICT, stage.body, {"Content-Type": stage.settings.content_type})
 
 
@@ -71,53 +71,53 @@ PLATFORM = Platform(
     probe=Probe(HEALTH, 10.0, 10.0, 300.0),
     grace_s=GRACE_S,
     checks=(
-        Check("starts", "the process answers its probes", "four failed tries restart it", any_container.starts, True),
-        Check("ready", "AIP_HEALTH_ROUTE says 200", "the deployment fails", any_container.becomes_ready, True),
+        Check("starts", "the process answers its probes", "four failed probes restart it", any_container.starts, True),
+        Check("ready", "AIP_HEALTH_ROUTE answers 200", "the deployment fails", any_container.becomes_ready, True),
         Check(
             "port",
             "it listens on AIP_HTTP_PORT, on all interfaces",
-            "nothing else is called",
-            any_container.listens_where_told("AIP_HTTP_PORT"),
+            "the platform calls no other port",
+            any_container.listens_on_given_port("AIP_HTTP_PORT"),
         ),
         Check(
             "predict",
             "AIP_PREDICT_ROUTE answers",
-            "it is the only route that clients reach",
+            "clients reach only this route",
             any_container.answers(call, _REQUEST_S),
         ),
         Check(
             "predictions",
-            'the answer is {"predictions": [...]}, one for each instance',
-            "a bare list is refused by the platform",
+            'the answer is {"predictions": [...]}, one per instance',
+            "the platform refuses a bare list",
             predicts_an_object,
         ),
         Check(
             "redirects",
             "redirects neither load, unload, register nor set",
-            "whoever may predict must not be able to take a model away",
+            "permission to predict must not include unloading a model",
             changes_nothing_by_redirect,
         ),
         Check(
             "bad-body",
-            "a body that cannot be read is an error in JSON",
-            "clients see it as it is",
+            "an invalid body gets an error in JSON",
+            "clients see the error unchanged",
             any_container.refuses(path, "error"),
         ),
         Check(
             "load",
-            "requests at the same time are answered, and health with them",
+            "concurrent requests and health probes are answered",
             "a container that fails its health checks under load is replaced",
             any_container.admits(call, 16, 64),
         ),
         Check(
             "model-read-only",
-            "nothing under the model's folder is written",
-            "it may be a mount",
+            "the model's folder is not modified",
+            "the folder may be a read-only mount",
             any_container.leaves_the_model_alone,
         ),
         Check(
             "sigterm-exit",
-            "it ends with status 0 within 30 s of SIGTERM",
+            "it exits with status 0 within 30 s of SIGTERM",
             "SIGKILL follows",
             any_container.ends_in_time,
         ),

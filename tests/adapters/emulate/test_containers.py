@@ -11,7 +11,7 @@ import pytest
 from conftest import START_TIMEOUT_S
 from hosting import write_scale
 from remora_adapters.emulate import EmulateSettings, find_platform
-from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, play
+from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
 
 SERVER = Path(__file__).parent / "faulty_container.py"
 V1 = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
@@ -109,7 +109,7 @@ def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, f
     if platform == "knative":  # its end takes seconds, which most faults have no part in
         checks -= set() if fault in ENDS else {"sigterm-exit"}
         checks -= set() if fault in SERVES_ON else {"sigterm-serves-on"}
-    verdicts = play(played, settings, checks)
+    verdicts = run_checks(played, settings, checks)
     failed = {verdict.id for verdict in verdicts if verdict.outcome == FAILED}
     assert failed == FAULTS[platform][fault], [verdict for verdict in verdicts if verdict.outcome == FAILED]
 
@@ -124,7 +124,7 @@ def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
 
 def test_without_the_path_of_its_requests_knatives_service_is_not_asked_for_any() -> None:
     settings = EmulateSettings(command=(sys.executable, str(SERVER), "knative"), body=V2, startup_s=START_TIMEOUT_S)
-    rows = {row.id: row for row in play(find_platform("knative"), settings, ["ready", "requests", "bad-body"])}
+    rows = {row.id: row for row in run_checks(find_platform("knative"), settings, ["ready", "requests", "bad-body"])}
     assert [rows[name].outcome for name in ("ready", "requests", "bad-body")] == [PASSED, SKIPPED, SKIPPED]
     assert "--with path=PATH" in rows["requests"].found
 
@@ -149,7 +149,7 @@ def test_our_own_adapters_pass_all_checks(
         given={"agent-model": name, "port-name": "h2c", "path": V2_PATH},
         patience=PATIENCE,
     )
-    verdicts = play(find_platform(platform), settings)
+    verdicts = run_checks(find_platform(platform), settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
 
 
@@ -171,5 +171,5 @@ def test_a_scoring_script_on_our_adapter_passes_all_of_azures_checks(
         },
         patience=PATIENCE,
     )
-    verdicts = play(find_platform("azureml"), settings)
+    verdicts = run_checks(find_platform("azureml"), settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []

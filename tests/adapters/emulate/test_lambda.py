@@ -15,7 +15,7 @@ from hosting import write_scale, write_words
 from remora.cli import main
 from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, RuntimeApi
-from remora_adapters.emulate.running import FAILED, PASSED, play
+from remora_adapters.emulate.running import FAILED, PASSED, run_checks
 
 PLATFORM = find_platform("lambda")
 CLIENT = Path(__file__).parent / "faulty_lambda.py"
@@ -90,7 +90,7 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, tmp_pa
     )
     freezes = ("", "frozen")  # it takes seconds, which other faults have no part in
     ids = [check.id for check in PLATFORM.checks if check.id in UNHURT.get(fault, {check.id})]
-    verdicts = play(
+    verdicts = run_checks(
         replace(PLATFORM, grace_s=0.5 / PATIENCE) if fault == "stays" else PLATFORM,
         settings,
         [each for each in ids if each != "freeze" or fault in freezes],
@@ -128,33 +128,33 @@ def test_our_own_handler_passes_all_checks(client: str, tmp_path: Path) -> None:
         patience=PATIENCE,
         given={"path": "/v2/models/scale/infer", **bodies},
     )
-    verdicts = play(PLATFORM, settings)
+    verdicts = run_checks(PLATFORM, settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
 
 
 def test_a_url_is_refused_since_a_function_is_never_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["emulate", "lambda", "http://127.0.0.1:1"]) == 2
-    assert "give the command that starts it" in capsys.readouterr().err
+    assert "pass the command that starts it" in capsys.readouterr().err
 
 
 def test_a_reply_is_taken_once_and_one_that_comes_too_late_is_no_stray() -> None:
     with RuntimeApi(0) as api:
-        first = api.hand_over(b"1", 60)
-        assert api.take() is first
-        assert api.take() is None
-        assert api.give("another", b"{}", error=False) == 400
-        assert api.give(first.id, b"{}", error=False) == 202
-        assert api.give(first.id, b"{}", error=False) == 400
-        late = api.hand_over(b"2", 60)
+        first = api.send_event(b"1", 60)
+        assert api.next_event() is first
+        assert api.next_event() is None
+        assert api.accept_reply("another", b"{}", error=False) == 400
+        assert api.accept_reply(first.id, b"{}", error=False) == 202
+        assert api.accept_reply(first.id, b"{}", error=False) == 400
+        late = api.send_event(b"2", 60)
         api.drop(late)
-        assert api.give(late.id, b"{}", error=False) == 400
+        assert api.accept_reply(late.id, b"{}", error=False) == 400
         assert (api.early, api.strays) == (1, ["another", first.id])
 
 
 def test_an_answer_that_is_too_long_becomes_the_platforms_error() -> None:
     with RuntimeApi(0) as api:
-        invocation = api.hand_over(b"1", 60)
-        api.take()
-        assert api.give(invocation.id, b"x" * (ANSWER_BYTES + 1), error=False) == 413
+        invocation = api.send_event(b"1", 60)
+        api.next_event()
+        assert api.accept_reply(invocation.id, b"x" * (ANSWER_BYTES + 1), error=False) == 413
         assert invocation.reply is not None
         assert json.loads(invocation.reply.body)["errorType"] == "Function.ResponseSizeTooLarge"

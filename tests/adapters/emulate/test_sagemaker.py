@@ -18,7 +18,7 @@ from remora.cli import main
 from remora_adapters.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
 from remora_adapters.emulate.asking import Address, HttpReply, ask
 from remora_adapters.emulate.process import free_port
-from remora_adapters.emulate.running import FAILED, play
+from remora_adapters.emulate.running import FAILED, run_checks
 from remora_adapters.emulate.sagemaker import PLATFORM, accepts_quickly
 from remora_adapters.emulate.stage import Seen
 
@@ -80,7 +80,7 @@ def settings(tmp_path: Path, fault: str) -> EmulateSettings:
 def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, expected: set[str], tmp_path: Path) -> None:
     platform = replace(PLATFORM, grace_s=0.5 / PATIENCE if fault == "stays" else PLATFORM.grace_s)
     # What comes after a slow ping would be judged by the platform's own times.
-    verdicts = play(platform, settings(tmp_path, fault), STARTS if fault == "slow-ping" else ())
+    verdicts = run_checks(platform, settings(tmp_path, fault), STARTS if fault == "slow-ping" else ())
     failed = {verdict.id for verdict in verdicts if verdict.outcome == FAILED}
     assert failed == expected, [verdict for verdict in verdicts if verdict.outcome == FAILED]
 
@@ -135,9 +135,9 @@ def test_the_command_ends_with_0_when_no_check_failed(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sagemaker"], "give the server's URL"),
+        (["sagemaker"], "pass the server's URL"),
         (["sagemaker", "https://example.org"], "plain HTTP"),
-        (["sagemaker", "http://127.0.0.1:1", "serve"], "nothing is started for a URL"),
+        (["sagemaker", "http://127.0.0.1:1", "serve"], "unexpected arguments after a URL target"),
         (["sagemaker", "--env", "A", "http://127.0.0.1:1"], "expected NAME=VALUE"),
         (["sagemaker", "--only", "pong", "http://127.0.0.1:1"], "no check pong"),
         (["sagemaker", "--", "/no/such/program"], "No such file"),
@@ -159,7 +159,7 @@ def test_an_unknown_platform_is_refused_with_the_names_there_are(capsys: pytest.
 def test_the_checks_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "sagemaker", "--list")
     assert code == 0
-    assert "sigterm-exit: it ends with status 0 within 30 s of SIGTERM" in out
+    assert "sigterm-exit: it exits with status 0 within 30 s of SIGTERM" in out
 
 
 def test_the_command_can_be_the_api_for_real_clients(tmp_path: Path, child_environment: dict[str, str]) -> None:

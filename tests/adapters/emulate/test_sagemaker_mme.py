@@ -16,7 +16,7 @@ from conftest import START_TIMEOUT_S, free_ports
 from hosting import write_scale
 from remora.cli import main
 from remora_adapters.emulate import EmulateSettings
-from remora_adapters.emulate.running import FAILED, SKIPPED, play
+from remora_adapters.emulate.running import FAILED, SKIPPED, run_checks
 from remora_adapters.emulate.sagemaker_mme import MODELS, PLATFORM
 
 V2 = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]})
@@ -56,7 +56,7 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, expect
         patience=15.0,
         given={"oom-model": str(tmp_path / "large")},
     )
-    verdicts = play(PLATFORM, settings)
+    verdicts = run_checks(PLATFORM, settings)
     assert {row.id for row in verdicts if row.outcome == FAILED} == expected, verdicts
     if not fault:
         assert not [row for row in verdicts if row.outcome == SKIPPED]
@@ -68,7 +68,7 @@ def test_every_check_of_the_multi_model_api_has_a_fault_planted_for_it() -> None
 
 def test_without_a_folder_or_a_body_the_checks_that_need_one_are_skipped_with_the_reason() -> None:
     settings = EmulateSettings(command=(sys.executable, str(SERVER)), startup_s=START_TIMEOUT_S)
-    rows = {row.id: row for row in play(PLATFORM, settings, ["load", "unknown", "memory"])}
+    rows = {row.id: row for row in run_checks(PLATFORM, settings, ["load", "unknown", "memory"])}
     assert (rows["load"].outcome, rows["unknown"].outcome) == (SKIPPED, "passed")
     assert "--model DIR" in rows["load"].found
 
@@ -109,7 +109,7 @@ def test_real_clients_reach_the_models_of_archives_by_their_targets(
             for target in ("team/one.tar.gz", "folder", "team/one.tar.gz"):
                 assert invoke(target)["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
             for target in ("none.tar.gz", "../archives", "team/../../secret", "broken.tar.gz", "."):
-                with pytest.raises(client.exceptions.ClientError, match="cannot be had"):
+                with pytest.raises(client.exceptions.ClientError, match="cannot unpack model"):
                     invoke(target)
             client.close()
         finally:

@@ -140,7 +140,7 @@ def test_an_asynchronous_invocation_that_the_platform_refuses_leaves_its_reason_
 def test_an_extension_that_leads_out_of_the_bucket_is_refused(client: Any) -> None:
     (client.objects / "bucket" / "in.csv").write_bytes(b"1,2,3,4\n")
     where = {"InputLocation": "s3://bucket/in.csv", "S3OutputPathExtension": "/../../../../x"}
-    with pytest.raises(client.exceptions.ValidationError, match="cannot be put"):
+    with pytest.raises(client.exceptions.ValidationError, match="cannot be written"):
         client.invoke_endpoint_async(**NAME, **where)
 
 

@@ -34,7 +34,7 @@ def test_a_file_that_is_closed_while_it_is_looked_at_hides_no_port(
     process = Process([sys.executable, "-c", LISTENS], os.environ, tmp_path / "log.txt")
     try:
         while not (ports := process.listening()):
-            assert process.running, process.last_words()
+            assert process.running, process.log_tail()
         closed, readlink = iter([True]), os.readlink
 
         def look(path: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from hosting import write_scale
 from remora_adapters.emulate import EmulateSettings, find_platform
-from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, play
+from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, run_checks
 from sagemaker_door import COUNTER, COUNTS, V2, python_model
 
 ENTRY = (sys.executable, "-m", "remora_adapters.sagemaker")
@@ -32,7 +32,7 @@ def test_every_check_of_an_endpoint_with_one_model_passes(tmp_path: Path, child_
         startup_s=60.0,
         given={"records": str(tmp_path / "records.csv")},
     )
-    assert not wrong(play(find_platform("sagemaker"), settings), "streaming")
+    assert not wrong(run_checks(find_platform("sagemaker"), settings), "streaming")
 
 
 def test_every_check_of_a_multi_model_endpoint_passes(tmp_path: Path, child_environment: dict[str, str]) -> None:
@@ -50,7 +50,7 @@ def test_every_check_of_a_multi_model_endpoint_passes(tmp_path: Path, child_envi
         startup_s=60.0,
         given={"oom-model": str(tmp_path / "full")},
     )
-    assert not wrong(play(find_platform("sagemaker-mme"), settings))
+    assert not wrong(run_checks(find_platform("sagemaker-mme"), settings))
 
 
 def test_a_stream_leaves_piece_by_piece(tmp_path: Path, child_environment: dict[str, str]) -> None:
@@ -66,7 +66,7 @@ def test_a_stream_leaves_piece_by_piece(tmp_path: Path, child_environment: dict[
         startup_s=60.0,
         given={"stream-body": str(body)},
     )
-    assert not wrong(play(find_platform("sagemaker"), settings, ["streaming", "invocations", "sigterm-exit"]))
+    assert not wrong(run_checks(find_platform("sagemaker"), settings, ["streaming", "invocations", "sigterm-exit"]))
 
 
 @pytest.mark.parametrize("variable", ["SAGEMAKER_SAFE_PORT_RANGE", "SAGEMAKER_BIND_TO_PORT"])
@@ -76,6 +76,6 @@ def test_settings_that_make_no_sense_end_the_process_with_a_reason(
     write_scale(tmp_path / "model" / "scale")
     environ = child_environment | {variable: "nowhere"}
     settings = EmulateSettings(command=ENTRY, model=tmp_path / "model", environ=environ, startup_s=60.0)
-    verdicts = {row.id: row for row in play(find_platform("sagemaker"), settings)}
+    verdicts = {row.id: row for row in run_checks(find_platform("sagemaker"), settings)}
     assert verdicts["serve-argument"].outcome == FAILED
     assert f"{variable}=nowhere" in verdicts["serve-argument"].found
