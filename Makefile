@@ -1,15 +1,15 @@
-# The project's commands. `make serve` and `make test` need nothing but Python 3.11 or newer, and a network once.
+# The project's commands. `make serve` and `make test` need only Python 3.11 or newer, and a network connection once.
 
 PYTHON ?= python3
 VENV   ?= .venv
 MODELS ?= docs/examples/digits/models
-# Where recorded answers of a real Triton lie, if they are at hand.
+# Folder of recorded responses of a real Triton, if available.
 ORACLE ?= ../shared/oracle
-# Where scripts that attack a server lie, if they are at hand.
+# Folder of scripts that attack a server, if available.
 ATTACKS ?= ../shared/attacks
 PORT   ?= 8000
 IMAGE  ?= cpu
-# What an image is called, with the registry that it will be pushed to.
+# Name of the image, with its registry.
 TAG    ?= remora:$(IMAGE)
 ENGINE ?= docker
 
@@ -17,9 +17,9 @@ BIN := $(VENV)/bin
 PY  := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 LOCKED := pyproject.toml constraints.txt
-# The generator is old on purpose (docs/decisions/0004): its code runs on every protobuf from 4.25 on.
+# An old generator, because its code runs on every protobuf from 4.25 on (docs/decisions/0004).
 PROTO_TOOLS := grpcio-tools==1.62.3 setuptools==75.8.0
-# Real peers of the hosts' tests, each in an environment of its own.
+# Third-party servers and clients for the tests of platforms, each in a separate environment.
 LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
 AZUREML_PEERS := azureml-inference-server-http==1.5.1 inference-schema[numpy-support]==1.8
@@ -27,10 +27,10 @@ AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
 KSERVE_PEERS := kserve-storage==0.21.0
 SAGEMAKER2_PEERS := sagemaker==2.257.7
 SAGEMAKER3_PEERS := sagemaker==3.27.0
-# Emulators of clouds' storages.
+# Emulators of object storage.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
-# Helm 4.3 as a shared library. Its Python side needs a newer Python than ours and is not used.
+# Helm 4.3 as a shared library; its Python part is not used, because it needs a newer Python.
 HELM_LIBRARY := helm-sdkpy==0.1.32
 
 .DEFAULT_GOAL := help
@@ -40,21 +40,21 @@ HELM_LIBRARY := helm-sdkpy==0.1.32
         test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings
 
-help:  ## this list
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
 
-serve: $(VENV)/demo.stamp  ## build the digits example, serve it, classify a first image, go on until Ctrl-C
+serve: $(VENV)/demo.stamp  ## build the digits example, serve it and classify an image; Ctrl-C stops it
 	@$(PY) docs/examples/digits/demo.py --models $(MODELS) --http-port $(PORT)
 
-embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compare some sentences
+embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compare sentences
 	@$(PIP) -r docs/examples/sentence-embedding/requirements.txt
 	@$(PY) docs/examples/sentence-embedding/demo.py
 
-venv: $(VENV)/dev.stamp  ## the environment that every other target uses
+venv: $(VENV)/dev.stamp  ## create the environment of all other targets
 
-test: check test-infra test-containers unit test-oracle  ## all that CI runs, besides test-peers and test-backends
+test: check test-infra test-containers unit test-oracle  ## run everything that CI runs, except test-peers and test-backends
 
-check: check-format check-lint check-types check-imports  ## formatting, lint, types, import contracts; changes nothing
+check: check-format check-lint check-types check-imports  ## check formatting, lint, types and import contracts; changes nothing
 
 check-format: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check --quiet .
@@ -72,72 +72,72 @@ fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Without GPUs, so that a machine with some runs the same tests; those on GPUs are `make test-gpu`.
-unit: $(VENV)/dev.stamp  ## the tests alone; T="-k words" picks some
+# Hides GPUs, so that every machine runs the same tests; `make test-gpu` runs those on GPUs.
+unit: $(VENV)/dev.stamp  ## run the tests only; T="-k words" selects some
 	CUDA_VISIBLE_DEVICES= $(PY) -m pytest $(T)
 
-stories: $(VENV)/dev.stamp  ## sequences against their reference for 10,000 steps, their races under 1,000 seeds each
+stories: $(VENV)/dev.stamp  ## test sequences for 10,000 steps against a reference, and races under 1,000 seeds each
 	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/sequences/test_sequences_model.py \
 		tests/core/scheduling/sequences/test_sequences_races.py tests/core/scheduling/sequences/test_table.py \
 		tests/core/scheduling/test_scheduler_races.py
 
-# Without the recordings the target says so and passes: a clone of this repository alone must stay testable.
-test-oracle: $(VENV)/dev.stamp  ## replay what a real Triton answered, where the recordings are at hand
+# Without the recordings the target is skipped, so that a clone of this repository alone stays testable.
+test-oracle: $(VENV)/dev.stamp  ## replay recorded requests and compare with Triton's responses, if available
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE) && \
 	$(PY) tests/oracle/run.py --oracle $(ORACLE) --part grpc_cases/ --more=--grpc-transport=grpcio; fi
 
-# Another seed asks other requests; differences that are meant to be are listed in tests/oracle/accepted.json.
-differ: $(VENV)/dev.stamp  ## ask a real Triton and remora changed requests: F="cases/errors", SECONDS= for each file, SEED=
+# Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
+differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(PY) tests/oracle/mutated.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
 
-# Each script starts servers of its own and exits with 1 if a check failed; A="h2_rules doors" picks some.
+# Each script starts its own servers and exits with 1 if a check failed; A="h2_rules doors" selects some.
 SCRIPTS = $(or $(A:%=$(ATTACKS)/%.py),$(filter-out %/common.py %/h2raw.py,$(wildcard $(ATTACKS)/*.py)))
 
-test-security: $(VENV)/dev.stamp  ## attack a server with the scripts in ATTACKS, and with h2spec, where they are at hand
+test-security: $(VENV)/dev.stamp  ## attack a server with h2spec and the scripts in ATTACKS, if available
 	$(PY) -m pytest tests/security -rsP $(T)
 	@if [ ! -d "$(ATTACKS)" ]; then echo "SKIPPED test-security: no scripts in $(ATTACKS)"; exit 0; fi; failed=; \
 	for script in $(SCRIPTS); do \
 		PYTHONDONTWRITEBYTECODE=1 $(PY) $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
 	done; if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
-test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## the Lambda function under AWS's own runtime client and emulator
+test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## test the Lambda function under AWS's runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
 
-test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## scoring scripts on Azure's own server and on ours: the same answers
+test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## compare scoring scripts on Azure's own server and on remora
 	$(PY) -m pytest tests/adapters/test_azureml.py -rP $(T)
 
-test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## the deployment that we print, as Azure's own client reads it
+test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## read the generated deployment with Azure's own client
 	$(PY) -m pytest tests/adapters/test_azureml_deployment.py -rP $(T)
 
-test-sagemaker: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-sagemaker2/stamp $(VENV)-sagemaker3/stamp  ## SageMaker's SDK, versions 2 and 3, and moto
+test-sagemaker: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-sagemaker2/stamp $(VENV)-sagemaker3/stamp  ## test with SageMaker's SDK, versions 2 and 3, and moto
 	$(PY) -m pytest tests/adapters/sagemaker/test_sdk.py -rP $(T)
 
-test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stamp  ## KServe's storage, client and server, with moto's S3
+test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stamp  ## test with KServe's storage, client and server, and moto's S3
 	$(PY) -m pytest tests/adapters/test_kserve.py tests/adapters/test_kserve_peers.py -rP $(T)
 
-test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## models out of emulators of S3 (moto) and Azure (azurite, where npm is)
+test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## load models from emulators of S3 (moto) and Azure (azurite, if npm is installed)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve  ## against what other people's servers and clients answer, each in its own environment
+test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve  ## run all tests against third-party servers and clients
 
-# Terraform and a mirror of the aws provider are used where they are; what is missing is skipped by name.
-test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## Terraform modules, manifests and chart against schemas and rules
+# Uses Terraform and a mirror of the aws provider if available; missing tools are skipped by name.
+test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## check Terraform modules, manifests and chart against schemas and rules
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra \
 		tests/adapters/test_manifests.py $(T)
 
-# Needs buildah, mmdebstrap, bubblewrap and uidmap, and root to unpack a base system; what is missing is skipped by name.
-# TEST_WITHOUT_ENGINE=1 also tries what stands for the images where nothing can build them.
-test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build the images, look inside, run them as root and as nobody
+# Needs buildah, mmdebstrap, bubblewrap and uidmap, and root to unpack a base system; missing tools are skipped by name.
+# TEST_WITHOUT_ENGINE=1 also runs the entry points without images, as on machines that cannot build them.
+test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build and inspect the images, run them as root and unprivileged
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_IMAGES=1 $(PY) -m pytest tests/containers $(T)
 
-# Gigabytes of wheels, so not part of make test; what is missing is skipped by name, and what was built is removed.
-test-gpu-image: $(VENV)/dev.stamp  ## build the gpu image, look inside, run it as root and as nobody without a GPU
+# Not part of `make test`, because it downloads gigabytes of wheels; missing tools are skipped, and the image is removed.
+test-gpu-image: $(VENV)/dev.stamp  ## build and inspect the gpu image, run it without a GPU
 	TEST_IMAGES=1 TEST_GPU_IMAGE=1 $(PY) -m pytest tests/containers/test_gpu_image.py $(T)
 
-# Each framework has an environment of its own: they bring hundreds of megabytes, and libraries that dislike each other.
-# Exact versions, so that what is fetched is known; on a machine without a GPU take the builds for CPUs where there are.
+# Each framework has a separate environment, because frameworks are large and their libraries conflict.
+# Exact versions make the downloads reproducible; CPU builds are used where they exist.
 FRAMEWORKS := torch trees openvino tensorflow
 WHEELS_torch := torch==2.13.0
 TESTS_torch := tests/core/backends/test_pytorch.py tests/core/tensors/test_device_tensors.py
@@ -146,10 +146,10 @@ TESTS_openvino := tests/core/backends/test_openvino.py
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
 TESTS_tensorflow := tests/core/backends/test_tensorflow.py
 TESTS_trees := tests/core/backends/trees tests/core/backends/test_trees.py
-# xgboost itself brings GPU libraries along.
+# The package xgboost itself contains GPU libraries.
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 
-test-backends: $(FRAMEWORKS:%=test-%)  ## the backends' tests beside their frameworks, each in a .venv-NAME of its own
+test-backends: $(FRAMEWORKS:%=test-%)  ## test the backends with their frameworks, each in its .venv-NAME
 
 $(FRAMEWORKS:%=test-%): test-%: $(VENV)-%/stamp
 	$(VENV)-$*/bin/python -m pytest tests/core/backends/test_backends_parity.py $(TESTS_$*) $(T)
@@ -162,9 +162,9 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 		--editable '.[onnx]' onnx pytest pytest-timeout hypothesis
 	@touch $@
 
-# Where there is no GPU nothing is installed, and the tests are only collected, so that they do not rot.
+# Without a GPU nothing is installed, and the tests are only collected, so that import errors are found.
 GPU_WHEELS := torch==2.13.0 'tritonclient[all,cuda]' onnx
-test-gpu: $(VENV)/dev.stamp  ## what needs an NVIDIA GPU, on it; says so where there is none
+test-gpu: $(VENV)/dev.stamp  ## run the tests that need an NVIDIA GPU; skipped without one
 	@if $(PY) -c 'from remora.system.gpus import Gpus; raise SystemExit(not Gpus().visible())'; \
 	then $(MAKE) --no-print-directory test-on-gpu; \
 	else $(PY) -m pytest -q --collect-only -p no:warnings tests/gpu >/dev/null && \
@@ -184,7 +184,7 @@ $(VENV)-gpu/stamp: $(LOCKED) Makefile
 	@touch $@
 
 TENSORRT_BINDINGS := tensorrt-cu12-bindings==11.4.0.106
-test-tensorrt-bindings: $(VENV)-tensorrt/stamp  ## what is called of TensorRT against NVIDIA's bindings; no GPU needed
+test-tensorrt-bindings: $(VENV)-tensorrt/stamp  ## check the calls of TensorRT against NVIDIA's bindings; needs no GPU
 	$(VENV)-tensorrt/bin/python -m pytest tests/core/backends/test_tensorrt_bindings.py \
 	    tests/core/backends/test_tensorrt.py $(T)
 
@@ -195,35 +195,35 @@ $(VENV)-tensorrt/stamp: $(LOCKED) Makefile
 	    --editable . pytest pytest-timeout hypothesis
 	@touch $@
 
-soak: $(VENV)/dev.stamp  ## the tests of docs/reliability.md at full length; minutes
+soak: $(VENV)/dev.stamp  ## run the tests of docs/reliability.md at full length; takes minutes
 	REMORA_SOAK=1 $(PY) -m pytest -q -x -s tests/e2e/test_under_load.py tests/e2e/test_load_cycles.py
 
-mutants: $(VENV)/dev.stamp  ## plant mistakes in the deciders and see that the tests notice; W="queues" picks files
+mutants: $(VENV)/dev.stamp  ## run mutation tests of the deciders; W="queues" selects files
 	@$(PY) -m tests.mutants $(W)
 
-bench: $(VENV)/dev.stamp  ## the measurements that docs/performance.md names
+bench: $(VENV)/dev.stamp  ## run the benchmarks of docs/performance.md
 	@$(PY) -m tests.bench
 
 proto: $(VENV)-proto/stamp  ## regenerate core/remora/proto/*_pb2.py from the .proto files
 	cd core && ../$(VENV)-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. remora/proto/*.proto
 
-reference: $(VENV)/dev.stamp  ## write the options' tables into docs/configuration.md
+reference: $(VENV)/dev.stamp  ## regenerate the tables in docs/configuration.md and docs/architecture.md
 	$(PY) docs/reference.py
 
-lock: $(PY)  ## resolve constraints.txt anew
+lock: $(PY)  ## update constraints.txt
 	@$(PY) -m pip install --quiet --dry-run --ignore-installed --report $(VENV)/lock.json '.[dev]'
 	@$(PY) .ci/lock.py $(VENV)/lock.json > constraints.txt
 
-wheel: $(VENV)/dev.stamp  ## dist/*.whl and dist/*.tar.gz
+wheel: $(VENV)/dev.stamp  ## build dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
-# ENGINE is docker, podman or buildah. The first wheel in dist/ is the one that goes in: one is all there may be.
-image: wheel  ## a container image: make image IMAGE=cpu (gpu, sagemaker, azureml, lambda) TAG=NAME ENGINE=docker
+# ENGINE is docker, podman or buildah. dist/ must contain exactly one wheel.
+image: wheel  ## build a container image: make image IMAGE=cpu (gpu, sagemaker, azureml, lambda) TAG=NAME ENGINE=docker
 	$(ENGINE) build --file containers/$(IMAGE)/Dockerfile --tag $(TAG) \
 	    --build-arg VERSION=$$($(PY) -c 'import remora; print(remora.__version__)') \
 	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(BUILD_ARGS) .
 
-clean:  ## remove all that make made
+clean:  ## remove all files that make created
 	rm -rf .venv .venv-* .images dist docs/examples/digits/models docs/examples/digits/requests
 	rm -rf docs/examples/sentence-embedding/models
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -233,9 +233,9 @@ $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "remora needs Python 3.11 or newer: make PYTHON=python3.12")'
 	@$(PYTHON) -m venv $(VENV)
 
-# The stamps make a second call cost nothing; a changed pyproject or lock installs again.
+# The stamps skip a repeated installation; a changed pyproject.toml or constraints.txt installs again.
 $(VENV)/demo.stamp: $(LOCKED) | $(PY)
-	@echo "installing remora and what the example needs into $(VENV) (once)"
+	@echo "installing remora and the example's packages into $(VENV) (once)"
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
@@ -244,7 +244,7 @@ $(VENV)/dev.stamp: $(LOCKED) | $(PY)
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/demo.stamp $@
 
-# The emulator and sample events are files of a command line tool of AWS's; of that only they are kept.
+# The emulator and the sample events are extracted from a wheel of AWS's command line tool, which is then removed.
 $(VENV)-lambda/stamp: Makefile pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-lambda
 	@$(VENV)-lambda/bin/python -m pip install --quiet --disable-pip-version-check '.[lambda,onnx]' $(LAMBDA_PEERS)
@@ -258,7 +258,7 @@ $(VENV)-lambda/stamp: Makefile pyproject.toml
 	@rm -f $(VENV)-lambda/aws_sam_cli-*.whl
 	@touch $@
 
-# Azure's server pins what the rest of the project has newer (docs/decisions/0002), so it never meets our own environment.
+# A separate environment, because Azure's server pins older packages (docs/decisions/0002).
 $(VENV)-azureml/stamp: Makefile pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-azureml
 	@$(VENV)-azureml/bin/python -m pip install --quiet --disable-pip-version-check '.[onnx]' $(AZUREML_PEERS)
@@ -274,7 +274,7 @@ $(VENV)-kserve-storage/stamp: Makefile
 	@$(VENV)-kserve-storage/bin/python -m pip install --quiet --disable-pip-version-check $(KSERVE_PEERS)
 	@touch $@
 
-# Both versions are one package, so each has an environment; the third brings 1 GB.
+# Separate environments, because both versions are one package; version 3 installs 1 GB.
 $(VENV)-sagemaker2/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-sagemaker2
 	@$(VENV)-sagemaker2/bin/python -m pip install --quiet --disable-pip-version-check $(SAGEMAKER2_PEERS)
@@ -301,7 +301,7 @@ $(VENV)-checkov/stamp: tests/infra/checkov-requirements.txt
 	@$(VENV)-checkov/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
-# The wheels are read as data: last schemas of the providers, and the classes of Azure's client. Nothing of them runs.
+# The wheels are read as data (last provider schemas, classes of Azure's client); their code never runs.
 $(VENV)-stub/stamp: tests/infra/stub-requirements.txt tests/infra/schema-wheels.txt Makefile
 	@$(PYTHON) -m venv $(VENV)-stub
 	@$(VENV)-stub/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
@@ -316,5 +316,5 @@ $(VENV)-storage/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-storage
 	@$(VENV)-storage/bin/python -m pip install --quiet --disable-pip-version-check $(STORAGE_PEERS)
 	@if command -v npm >/dev/null; then npm install --silent --prefix $(VENV)-storage $(STORAGE_NODE_PEERS); \
-	else echo "no npm here: the tests of Azure will be skipped"; fi
+	else echo "npm is missing: the tests of Azure will be skipped"; fi
 	@touch $@

@@ -1,6 +1,7 @@
-"""What an image holds, as a CycloneDX 1.6 document on standard output; the law: the same packages give the same bytes.
+"""Writer of an image's bill of materials: a CycloneDX 1.6 document on standard output.
 
-Run with the interpreter of the environment to describe. Needs nothing beyond the standard library.
+Invariant: the same packages give the same bytes. Run it with the interpreter of the environment to describe; it needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _SUBJECT = "remora"
 
 
 def main() -> int:
-    """Print the document; 1 when remora is not among what is installed."""
+    """Print the document and return 0, or 1 if remora is not installed."""
     found = {_name(each): each for each in distributions()}
     if _SUBJECT not in found:
         print(f"sbom.py: {_SUBJECT} is not installed in {sys.prefix}", file=sys.stderr)
@@ -26,7 +27,7 @@ def main() -> int:
 
 
 def document(found: dict[str, Distribution]) -> dict[str, Any]:
-    """The bill of materials. No time and no serial number: builds of the same packages can be compared."""
+    """Return the bill of materials, without time and serial number so that builds can be compared."""
     names = sorted(found)
     return {
         "bomFormat": "CycloneDX",
@@ -53,13 +54,13 @@ def _component(package: Distribution, kind: str = "library") -> dict[str, Any]:
     if expression:
         component["licenses"] = [{"expression": expression}]
     elif text := (package.metadata.get("License") or "").strip():
-        # Some packages put the whole licence there; its first line is its name.
+        # The first line only, because some packages put the whole licence there.
         component["licenses"] = [{"license": {"name": text.splitlines()[0][:120]}}]
     return component
 
 
 def _needs(package: Distribution, found: dict[str, Distribution]) -> list[str]:
-    """Which of the installed packages this one asks for; markers and extras aside, as they are installed."""
+    """Return the installed packages that this one requires, regardless of markers and extras."""
     asked = (re.match(r"[\w.-]+", line) for line in package.requires or ())
     return sorted({_normal(match[0]) for match in asked if match} & found.keys())
 

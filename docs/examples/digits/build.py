@@ -1,11 +1,11 @@
-"""Trains a digit classifier and writes it as a model repository; the law: no configuration is written, it is derived.
+"""Builder of the digits example: train a classifier and write it as a model repository without configuration.
 
     models/digits/labels.txt     one name for each class, in the model's order
     models/digits/1/model.onnx   image [batch, 64] FP32 -> probabilities [batch, 10] FP32
-    requests/seven.json ...      ready-made V2 requests: one image of each digit, none of which the model has seen
+    requests/seven.json ...      V2 requests: one image of each digit from the test set
 
-The images are the 8 x 8 handwritten digits that come with scikit-learn, a pixel from 0 (paper) to 16 (ink). Nothing is
-downloaded. The same seed gives the same model on every machine with the same library versions.
+The images are the 8 x 8 handwritten digits that come with scikit-learn, with pixels from 0 (paper) to 16 (ink). Nothing
+is downloaded. The same seed gives the same model on every machine with the same library versions.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PIXELS = 64
 
 
 def train() -> tuple[Pipeline, list[list[float]], list[int]]:
-    """A trained pipeline, and the images and digits that it has not seen."""
+    """Return a trained pipeline, and the images and digits of the test set."""
     images, digits = load_digits(return_X_y=True)
     seen, unseen, seen_digits, unseen_digits = train_test_split(
         images, digits, test_size=0.2, random_state=SEED, stratify=digits
     )
     classifier = MLPClassifier((64,), max_iter=400, random_state=SEED)
     pipeline = make_pipeline(MinMaxScaler(), classifier)
-    with threadpool_limits(1):  # the matrices are small: more threads only wait for each other
+    with threadpool_limits(1):  # because with small matrices more threads only wait for each other
         pipeline.fit(seen, seen_digits)
     print(
         f"trained on {len(seen)} images; right on {pipeline.score(unseen, unseen_digits):.1%} of {len(unseen)} others"
@@ -48,9 +48,9 @@ def train() -> tuple[Pipeline, list[list[float]], list[int]]:
 
 
 def export(pipeline: Pipeline) -> ModelProto:
-    """The pipeline as ONNX with one input, ``image``, and one output, ``probabilities``.
+    """Return the pipeline as ONNX with one input, ``image``, and one output, ``probabilities``.
 
-    ``zipmap`` would make the output a list of dictionaries, which no tensor protocol can carry.
+    ``zipmap`` would make the output a list of dictionaries, which tensor protocols cannot transfer.
     """
     classifier = pipeline.steps[-1][1]
     model: ModelProto = to_onnx(
@@ -65,7 +65,7 @@ def export(pipeline: Pipeline) -> ModelProto:
 
 
 def request_of(image: list[float]) -> dict[str, object]:
-    """The body of a V2 inference request that asks for the three likeliest classes."""
+    """Return the body of a V2 inference request for the three likeliest classes."""
     return {
         "inputs": [{"name": "image", "shape": [1, PIXELS], "datatype": "FP32", "data": image}],
         "outputs": [{"name": "probabilities", "parameters": {"classification": 3}}],
@@ -73,7 +73,7 @@ def request_of(image: list[float]) -> dict[str, object]:
 
 
 def build(models: Path) -> None:
-    """Write the repository; the model file comes last, so that a file which exists is a build that finished."""
+    """Write the repository, the model file last so that its existence marks a complete build."""
     pipeline, images, digits = train()
     requests = models.parent / "requests"
     requests.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def build(models: Path) -> None:
 
 
 def main() -> int:
-    """Command line: where the model repository goes."""
+    """Run the command line, whose option is the folder of the model repository."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", type=Path, default=Path(__file__).parent / "models")
     build(parser.parse_args().models)

@@ -1,6 +1,6 @@
-"""Builds the digits model if need be, serves it, shows one image classified and goes on serving until Ctrl-C.
+"""Demo of the digits example: build the model if missing, serve it and classify one image.
 
-What `make serve` runs. Standard library only: the client side of this file is all that a V2 client has to do.
+`make serve` runs it; Ctrl-C ends it. It needs only the standard library: its client is a complete V2 client.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SHADES = " .:-=+*#%@"
 DARKEST = 16
 SIDE = 8
 READY = "READY"
-"""How the server's line begins when all its ports are open."""
+"""Prefix of the line that the server prints when all its ports are open."""
 
 
 def picture(pixels: list[float]) -> str:
-    """An image of 8 x 8 pixels from 0 to 16 as text, two characters for each pixel."""
+    """Return an image of 8 x 8 pixels from 0 to 16 as text, two characters per pixel."""
     shades = [SHADES[int(pixel / DARKEST * (len(SHADES) - 1))] * 2 for pixel in pixels]
     return "\n".join("".join(shades[row : row + SIDE]).rstrip() for row in range(0, SIDE * SIDE, SIDE))
 
 
 def guesses(answer: dict[str, object]) -> list[tuple[float, str]]:
-    """Probability and name of the classes in a V2 answer, whose class strings are ``value:index[:label]``."""
+    """Return probability and name of the classes in a V2 response, from strings ``value:index[:label]``."""
     outputs = answer["outputs"]
     if not isinstance(outputs, list):
         raise TypeError(f"expected a list of outputs, got {outputs!r}")
@@ -45,7 +45,11 @@ def guesses(answer: dict[str, object]) -> list[tuple[float, str]]:
 
 
 def post(url: str, body: bytes) -> dict[str, object]:
-    """The JSON answer to a POST. Raises urllib.error.URLError when there is no good one."""
+    """Return the JSON response to a POST.
+
+    Raises:
+        urllib.error.URLError: the request failed.
+    """
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         reply: dict[str, object] = json.load(answer)
@@ -53,9 +57,9 @@ def post(url: str, body: bytes) -> dict[str, object]:
 
 
 def wait_until_ready(server: subprocess.Popen[str]) -> bool:
-    """True as soon as the child prints that it is ready, False when it ends before; its lines are printed on.
+    """Return True once the child prints that it is ready, False if it ends before; forward its lines.
 
-    The port alone would not tell: another server may answer there.
+    A connection to the port would not prove it, because another server can listen there.
     """
     assert server.stderr is not None
     for line in server.stderr:
@@ -67,20 +71,20 @@ def wait_until_ready(server: subprocess.Popen[str]) -> bool:
 
 
 def print_lines(server: subprocess.Popen[str]) -> None:
-    """Print what the child goes on to print."""
+    """Forward the remaining lines of the child."""
     for line in server.stderr or ():
         print(line, end="", file=sys.stderr, flush=True)
 
 
 def is_taken(port: int) -> bool:
-    """True if a program listens to the port of this machine."""
+    """Return True if a program listens on this port of the machine."""
     with socket.socket() as client:
         client.settimeout(1)
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def show_first_inference(url: str, request: Path) -> None:
-    """Send one image and print it, what the model takes it for, and how to ask the same by hand."""
+    """Send one image, and print it with the predicted classes and the equivalent curl command."""
     body = request.read_bytes()
     answer = post(f"{url}/v2/models/digits/infer", body)
     print(f"\n{picture(json.loads(body)['inputs'][0]['data'])}\n")
@@ -93,12 +97,12 @@ def show_first_inference(url: str, request: Path) -> None:
 
 
 def serve(models: Path, http_port: int) -> int:
-    """Run the server as a child until it ends; its exit status."""
+    """Run the server as a child process until it ends, and return its exit status."""
     ports = {"http": http_port, "grpc": http_port + 1, "metrics": http_port + 2}
     flags = [f"--{name}-port={port}" for name, port in ports.items()]
     command = [sys.executable, "-m", "remora", "serve", str(models), *flags]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    # Ctrl-C reaches the server as well, which then ends by itself: this process only waits for it.
+    # This process only waits, because Ctrl-C also reaches the server, which then shuts down.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     url = f"http://localhost:{http_port}"
@@ -117,7 +121,7 @@ def serve(models: Path, http_port: int) -> int:
 
 
 def main() -> int:
-    """Command line: where the models lie, and the first of the three ports (HTTP, then gRPC, then metrics)."""
+    """Run the command line: folder of the models, and first of three ports (HTTP, gRPC, metrics)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", type=Path, default=HERE / "models")
     parser.add_argument("--http-port", type=int, default=8000)

@@ -1,4 +1,4 @@
-/* A model in C: the sum and the difference of two FP32 tensors of one shape. */
+/* Model in C: the sum and the difference of two FP32 tensors of the same shape. */
 #include <remora_backend.h>
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ const char *remora_describe(void) {
 
 int remora_create(const remora_model *model, void **instance, char *error, size_t error_size) {
   (void)model, (void)error, (void)error_size;
-  *instance = NULL; /* nothing to remember */
+  *instance = NULL; /* the model has no state */
   return REMORA_OK;
 }
 
@@ -30,7 +30,7 @@ int remora_run(void *instance, const remora_request *request, char *error, size_
     if (strcmp(request->inputs[i].name, "b") == 0) b = &request->inputs[i];
   }
   if (!a || !b || a->rank != b->rank || memcmp(a->shape, b->shape, a->rank * sizeof *a->shape) != 0) {
-    snprintf(error, error_size, "a and b must have one shape");
+    snprintf(error, error_size, "a and b must have the same shape");
     return REMORA_INVALID_ARGUMENT;
   }
   const float *left = a->data, *right = b->data;

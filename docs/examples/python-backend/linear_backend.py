@@ -1,4 +1,4 @@
-"""A backend of your own: models that are one matrix, ``y = x @ matrix``, in a file ``matrix.npy``. A template."""
+"""Template of a custom backend: models with one matrix, ``y = x @ matrix``, in a file ``matrix.npy``."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from remora.proto.model_config_pb2 import ModelConfig
 
 
 class Backend:
-    """What the engine asks for when a configuration says ``backend: "linear"``. Made without arguments."""
+    """Backend of configurations with ``backend: "linear"``; the engine creates it without arguments."""
 
     name = "linear"
     api_version = "1.0"
 
     def open(self, source: Source, config: ModelConfig) -> Model:
-        """Open one version of one model; ``source.path`` is its directory. Whatever is raised fails the load."""
+        """Open one version of a model in the directory ``source.path``; any exception fails the load."""
         file = source.path / "matrix.npy"
         if not file.is_file():
             raise NotFoundError(f"model '{source.name}' has no {file.name}")
         try:
             matrix = np.load(file, allow_pickle=False)
         except ValueError as error:
-            raise InternalError(f"model '{source.name}': {file.name} holds no array: {error}") from error
+            raise InternalError(f"model '{source.name}': {file.name} contains no array: {error}") from error
         if matrix.ndim != 2:
-            raise InternalError(f"model '{source.name}': a matrix has two dimensions, this array has {matrix.ndim}")
+            raise InternalError(f"model '{source.name}': the matrix must have two dimensions, but has {matrix.ndim}")
         return Model(matrix.astype("f4"))
 
 
 class Model:
-    """An opened version. It completes what a configuration leaves out, and makes instances."""
+    """Opened version, which completes configurations and creates instances."""
 
     def __init__(self, matrix: Array) -> None:
         self._matrix = matrix
 
     def complete(self, config: ModelConfig) -> None:
-        """Say what the model takes and gives; -1 in front means that it batches."""
+        """Declare inputs and outputs, where a leading -1 means that the model batches."""
         rows, columns = self._matrix.shape
         complete_from_tensors(config, [TensorInfo("x", "FP32", (-1, rows))], [TensorInfo("y", "FP32", (-1, columns))])
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """One place where the model runs. `array_instance` joins the requests of a batch and cuts the answer."""
+        """Return an instance, for which `array_instance` joins the requests of a batch and splits the outputs."""
         return array_instance(placement.name, config, self._run, quick=True)
 
     def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
@@ -54,4 +54,4 @@ class Model:
         return [Tensor("y", "FP32", inputs["x"] @ self._matrix) for _ in wanted]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Release nothing, because the model owns no resources."""

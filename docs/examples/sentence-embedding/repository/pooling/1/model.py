@@ -1,4 +1,4 @@
-"""Vectors of tokens to one vector for each text, of length one: the mean over the tokens that are no padding."""
+"""Mean of the token vectors of each text without padding, normalised to length one."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""Text to vectors by calls of tokenizer, encoder and pooling; requests of one batch run side by side."""
+"""Text to vectors by calls of tokenizer, encoder and pooling, concurrently for the requests of a batch."""
 
 import asyncio
 
