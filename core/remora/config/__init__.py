@@ -1,4 +1,4 @@
-"""Model configurations: reading, completion, validation, and the policies derived from them.
+"""Reading, completion and validation of model configurations, and their policies.
 
 A configuration passes through `find_config` and `read_config` -> `infer_backend` -> completion by the backend ->
 `normalise` -> `validate` -> `batch_policy`, `placements` and others. Only the first two access files.

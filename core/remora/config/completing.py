@@ -16,7 +16,7 @@ _VARIABLE = -1
 
 
 class ModelTensor(Protocol):
-    """An input or output as the model declares it: wire datatype and full shape, with -1 for variable dims."""
+    """A model's declaration of an input or output, with -1 for variable dims."""
 
     @property
     def name(self) -> str: ...
@@ -83,7 +83,7 @@ def _complete_batching(
 
 
 def _declares_whole_shapes(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> bool:
-    """Return True if a declared shape has the model's rank, so that a batch dimension would be one too many."""
+    """Return True if a declared shape has the model's rank without a batch dimension."""
     ranks = {tensor.name: len(tensor.shape) for tensor in (*inputs, *outputs)}
     rows: list[ModelInput | ModelOutput] = [*config.input, *config.output]
     return any(len(_model_dims(row)) == ranks.get(row.name) for row in rows)

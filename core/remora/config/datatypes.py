@@ -22,7 +22,9 @@ DATATYPE_BY_NAME: dict[str, str] = {
 
 
 def dtype_name(data_type: int) -> str:
-    """Return the wire datatype, e.g. ``"FP32"``, of a DataType value; ``"BYTES"`` for TYPE_STRING.
+    """Return the wire datatype, e.g. ``"FP32"``, of a DataType value.
+
+    TYPE_STRING is ``"BYTES"``.
 
     Raises:
         ConfigError: TYPE_INVALID, or a number outside of DataType.

@@ -42,7 +42,7 @@ def json_line(text: str, path: Path) -> int:
 
 
 def read_yaml(text: str) -> tuple[object, dict[Path, int]]:
-    """Parse a YAML text of one document; return its value and the line of each path.
+    """Return the value of a YAML text of one document, and the line of each path.
 
     An empty text gives an empty map.
 
@@ -136,7 +136,7 @@ def _first_repetition(text: str) -> tuple[Path, int]:
 
 
 class _Yaml:
-    """Builder of plain values from a loader's events; records the line of each."""
+    """Builder of plain values from a loader's events. Records the line of each."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

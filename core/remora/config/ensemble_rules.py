@@ -97,7 +97,7 @@ def _reachable(tensors: dict[str, _Tensor], given: set[str]) -> set[str]:
 
 
 def _why_unwritten(output: str, tensors: dict[str, _Tensor], ready: set[str], name: str) -> str:
-    """Return the error text for an unwritten output, with the first missing tensor; cycles are followed once."""
+    """Return the error text for an unwritten output, with the first missing tensor."""
     seen: set[str] = set()
     last, missing = output, [source for source in tensors[output].sources if source not in ready]
     while missing:

@@ -84,7 +84,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A message before its closing brace; ``listed`` is its field whose ``[`` is open."""
+    """A message before its closing brace. ``listed`` is its field whose ``[`` is open."""
 
     schema: Descriptor
     path: Path

@@ -129,7 +129,7 @@ class RatePolicy(NamedTuple):
 
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """Return the batching of a valid configuration; without ``dynamic_batching`` requests run alone [D01]."""
+    """Return the batching of a valid configuration. Without ``dynamic_batching`` requests run alone [D01]."""
     ragged = frozenset(row.name for row in config.input if row.allow_ragged_batch)
     if not config.HasField("dynamic_batching"):
         return BatchPolicy(max_batch_size=config.max_batch_size, ragged_inputs=ragged)
@@ -151,7 +151,7 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
 
 
 def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
-    """Return the sequence batching of a valid configuration, direct by default; None if not configured [S07]."""
+    """Return the sequence batching of a valid configuration, or None. Direct is the default [S07]."""
     if not config.HasField("sequence_batching"):
         return None
     sequences = config.sequence_batching
@@ -212,7 +212,7 @@ def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]
 
 
 def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """Return the available versions that the policy selects, ascending; unset means the latest [M02]."""
+    """Return the available versions that the policy selects, ascending. Unset means the latest [M02]."""
     versions = sorted(set(available))
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":
@@ -236,7 +236,7 @@ def _control(name: str, control: ModelSequenceBatching.Control) -> SequenceContr
 
 
 def _states(sequences: ModelSequenceBatching) -> tuple[SequenceState, ...]:
-    """Return the first state of each input and output name; Triton ignores the others too."""
+    """Return the first state of each input and output name. Triton ignores the others too."""
     found: list[SequenceState] = []
     for row in sequences.state:
         if all(row.input_name != state.input_name and row.output_name != state.output_name for state in found):

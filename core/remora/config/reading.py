@@ -18,7 +18,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def find_config(model_dir: Path, config_name: str = "") -> Path | None:
-    """Return the configuration file of a model; None if it has none.
+    """Return the configuration file of a model, or None if it has none.
 
     Args:
         model_dir: the model's directory, which contains its versions.
@@ -59,7 +59,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def parse_config(text: str, *, path: str, syntax: Syntax) -> ModelConfig:
-    """Parse the configuration in ``text``; fields that the text omits stay unset.
+    """Parse the configuration in ``text``. Fields that the text omits stay unset.
 
     JSON may have the form that the configuration endpoint returns (see `writing.to_json`).
 

@@ -1,4 +1,4 @@
-"""Schema errors of configuration texts: key path, line, reason and the closest valid key.
+"""Schema errors of configuration texts, with key path, line and closest valid key.
 
 Readers raise ``SchemaError``; `reading` adds the file and converts it to a ConfigError.
 """
@@ -19,7 +19,7 @@ MAX_DEPTH = 32
 
 
 class SchemaError(Exception):
-    """A mismatch with the schema at ``path``; ``line`` counts from 1, 0 if unknown."""
+    """A mismatch with the schema at ``path``. ``line`` counts from 1, 0 if unknown."""
 
     def __init__(self, path: Path, reason: str, line: int = 0) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ def key_path(path: Path) -> str:
 
 
 def nearest_line(lines: dict[Path, int], path: Path) -> int:
-    """Return the line of ``path`` or of its closest ancestor with one; 0 without any."""
+    """Return the line of ``path`` or of its closest ancestor with one, or 0 without any."""
     return next((lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines), 0)
 
 

@@ -13,7 +13,7 @@ from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelEnsembling
 
 
 class _Tensor(NamedTuple):
-    """A tensor of the ensemble as first declared, by ``owner``; ``full`` includes the batch dimension."""
+    """A tensor of the ensemble as first declared, by ``owner``. ``full`` includes the batch dimension."""
 
     owner: str
     data_type: int
@@ -91,7 +91,7 @@ def _check_outputs(ensemble: str, step: ModelEnsembling.Step, model: ModelConfig
 
 
 def _match(ensemble: str, tensor: str, here: _Tensor, tensors: dict[str, _Tensor]) -> None:
-    """Check a declaration of a tensor against the first one; record it if it is the first."""
+    """Check a declaration of a tensor against the first one, or record it if it is the first."""
     there = tensors.setdefault(tensor, here)
     if there.data_type != here.data_type:
         what = "data type"
@@ -108,7 +108,10 @@ def _match(ensemble: str, tensor: str, here: _Tensor, tensors: dict[str, _Tensor
 
 
 def _check_sources(config: ModelConfig, models: Mapping[str, ModelConfig], tensors: Mapping[str, _Tensor]) -> bool:
-    """Check that inputs of a step, and outputs, follow the same decoupled step, else values could not be paired."""
+    """Check that the inputs of a step, and the outputs, follow the same decoupled step.
+
+    Values of different decoupled steps could not be paired.
+    """
     steps = config.ensemble_scheduling.step
     given = {row.name for row in config.input}
     makers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}

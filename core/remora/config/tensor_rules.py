@@ -27,7 +27,7 @@ _TENSORRT = "tensorrt_plan"
 
 
 def check_tensors(config: ModelConfig, *, strict: bool) -> None:
-    """Check all inputs and outputs of a configuration; ``strict`` requires at least one of each.
+    """Check all inputs and outputs of a configuration. ``strict`` requires at least one of each.
 
     Raises:
         ConfigError: the first violated rule.
@@ -56,7 +56,7 @@ def _check_unique(kind: str, names: Sequence[str], model: str) -> None:
 
 
 def _wrong_with(row: ModelInput | ModelOutput, config: ModelConfig) -> str:
-    """Return the error of one input or output; "" if it is valid."""
+    """Return the error of one input or output, or "" if it is valid."""
     is_input = isinstance(row, ModelInput)
     label = "model input" if is_input else "model output"
     wrong = _wrong_with_shape(row, config.max_batch_size, label)

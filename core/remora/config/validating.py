@@ -1,4 +1,4 @@
-"""Validation of complete configurations, with Triton's texts where it has one [C06, C08, C20, E03, M17].
+"""Validation of complete configurations with Triton's texts [C06, C08, C20, E03, M17].
 
 The configuration must be inferred, completed and normalised. `tensor_rules` and `ensemble_rules` contain the rules for
 inputs, outputs and ensembles.

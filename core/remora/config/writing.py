@@ -1,4 +1,4 @@
-"""Printing of configurations as JSON and protobuf text, byte for byte like Triton's configuration endpoint [H08].
+"""Printing of configurations as Triton's configuration endpoint does [H08].
 
 Fields without presence are always printed; messages and members of a oneof only when set, scalar oneof members last.
 Names are the proto's, enums are names, 64-bit integers are numbers except for three that Triton leaves as text, map
@@ -105,7 +105,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _number(value: float, kind: _Float) -> float | int | str:
-    """Round a float to the digits that protobuf writes: few, or many where few would change the value, or a word."""
+    """Round a float to the digits that protobuf writes, or return its word."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     text = f"{value:.{kind.few}g}"

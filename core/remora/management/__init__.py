@@ -91,7 +91,7 @@ class CallAnswers:
         return state is not None and (on_demand or state.newest is not None)
 
     def perform(self, call: calls.Call) -> object:
-        """Answer a call; see `Engine.perform`."""
+        """Answer a call (see `Engine.perform`)."""
         match call:
             case calls.ServerLive():
                 return self._lifecycle.is_live()

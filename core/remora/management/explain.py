@@ -39,7 +39,7 @@ class Setup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Recent traffic; times in microseconds, rates per second. ``seconds`` is the length of the measurement."""
+    """Recent traffic in microseconds and rates per second. ``seconds`` is the length of the measurement."""
 
     requests: int
     batches: int
@@ -93,7 +93,7 @@ class Explanation:
 
 
 class Curve:
-    """Batch duration by rows: measured points, linear between them, and a regression line beyond the largest.
+    """Batch duration by rows, linear between measured points and extrapolated by regression.
 
     With one measured size, larger batches are assumed to cost in proportion, which is the pessimistic choice.
     """

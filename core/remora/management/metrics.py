@@ -44,7 +44,7 @@ _NO_ENERGY: Mapping[str, float] = {}
 
 
 class MetricsExporter:
-    """Renderer of the metrics page; its only state is the last CPU reading, from which the rate is computed."""
+    """Renderer of the metrics page. Its only state is the last CPU reading."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class MetricsExporter:
         startup: StartupReport | None = None,
         connections: Mapping[str, int] = _NO_CONNECTIONS,
     ) -> str:
-        """Return the page for these models, this start and these connections as text/plain; charset=utf-8."""
+        """Return the page for these models, this start and these connections as text/plain in UTF-8."""
         lines: list[str] = []
         for name, kind, help_text, read in _FAMILIES:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
@@ -144,7 +144,7 @@ class MetricsExporter:
             _family(lines, name, "gauge", help_text, [_Row("", (), value)])
 
     def _devices(self, lines: list[str]) -> None:
-        """Add the GPU metrics [P08]; a value that a device does not report has no row."""
+        """Add the GPU metrics [P08]. A value that a device does not report has no row."""
         readings = self._gpus()
         for name, kind, help_text, read in _GPU_FAMILIES if readings else ():
             values = [(reading, read(reading)) for reading in readings]
@@ -246,7 +246,7 @@ def _escape_help(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Format a number with 16 digits, as Triton's library does; counts are exact."""
+    """Format a number with 16 digits, as Triton's library does. Counts are exact."""
     if isinstance(value, int):
         return str(value)
     if not math.isfinite(value):

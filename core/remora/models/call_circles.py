@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Underway(Protocol):
-    """A request in flight; see ``messages.Ticket``."""
+    """A request in flight (see ``messages.Ticket``)."""
 
     start_ns: int
 
@@ -57,7 +57,7 @@ class Waits:
         self._waiting: Counter[object] = Counter()
 
     def admit(self, wait: Wait) -> bool:
-        """Add a call that is about to be queued; return False and change nothing if it would be stuck."""
+        """Add a call that is about to be queued, unless it would be stuck; return True if added."""
         self._add(wait)
         if all(instance in self._waiting for instance in wait.callee.instances) and wait.node in stuck(self._waits):
             self.end(wait)

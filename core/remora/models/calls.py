@@ -1,4 +1,4 @@
-"""The engine's interface for model code: inference calls, loads and unloads (group L of docs/behaviours.md).
+"""Engine interface for the code of models, as in group L of docs/behaviours.md.
 
 A call takes the same path as a client's request and is refused if it would wait for itself.
 """
@@ -33,7 +33,7 @@ class ModelCalls:
         self._waits = Waits()
 
     def submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
-        """Submit a call; see ``ModelCaller.submit``.
+        """Submit a call (see ``ModelCaller.submit``).
 
         Raises InternalError, with Triton's prefix: no such version serves, a decoupled model was called for a single
         response, the call would wait for itself, or any reason for which a client's request is refused. Errors after
@@ -98,7 +98,7 @@ class ModelCalls:
         return served
 
     def load(self, model: str, parameters: Mapping[str, str | bytes], origin: Origin) -> None:
-        """Load or reload a model; see ``ModelCaller.load``."""
+        """Load or reload a model (see ``ModelCaller.load``)."""
         if model in origin.loading:
             raise UnavailableError(
                 f"model '{model}' is being loaded and waits for the code that asks for it: a model cannot load itself, "
@@ -108,7 +108,7 @@ class ModelCalls:
             self._lifecycle.load(model, parameters)
 
     def unload(self, model: str, *, unload_dependents: bool) -> None:
-        """Unload a model; see ``ModelCaller.unload``."""
+        """Unload a model (see ``ModelCaller.unload``)."""
         self._lifecycle.unload(model, unload_dependents=unload_dependents)
 
     def is_ready(self, model: str, version: int) -> bool:

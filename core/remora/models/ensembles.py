@@ -28,7 +28,7 @@ class Table(Protocol):
     """The loaded models, as ensembles use them. Thread-safe."""
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """Acquire a version for the ensemble's requests; see ``Lifecycle.borrow``."""
+        """Acquire a version for the ensemble's requests (see ``Lifecycle.borrow``)."""
 
     def configs(self, name: str) -> Mapping[int, ModelConfig]:
         """Return the complete configurations of a model's ready versions."""
@@ -37,13 +37,13 @@ class Table(Protocol):
         """Return the newest ready version of a model."""
 
     def failure(self, name: str) -> str:
-        """Return the error of a model's last load; "" if it succeeded."""
+        """Return the error of a model's last load, or "" if it succeeded."""
 
     def load_all(self, names: list[str], ensembles: dict[str, LoadPlan]) -> dict[str, RemoraError]:
-        """Load models in parallel and return the failures; plans of ensembles are put into ``ensembles``."""
+        """Load models in parallel and return the failures. Plans of ensembles are put into ``ensembles``."""
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
-        """Load the versions of a plan. Raises RemoraError; the previous versions then continue to serve."""
+        """Load the versions of a plan. Raises RemoraError and leaves the previous versions in service."""
 
     def unload_key(self, name: str) -> None:
         """Unload all versions of a model."""
@@ -59,7 +59,7 @@ class _Namespace(NamedTuple):
     ensemble: str
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """Acquire a version; see ``Table.borrow``."""
+        """Acquire a version (see ``Table.borrow``)."""
         return self.table.borrow(self.table.near(name, self.ensemble), version)
 
 
@@ -85,7 +85,7 @@ class EnsembleLoader:
             self._implied.difference_update(names)
 
     def drop(self, name: str, *, with_models: bool = False) -> list[str]:
-        """Remove a model from the desired state; return it and, ``with_models``, those loaded only for it."""
+        """Remove a model, and ``with_models`` those loaded only for it, from the desired state; return them."""
         with self._lock:
             composed = {other: self._models(other, plan) for other, plan in self._plans.items()}
             names = [name, *(freed_by(name, composed, self._implied) if with_models else ())]
@@ -178,7 +178,7 @@ class EnsembleLoader:
     # -- reconciliation -----------------------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Unload ensembles whose models are gone, and load or reload those whose models are back or have changed."""
+        """Unload ensembles that lost a model, and reload those whose models are back or have changed."""
         if not self._plans:
             return
         with self._reconciling:
@@ -189,7 +189,7 @@ class EnsembleLoader:
                     changed = self._reconcile_one(name) or changed
 
     def _reconcile_one(self, name: str) -> bool:
-        """Reconcile one ensemble; return True if it was loaded or unloaded."""
+        """Reconcile one ensemble and return True if it was loaded or unloaded."""
         plan = self._plans.get(name)
         if plan is None:
             return False
@@ -212,7 +212,7 @@ class EnsembleLoader:
 
 
 def step_models(config: ModelConfig) -> tuple[str, ...]:
-    """Return the distinct names of an ensemble's models; empty for any other model."""
+    """Return the distinct names of an ensemble's models, empty for any other model."""
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
@@ -249,7 +249,7 @@ def compose(
 
 
 def freed_by(name: str, composed: Mapping[str, Collection[str]], implied: Collection[str]) -> list[str]:
-    """Return the models to unload with an ensemble: loaded for it, directly or indirectly, and not used otherwise.
+    """Return the models that were loaded for an ensemble and are not used otherwise.
 
     Args:
         name: the ensemble's name.
@@ -284,5 +284,5 @@ def not_there(ensemble: str, model: str) -> str:
 
 
 def circle(names: Iterable[str]) -> str:
-    """Return the error text for an ensemble that contains itself; ``names`` begin and end with the same one."""
+    """Return the error text for an ensemble that contains itself, with the cycle in ``names``."""
     return f"an ensemble cannot be composed of itself: {' -> '.join(names)}. Take one of these steps out"

@@ -1,4 +1,4 @@
-"""Golden tests of a model's ``tests.json``: requests, expected responses and a limit on slow-down.
+"""Golden tests of a model, read from its ``tests.json``.
 
 A case is a V2 request and its response as JSON: ``inputs`` and ``outputs`` with name, shape, datatype and data, and a
 ``tolerance`` with ``absolute`` and ``relative``. Values other than floats must be equal.
@@ -44,7 +44,7 @@ class GoldenCase(NamedTuple):
 
 
 class GoldenSuite(NamedTuple):
-    """All cases; ``max_slowdown`` limits the run time relative to the replaced version; 0 for no limit."""
+    """All cases. ``max_slowdown`` limits the run time relative to the replaced version; 0 means no limit."""
 
     cases: tuple[GoldenCase, ...]
     max_slowdown: float = 0.0
@@ -121,7 +121,7 @@ def _number(value: Any, where: str) -> float:
 
 
 def differences(case: GoldenCase, answer: Mapping[str, Array]) -> list[str]:
-    """Return the differences between a response and the expected one, one line per output; empty if it passes."""
+    """Return one line per output that differs from the expected response."""
     lines: list[str] = []
     for name, (_, wanted) in case.outputs.items():
         actual = answer.get(name)
@@ -152,7 +152,7 @@ def _value_differences(name: str, actual: Array, wanted: Array, case: GoldenCase
 
 
 def too_slow(suite: GoldenSuite, taken_ns: Sequence[int], before_ns: Sequence[int]) -> str:
-    """Return why a model is too slow for its suite; "" if it is not.
+    """Return why a model is too slow for its suite, or "" if it is not.
 
     Args:
         suite: has the limit.
@@ -226,7 +226,7 @@ def _judge(model: ServedModel, suite: GoldenSuite, before: ServedModel | None, c
 
 
 def _times(model: ServedModel, suite: GoldenSuite, clock: Clock) -> list[int]:
-    """Return the best time of each case in ns; empty if the model cannot answer them and so cannot be compared."""
+    """Return the best time of each case in ns, empty if the model cannot answer them."""
     times: list[int] = []
     for case in suite.cases:
         best = 0

@@ -1,4 +1,4 @@
-"""Desired state of the models: startup, client loads and unloads, polls, and loads on demand.
+"""Desired state of the models, set by startup, clients, polls and on-demand loads.
 
 `planner` makes a plan of what the repository or the request contains; `loads` reconciles the model with it and `table`
 holds the result. Several models are loaded in parallel on a bounded pool. An ensemble is loaded after its models and
@@ -41,7 +41,7 @@ _NOTHING: Mapping[str, str | bytes] = {}
 
 
 class Readiness(NamedTuple):
-    """Readiness for traffic; ``waits_for`` lists the reasons why the engine is not ready.
+    """Readiness for traffic. ``waits_for`` lists the reasons why the engine is not ready.
 
     ``live`` is False if only a restart of the process helps.
     """
@@ -106,15 +106,15 @@ class Lifecycle:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: int = -1) -> ServedModel:
-        """Look up a version; see `ModelTable.resolve`."""
+        """Look up a version (see `ModelTable.resolve`)."""
         return self.table.resolve(name, version)
 
     def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """Acquire a version; see `ModelTable.borrow`."""
+        """Acquire a version (see `ModelTable.borrow`)."""
         return self.table.borrow(name, version)
 
     def state(self, name: str) -> ModelState | None:
-        """Return the state of a model; None if it was never loaded."""
+        """Return the state of a model, or None if it was never loaded."""
         return self.table.state(name)
 
     def ready_models(self) -> list[ServedModel]:
@@ -122,7 +122,7 @@ class Lifecycle:
         return self.table.ready_models()
 
     def only_model(self) -> str:
-        """Return the name of the only model that is loaded or loadable on demand; "" for none or several.
+        """Return the name of the only model that is loaded or loadable on demand, or "" for none or several.
 
         Raises LoadingError during startup, because more models may follow.
         """
@@ -215,7 +215,7 @@ class Lifecycle:
     # -- desired state ------------------------------------------------------------------------------------------------
 
     def start(self) -> dict[str, RemoraError]:
-        """Load the models of the startup; return the failures by model name.
+        """Load the models of the startup and return the failures by model name.
 
         Raises NotFoundError when a repository does not exist.
         """
@@ -277,7 +277,7 @@ class Lifecycle:
             self._ensembles.request(keys)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Unload a model; requests in flight are finished in the background [M12].
+        """Unload a model. Requests in flight are finished in the background [M12].
 
         ``unload_dependents``: also unload the models that were loaded only for this ensemble.
         """
@@ -290,7 +290,7 @@ class Lifecycle:
             self._ensembles.reconcile()
 
     def poll(self) -> dict[str, RemoraError]:
-        """Reconcile the loaded models with the repositories [M06]; return the failures."""
+        """Reconcile the loaded models with the repositories [M06] and return the failures."""
         self._catalog.look(forgiving=True)
         offered = self._catalog.models()
         wanted = offered if self._on_demand is None else [key for key in offered if self.table.newest(key) is not None]
@@ -359,7 +359,7 @@ class Lifecycle:
     # -- loading ----------------------------------------------------------------------------------------------------
 
     def _load_many(self, keys: list[str]) -> dict[str, RemoraError]:
-        """Load models and ensembles in any order of dependency; return the failures."""
+        """Load models and ensembles in any order of dependency and return the failures."""
         ensembles: dict[str, LoadPlan] = {}
         failures = self.load_all(keys, ensembles)
         for key in sorted(ensembles):
@@ -370,7 +370,7 @@ class Lifecycle:
         return failures
 
     def load_all(self, names: list[str], ensembles: dict[str, LoadPlan]) -> dict[str, RemoraError]:
-        """Load models in parallel and return the failures; plans of ensembles are put into ``ensembles``."""
+        """Load models in parallel and return the failures. Plans of ensembles are put into ``ensembles``."""
         failures: dict[str, RemoraError] = {}
 
         def load_one(name: str) -> None:
@@ -394,7 +394,7 @@ class Lifecycle:
     def _load_plain(
         self, key: str, parameters: Mapping[str, str | bytes], *, for_others: bool = False
     ) -> LoadPlan | None:
-        """Load a model; return the plan of an ensemble instead of loading it.
+        """Load a model, or return its plan if it is an ensemble.
 
         ``for_others``: no client requested this model itself, so a configuration that a client sent for it stays.
         """
@@ -411,7 +411,7 @@ class Lifecycle:
         return None
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
-        """Load the versions of a plan. Raises RemoraError; the previous versions then continue to serve."""
+        """Load the versions of a plan. Raises RemoraError and leaves the previous versions in service."""
         self._loads.reconcile(name, plan, steps)
 
     def unload_key(self, name: str) -> None:
@@ -429,17 +429,17 @@ class Lifecycle:
         return self.table.newest(name)
 
     def failure(self, name: str) -> str:
-        """Return the error of a model's last load; "" if it succeeded."""
+        """Return the error of a model's last load, or "" if it succeeded."""
         return self.table.failure(name)
 
     def near(self, name: str, ensemble: str) -> str:
-        """Return the key of the model that an ensemble refers to by a name; see `Catalog.near`."""
+        """Return the key of the model that an ensemble refers to by a name (see `Catalog.near`)."""
         return self._catalog.near(name, ensemble)
 
     # -- shutdown ------------------------------------------------------------------------------------------------------
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish requests in flight and close all models; return False on timeout."""
+        """Finish requests in flight and close all models. Return False on timeout."""
         self.stopping = True
         self._ended.set()
         self._loads.end()
@@ -482,7 +482,7 @@ class OnDemand:
         self._loads: dict[str, _Load] = {}
 
     def want(self, key: str) -> Future[None]:
-        """Return the load of a model: one in progress, one that has just failed, or a new one in a separate thread."""
+        """Return the running or just failed load of a model, or start one in a separate thread."""
         with self._lock:
             load = self._loads.get(key)
             if load is not None and (not load.done.done() or self._has_just_failed(load)):

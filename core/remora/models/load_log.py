@@ -1,4 +1,4 @@
-"""Log records of loads and unloads: versions, reason, and failures, which polls log only once."""
+"""Log records of loads and unloads, with failures that polls log only once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Failures = dict[str, dict[int, str]]
 
 
 class Occasion(NamedTuple):
-    """Why models are loaded; "" at startup, which logs a table. ``known`` failures are not logged again."""
+    """Reason for loads, "" at startup, which logs a table. ``known`` failures are not logged again."""
 
     reason: str = ""
     known: Failures | None = None
@@ -42,7 +42,7 @@ def occasion(reason: str, known: Failures | None = None) -> Iterator[None]:
 
 
 def log_failure(key: str, error: object, version: int = 0) -> None:
-    """Log why a model cannot be loaded; ``version`` is 0 if no version was opened."""
+    """Log why a model cannot be loaded. ``version`` is 0 if no version was opened."""
     known, text = _OCCASION.get(_START).known, str(error)
     is_known = known is not None and known.get(key, {}).get(version) == text
     if known is not None:

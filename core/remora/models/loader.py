@@ -1,4 +1,4 @@
-"""Opening of models: from a folder and its configuration to a `ServedModel` with instances."""
+"""Loading of a `ServedModel` and its instances from a model folder."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ModelLoader:
         repository: Repository | None = None,
         files: Fingerprint = _NO_FILES,
     ) -> LoadPlan:
-        """Plan a load without opening the model; ``files`` are the stamps from before the configuration is read.
+        """Plan a load without opening the model. ``files`` are stamps taken before this call.
 
         Raises PollError.
         """
@@ -163,7 +163,7 @@ class ModelLoader:
         return read_config(path) if path is not None else ModelConfig()
 
     def _check_as_written(self, config: ModelConfig, name: str) -> None:
-        """Refuse errors that no model could fix; tensors may be missing unless auto-completion is disabled."""
+        """Refuse errors that no model could fix. Tensors may be missing unless auto-completion is disabled."""
         trial = ModelConfig()
         trial.CopyFrom(config)
         normalise(trial, name, gpus=self._gpus)
@@ -173,7 +173,7 @@ class ModelLoader:
             validate_written(trial, name)
 
     def open(self, plan: LoadPlan, number: int, steps: Steps | None = None) -> ServedModel:
-        """Load one version; ``steps`` are the checked models of an ensemble.
+        """Load one version. ``steps`` are the checked models of an ensemble.
 
         Raises RemoraError, also for any other exception of a backend or a model.
         """
@@ -296,7 +296,7 @@ class ModelLoader:
         return PlacedModel(model, self._limits, self._used_share, self._cpus_of)
 
     def _used_share(self, device: int) -> float | None:
-        """Return the used fraction of a GPU's memory; None if unknown."""
+        """Return the used fraction of a GPU's memory, or None if unknown."""
         readings = self.devices.readings()
         if device >= len(readings) or not readings[device].memory_total_bytes:
             return None
@@ -324,7 +324,7 @@ def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
 
 
 def _fingerprint(config: ModelConfig, path: Path) -> bytes:
-    """Return a digest of a model's configuration and files, which separates its responses in a shared cache."""
+    """Return a digest of a model's configuration and files, as its key in a shared cache."""
     from hashlib import blake2b
 
     digest = blake2b(config.SerializeToString(deterministic=True), digest_size=32)
@@ -400,7 +400,7 @@ def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
 def _close_parts(
     served: ServedModel | None, turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None
 ) -> None:
-    """Close the parts of a failed load; log further errors so that they do not hide the first one."""
+    """Close the parts of a failed load. Logs further errors so that they do not hide the first one."""
     if served is not None:
         served.scheduler.stop(_STOP_LIMIT_S)
     for turn in turns:
@@ -420,7 +420,7 @@ _REFERENCE_BYTES = 8  # minimum size of a BYTES element
 
 
 def initial_states(config: ModelConfig, directory: Path) -> Mapping[str, Array]:
-    """Return the initial state of each sequence of a valid configuration, by the name of the model's input.
+    """Return the initial state of a sequence, by the name of the model's input.
 
     The default is zeros, or empty text, with 1 for variable dims. Files are in ``directory``/initial_state and contain
     raw values, or length-prefixed elements of BYTES. The arrays have a batch dimension of 1 if the model batches, and

@@ -1,4 +1,4 @@
-"""Reconciliation of models with their desired state: loads, unloads and swaps.
+"""Reconciliation of models with their desired state by loads, unloads and swaps.
 
 Invariant: loads of one model are serialized; a load replaces the serving versions atomically, when all new ones are
 ready, or changes nothing [M04]. Replaced versions finish their requests and are closed by separate threads.
@@ -55,7 +55,7 @@ class LoadFailedError(InvalidArgumentError):
 
 
 class _Loaded(NamedTuple):
-    """The plan that a model serves; ``bound`` is the set of decoupled models of an ensemble."""
+    """The plan that a model serves. ``bound`` is the set of decoupled models of an ensemble."""
 
     plan: LoadPlan
     bound: object
@@ -95,12 +95,12 @@ class ModelLoads:
             return self._locks.setdefault(key, threading.RLock())
 
     def plan_of(self, key: str) -> LoadPlan | None:
-        """Return the plan that a model serves; None if it does not serve."""
+        """Return the plan that a model serves, or None if it does not serve."""
         loaded = self._loaded.get(key)
         return loaded.plan if loaded is not None and self._table.newest(key) is not None else None
 
     def reconcile(self, key: str, plan: LoadPlan, steps: Steps | None) -> None:
-        """Bring a model to its plan; ``steps`` are the models of an ensemble.
+        """Bring a model to its plan. ``steps`` are the models of an ensemble.
 
         Raises LoadFailedError with Triton's text, or UnavailableError when the server is stopping; the previous
         versions then continue to serve.
@@ -265,7 +265,7 @@ class ModelLoads:
         self._ending.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until unloaded models are closed; return False on timeout."""
+        """Wait until unloaded models are closed. Return False on timeout."""
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         with self._lock:
             closing = list(self.closing)

@@ -31,7 +31,7 @@ class LoadCost(NamedTuple):
         return int(self.factor * file_bytes)
 
     def learn(self, file_bytes: int, growth_bytes: int) -> LoadCost:
-        """Return the estimate moved halfway towards a measured load; measure only loads that ran alone."""
+        """Return the estimate moved halfway towards a measured load, which must have run alone."""
         if file_bytes < LEARNS_FROM_BYTES or growth_bytes <= 0:
             return self
         measured = min(max(growth_bytes / file_bytes, LEAST_FACTOR), MOST_FACTOR)
@@ -49,7 +49,7 @@ class Resident(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Limit and use of memory in bytes; ``limit`` None means unlimited."""
+    """Limit and use of memory in bytes. ``limit`` None means unlimited."""
 
     limit: int | None
     used: int
@@ -80,7 +80,7 @@ def room_for(need: int, space: Space, residents: Iterable[Resident]) -> tuple[st
 
 
 def refusal(file_bytes: int, cost: LoadCost, space: Space, what: str) -> str:
-    """Return the error text of a refused load, with the numbers; ``what`` names the limit."""
+    """Return the error text of a refused load, with the numbers. ``what`` names the limit."""
     return (
         f"loading it takes about {_mib(cost.estimate(file_bytes))} ({cost.factor:.1f} times its {_mib(file_bytes)} of "
         f"files), but {_mib(space.free or 0)} of {what} ({_mib(space.limit or 0)}) are free: unload a model, or raise "

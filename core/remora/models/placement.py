@@ -1,4 +1,4 @@
-"""Placement limits of instances: GPU memory in use and CPU affinity by host policy.
+"""Placement limits of instances by GPU memory and by host policy.
 
 `PlacedModel` applies them to any backend's model [I06, I07].
 """
@@ -20,7 +20,7 @@ MAX_CPU = 4096
 
 
 class HostPolicy(NamedTuple):
-    """The CPUs for the instances of a policy; ``numa_node`` adds those of a node, -1 for none."""
+    """The CPUs for the instances of a policy. ``numa_node`` adds those of a node, -1 for none."""
 
     cpus: frozenset[int] = frozenset()
     numa_node: int = -1
@@ -57,7 +57,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def parse_gpu_limits(entries: Sequence[str]) -> dict[int, float]:
-    """Parse the fraction of each device's memory above which no more models are loaded, from ``DEVICE:FRACTION``.
+    """Parse ``DEVICE:FRACTION``, the used memory above which no more models are loaded.
 
     Raises ValueError.
     """
@@ -75,7 +75,7 @@ def parse_gpu_limits(entries: Sequence[str]) -> dict[int, float]:
 
 
 def policy_name(placement: Placement) -> str:
-    """Return the host policy of a placement: the one that its group names, or Triton's default for its device."""
+    """Return the host policy that a placement's group names, or Triton's default for its device."""
     if placement.host_policy:
         return placement.host_policy
     return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()
@@ -126,7 +126,7 @@ class PlacedModel:
 
 
 class PinnedInstance:
-    """An instance whose thread is bound to some CPUs; never run by the event loop, which has its own affinity."""
+    """An instance whose thread is bound to some CPUs. The event loop never runs it, because its affinity differs."""
 
     quick = False
 
@@ -151,7 +151,7 @@ class PinnedInstance:
         raise AttributeError(name)
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run the batch; the first call in a thread binds that thread."""
+        """Run the batch. The first call in a thread binds that thread."""
         if not getattr(self._bound, "done", False):
             self._bind(0, self._cpus)
             self._bound.done = True

@@ -1,4 +1,4 @@
-"""Choice of the next action that brings a model to its desired state; pure.
+"""Pure choice of the next action that brings a model to its desired state.
 
 The desired state is a `Revision`, made from the repository or the load request; `CurrentState` is what serves now. The
 origin of the desired state (startup, client call, poll, on-demand request) makes no difference. A version with the same
@@ -19,7 +19,7 @@ _NO_FILES: Fingerprint = {}
 
 
 class Revision(NamedTuple):
-    """Identity of a model's content; equal revisions make equal models.
+    """Identity of a model's content. Equal revisions make equal models.
 
     ``versions`` are those that the version policy selects, each with a stamp of its files; ``shared`` is the stamp of
     the files common to all versions, ``config`` the configuration without ``instances``, which can change in place.
@@ -34,7 +34,7 @@ class Revision(NamedTuple):
 
 
 class CurrentState(NamedTuple):
-    """The state that a model serves with; ``adjustable`` is True if its instances can change in place."""
+    """The state that a model serves with. ``adjustable`` is True if its instances can change in place."""
 
     revision: Revision
     ready: frozenset[int]
@@ -54,7 +54,7 @@ class Action(NamedTuple):
 
 
 def next_action(desired: Revision | None, current: CurrentState | None) -> Action | None:
-    """Return the action towards the desired state (None: do not serve); None if nothing is left to do."""
+    """Return the action towards the desired state (None: do not serve), or None if nothing is left to do."""
     ready = current.ready if current is not None else frozenset[int]()
     if desired is None:
         return Action(retire=tuple(sorted(ready))) if ready else None

@@ -1,4 +1,4 @@
-"""One loaded version of a model: configuration, signature, scheduler, instances and statistics."""
+"""One loaded version of a model with its scheduler, instances and statistics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Steps(NamedTuple):
 
 
 class ServedModel:
-    """A loaded model version. `submit` queues a request; the ticket's reply gets the response exactly once.
+    """A loaded model version. `submit` queues a request. The ticket's reply gets the response exactly once.
 
     Args:
         name: the name that clients use.
@@ -286,7 +286,7 @@ class ServedModel:
         return classify(response, wanted, labels, batches=self.signature.max_batch_size > 0)
 
     def labels_of(self, output: str) -> Sequence[str]:
-        """Return the lines of an output's label file; an ensemble's outputs use those of their source [C09]."""
+        """Return the lines of an output's label file. An ensemble's outputs use those of their source [C09]."""
         if output in self._labels or self.steps is None:
             return self._labels.get(output, ())
         from remora.scheduling.ensembles import scheduler as ensemble_ends
@@ -304,7 +304,7 @@ class ServedModel:
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """The current instances; empty for an ensemble."""
+        """The current instances, empty for an ensemble."""
         return self._instances
 
     @property
@@ -319,13 +319,13 @@ class ServedModel:
 
     @property
     def trouble(self) -> str:
-        """Why all instances are unhealthy; empty if at least one can serve."""
+        """Why all instances are unhealthy, empty if at least one can serve."""
         troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]
         return troubles[0] if troubles and all(troubles) else ""
 
     @property
     def fatal(self) -> str:
-        """Why an instance needs a restart of the process; empty if none does."""
+        """Why an instance needs a restart of the process, empty if none does."""
         fatal = (instance for instance in self._instances if getattr(instance, "fatal", False))
         return next((reason for instance in fatal if (reason := str(getattr(instance, "trouble", "")))), "")
 
@@ -364,7 +364,7 @@ class ServedModel:
         places: Sequence[Placement],
         warm: Callable[[ServedModel, Sequence[Instance]], None],
     ) -> None:
-        """Serve with instances at these places from now on; existing instances at the same places are kept [M13].
+        """Serve with instances at these places from now on, keeping existing ones [M13].
 
         Args:
             config: as before except for its instance groups.
@@ -407,7 +407,7 @@ class ServedModel:
         return report()
 
     def stats(self) -> ModelStats:
-        """Return a consistent snapshot of the statistics; without single responses for Python models [T03]."""
+        """Return a consistent snapshot of the statistics, without single responses for Python models [T03]."""
         return self.statistics.snapshot(self.name, self.version_text, responses=self.config.backend != "python")
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
@@ -415,7 +415,7 @@ class ServedModel:
         return ModelInfo(self.name, tuple(versions), self.platform, self.signature.inputs, self.signature.outputs)
 
     def borrow(self) -> bool:
-        """Acquire the model so that it is not closed until `give_back`; return False if it is closing already."""
+        """Keep the model open until `give_back`. Return False if it is closing already."""
         with self._released:
             self._users += not self._closing
             return not self._closing

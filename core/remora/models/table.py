@@ -32,7 +32,7 @@ class LoadingError(UnavailableError):
 
 
 class VersionState(NamedTuple):
-    """State of one version; ``model`` is set only while READY."""
+    """State of one version. ``model`` is set only while READY."""
 
     state: str
     reason: str = ""
@@ -68,7 +68,7 @@ class ModelState(NamedTuple):
 
     @property
     def is_fine(self) -> bool:
-        """True unless a version that should serve does not [V01]; a first load in progress counts as healthy."""
+        """True unless a version that should serve does not [V01]. A first load in progress counts as healthy."""
         return bool(self.versions) and all(
             row.state in (READY, UNLOADING) or (row.state == LOADING and not row.reason) or row.reason == UNLOADED
             for row in self.versions.values()
@@ -99,7 +99,7 @@ class ModelTable:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str, version: int = -1) -> ServedModel:
-        """Return a ready version; -1 selects the highest one.
+        """Return a ready version. Version -1 selects the highest one.
 
         Raises NotFoundError or UnavailableError [H09], or what ``missing`` does.
         """
@@ -131,7 +131,7 @@ class ModelTable:
         return row.model
 
     def called(self, name: str) -> ModelState | None:
-        """Return the state of the only model of this name in any namespace; None for none or several."""
+        """Return the state of the only model of this name in any namespace, or None for none or several."""
         state = self._states.get(name)
         if state is None and self._namespacing:
             with suppress(InvalidArgumentError):
@@ -159,7 +159,7 @@ class ModelTable:
                 return model  # else it is closing, and the table already has its replacement
 
     def state(self, key: str) -> ModelState | None:
-        """Return the state of a model; None if it was never loaded."""
+        """Return the state of a model, or None if it was never loaded."""
         return self._states.get(key)
 
     def known(self) -> list[str]:
@@ -200,14 +200,14 @@ class ModelTable:
         return lines
 
     def fatal(self) -> str:
-        """Return why the process must be restarted, for the first model that needs it; "" for none."""
+        """Return why the process must be restarted, for the first model that needs it, or "" for none."""
         for model in self.ready_models():
             if model.fatal:
                 return f"model '{model.name}' version {model.version}: {model.fatal}"
         return ""
 
     def failure(self, key: str) -> str:
-        """Return the error of a model's last load; "" if it succeeded."""
+        """Return the error of a model's last load, or "" if it succeeded."""
         return "".join(
             f"version {number} is at {UNAVAILABLE} state: {row.reason};\n"
             for number, row in sorted(self._states.get(key, UNKNOWN).versions.items())
@@ -217,7 +217,7 @@ class ModelTable:
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def begin(self, key: str, versions: Iterable[int]) -> None:
-        """Mark versions as loading; ready versions continue to serve."""
+        """Mark versions as loading. Ready versions continue to serve."""
 
         def loading(rows: dict[int, VersionState]) -> None:
             for number in versions:
@@ -249,7 +249,7 @@ class ModelTable:
         return retired if self._change(key, publish) else None
 
     def fail(self, key: str, reasons: Mapping[int, str]) -> None:
-        """Record a failed load; ready versions continue to serve, the others become unavailable."""
+        """Record a failed load. Ready versions continue to serve, the others become unavailable."""
 
         def publish(rows: dict[int, VersionState]) -> None:
             for number, row in list(rows.items()):
@@ -300,7 +300,7 @@ class ModelTable:
         return models
 
     def _change(self, key: str, change: Callable[[dict[int, VersionState]], None]) -> bool:
-        """Apply a change; return False if the table has been cleared."""
+        """Apply a change and return False if the table has been cleared."""
         with self._lock:
             if self._closed:
                 return False

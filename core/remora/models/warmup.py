@@ -200,7 +200,7 @@ _LONG_NS = 10**15
 def warm_up(
     model: ServedModel, instances: Sequence[Instance], directory: Path, clock: Clock, *, derive: bool = False
 ) -> None:
-    """Run the model's samples on each instance; their files are in ``directory``/warmup.
+    """Run the model's samples on each instance. Their files are in ``directory``/warmup.
 
     With ``derive``, a model without samples whose instances are all quick runs a derived sample; if that fails, a
     warning is logged and the model serves.

@@ -1,4 +1,4 @@
-"""Model repositories: the protocol and the data types of models on disk.
+"""Protocol and data types of model repositories.
 
 A `Repository` is one location of models: a local directory or a bucket. The lifecycle uses only this protocol: `models`
 scans, `fingerprint` detects changes, and `fetch` makes a model's files local. Model names are looked up in a listing
@@ -53,27 +53,27 @@ class ModelFolder(NamedTuple):
 
 
 class Repository(Protocol):
-    """One location of models. Thread-safe; every method may block."""
+    """One location of models. Thread-safe. Every method may block."""
 
     @property
     def location(self) -> str:
         """The operator's name of the location, without secrets: for logs, errors and namespaces."""
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """Scan the location and return its models by name, or only the model ``name``; fetches no files.
+        """Scan the location and return its models by name, or only the model ``name``.
 
-        A name that occurs more than once keeps all its folders. Raises NotFoundError when the location does not exist,
-        UnavailableError when it cannot be reached.
+        Fetches no files. A name that occurs more than once keeps all its folders. Raises NotFoundError when the
+        location does not exist, UnavailableError when it cannot be reached.
         """
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return the files of a model as of the last scan; empty for an unknown model."""
+        """Return the files of a model as of the last scan, empty for an unknown model."""
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """Fetch a model's common files and those of ``versions`` (None for all); cheap if nothing has changed.
+        """Fetch a model's common files and those of ``versions`` (None for all).
 
-        The files at the returned paths do not change while they may be in use. Raises NotFoundError for an unknown
-        model, UnavailableError when it cannot be fetched.
+        Cheap if nothing has changed. The files at the returned paths do not change while they may be in use. Raises
+        NotFoundError for an unknown model, UnavailableError when it cannot be fetched.
         """
 
 

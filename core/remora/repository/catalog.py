@@ -122,7 +122,7 @@ class Catalog:
 
 
 def namespace_of(key: str) -> str:
-    """Return the namespace of a key; "" without namespacing."""
+    """Return the namespace of a key, or "" without namespacing."""
     return key.rpartition(_SEPARATOR)[0]
 
 

@@ -28,7 +28,7 @@ _TRITONS_DIRECTORIES = {
 def open_elsewhere(
     place: str, *, any_layout: bool, bare_name: str = "", cache: CacheSettings, ledger: Ledger | None = None
 ) -> Repository:
-    """Open the repository at a URL or in a local archive; arguments and errors as of `open_repository`."""
+    """Open the repository at a URL or in a local archive. Arguments and errors as of `open_repository`."""
     cloud = parse_location(place).cloud if is_url(place) else ""
     models = open_cache(cache, cloud)
     ledger = ledger or Ledger(SystemClock.monotonic_ns)
@@ -53,7 +53,7 @@ def open_storage(url: str) -> tuple[ObjectStorage, Location]:
 
 
 def open_cache(settings: CacheSettings, cloud: str = "") -> ModelCache:
-    """Open the model cache of this machine; Triton's variables may name a separate one per ``cloud`` [M23].
+    """Open the model cache of this machine or, by Triton's variables, of a ``cloud`` [M23].
 
     Raises UnavailableError when no cache directory is writable.
     """

@@ -1,4 +1,4 @@
-"""Model folders on a local disk, in several layouts; reads directory listings and opens no model.
+"""Model folders on a local disk, in several layouts, found without opening a model.
 
 - A Triton repository: ``<repo>/<model>/[config.pbtxt]/<version>/<model file>`` [M01].
 - One model's directory: the same without the repository around it.
@@ -40,7 +40,7 @@ class LocalRepository:
         return str(self._directory)
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """Scan the directory; see `Repository.models`. Raises NotFoundError when it does not exist."""
+        """Scan the directory (see `Repository.models`). Raises NotFoundError when it does not exist."""
         try:
             if not self._any_layout:
                 return scan_repository(self._directory, name)
@@ -138,7 +138,7 @@ def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
 
 
 def _version_of_model(directory: Path) -> ModelFolder | None:
-    """Return the model whose version a directory is, with only that version; None for other directories."""
+    """Return the model whose version a directory is, with only that version, or None for other directories."""
     home = directory.resolve()
     number = parse_version(home.name)
     if number is None or not home.name.isdecimal() or not home.parent.name:
@@ -150,7 +150,7 @@ def _version_of_model(directory: Path) -> ModelFolder | None:
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint with the sibling whose name is closest to a missing path; "" without one."""
+    """Return a hint with the sibling whose name is closest to a missing path, or "" without one."""
     from difflib import get_close_matches  # imported here because only an error needs it
 
     try:
@@ -172,7 +172,7 @@ def _is_model(directory: Path) -> bool:
 
 
 def _is_model_of_repository(directory: Path) -> bool:
-    """Return True if a directory with a numeric name contains a config or versions, and so is a model itself."""
+    """Return True if a directory with a numeric name is a model itself, by its content."""
     return any(
         entry.name in CONFIG_FILENAMES or (entry.is_dir() and parse_version(entry.name) is not None)
         for entry in directory.iterdir()
@@ -200,7 +200,7 @@ def model_folder(directory: Path, name: str) -> ModelFolder:
 
 
 def _files_of(folder: ModelFolder) -> Iterator[Path]:
-    """Yield the files that belong to a model; for a bare file only that file.
+    """Yield the files that belong to a model, for a bare file only that file.
 
     Excludes hidden files and Python's caches, because running a model must not change its fingerprint.
     """

@@ -41,7 +41,7 @@ class PackedRepository:
         return self._storage.location
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """Scan the archive; see `Repository.models`. The first scan downloads it."""
+        """Scan the archive (see `Repository.models`). The first scan downloads it."""
         with self._lock:
             items = self._storage.listing()
             if len(items) != 1:
@@ -57,11 +57,11 @@ class PackedRepository:
         return LocalRepository(_root(place), any_layout=True, bare_name=self._bare_name)
 
     def fingerprint(self, name: str) -> Fingerprint:
-        """Return the stamps of the unpacked files; see `Repository.fingerprint`."""
+        """Return the stamps of the unpacked files (see `Repository.fingerprint`)."""
         return self._known().fingerprint(name)
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """Return the model's folder, local since the last scan; see `Repository.fetch`."""
+        """Return the model's folder, local since the last scan (see `Repository.fetch`)."""
         return self._known().fetch(name, versions)
 
     def _known(self) -> LocalRepository:
@@ -78,7 +78,7 @@ def _stem(filename: str) -> str:
 
 
 def _root(folder: Path) -> Path:
-    """Return the archive's single top folder unless that is a model; else the unpack folder itself."""
+    """Return the archive's single top folder unless that is a model, else the unpack folder itself."""
     found = LocalRepository(folder, any_layout=True).models()
     if len(found) == 1 and [entry for entry in folder.iterdir() if entry.is_dir()] == list(folder.iterdir()):
         (models,) = found.values()

@@ -1,4 +1,4 @@
-"""A bucket path as a `Repository`: one listing per scan, and only the requested files are fetched."""
+"""A bucket path as a `Repository`, with one listing per scan."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RemoteRepository:
         return self._storage.location
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """Scan the bucket; see `Repository.models`. Costs one LIST per thousand files and no GET."""
+        """Scan the bucket (see `Repository.models`). Costs one LIST per thousand files and no GET."""
         if name and not self._any_layout:
             found = {key: files for key, files in self._look(name).items() if key == name}
         else:
@@ -100,7 +100,7 @@ class RemoteRepository:
             return {path: (item.etag, item.size) for path, item in self._seen.get(name, {}).items()}
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """Fetch a model; see `Repository.fetch`. Scans again if it was replaced since the last scan."""
+        """Fetch a model (see `Repository.fetch`). Scans again if it was replaced since the last scan."""
         for _ in range(_TRIALS):
             with self._lock:
                 files = self._seen.get(name)

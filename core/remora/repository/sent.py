@@ -75,7 +75,7 @@ def remove_left_behind(root: Path | None = None) -> None:
 
 
 def _make_folder() -> tuple[Path, int | None]:
-    """Create a folder and return it with its lock's descriptor; None on systems without file locks."""
+    """Create a folder and return it with its lock's descriptor, or None on systems without file locks."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
         try:
@@ -93,7 +93,7 @@ def _remove(directory: Path, lock: int | None) -> None:
 
 
 class SentModel:
-    """One model in a temporary folder, as a `Repository`; the folder is removed with this object.
+    """One model in a temporary folder, as a `Repository`. The folder is removed with this object.
 
     Args:
         name: the model's name.

@@ -21,11 +21,11 @@ class StoredObject(NamedTuple):
 
 
 class ChangedError(UnavailableError):
-    """Raised when an object no longer matches its listing; list again."""
+    """Raised when an object no longer matches its listing, which must be repeated."""
 
 
 class Storage(Protocol):
-    """A location of files. Thread-safe; every method may block, and retries transient errors."""
+    """A location of files. Thread-safe. Every method may block, and retries transient errors."""
 
     @property
     def location(self) -> str:
@@ -36,7 +36,7 @@ class Storage(Protocol):
         """A key of the location: with it, path and ETag identify an object globally."""
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
-        """List all files below ``prefix``, in no order; the files of one folder if it names one.
+        """List all files below ``prefix``, unordered, or those of the folder that it names.
 
         Raises NotFoundError for a missing bucket, UnavailableError when it cannot be listed or has too many files for a
         model repository.
@@ -77,7 +77,7 @@ class Secret:
 
 
 def is_plain(path: str) -> bool:
-    """Return True if an object's path is safe below a local folder; names in clouds may contain anything."""
+    """Return True if an object's path is safe below a local folder. Names in clouds may contain anything."""
     parts = path.split("/")
     return (
         bool(path)

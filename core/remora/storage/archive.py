@@ -159,7 +159,7 @@ def _pieces(source: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def refusal(member: _Member) -> str:
-    """Return why a member is refused, "" if it is accepted; stricter than necessary."""
+    """Return why a member is refused, or "" if it is accepted, more strictly than necessary."""
     if _leaves(member.name):
         return "has a path that leaves the archive"
     if not member.kind:

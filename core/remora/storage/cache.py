@@ -140,7 +140,7 @@ class ModelCache:
         return fetched
 
     def _has(self, key: str, item: StoredObject) -> bool:
-        """Return True if an object is complete; one from before the last boot is read and compared."""
+        """Return True if an object is complete. One from before the last boot is read and compared."""
         known = self._known(key)
         path = self._objects / key
         try:
@@ -173,7 +173,7 @@ class ModelCache:
     # -- models --------------------------------------------------------------------------------------------------
 
     def _use(self, snapshot: str) -> bool:
-        """Keep a snapshot from being removed while this process lives; return False if it does not exist."""
+        """Protect a snapshot for the life of this process. Return False if it does not exist."""
         if snapshot in self._in_use:
             return True
         if not (self._models / snapshot).is_dir():
@@ -189,7 +189,7 @@ class ModelCache:
         return True
 
     def _assemble(self, snapshot: str, source: str, name: str, keys: Mapping[str, str], layout: Layout) -> bool:
-        """Assemble and use a snapshot; return False when one of its objects was removed meanwhile."""
+        """Assemble and use a snapshot. Return False if one of its objects was removed meanwhile."""
         unfinished = self._partial / source / "model"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True, mode=0o700)
@@ -230,7 +230,7 @@ class ModelCache:
         return sorted(found, key=lambda entry: entry.used_ns)
 
     def clear(self) -> int:
-        """Remove everything that is not in use; return the number of bytes freed."""
+        """Remove everything that is not in use and return the number of bytes freed."""
         before = self.held_bytes()
         for snapshot in self._snapshots():
             self._remove_snapshot(snapshot)
@@ -305,12 +305,12 @@ def _digest(*parts: str) -> str:
 
 
 def _key_of(storage: Storage, item: StoredObject) -> str:
-    """Return an object's key; not the ETag alone, which may be a time or chosen by the owner of another bucket."""
+    """Return an object's key, of its location and ETag, because ETags are not unique across buckets."""
     return _digest(storage.identity, item.path, item.etag, str(item.size))
 
 
 def _snapshot_of(name: str, keys: Mapping[str, str], layout: Layout, boot: str) -> str:
-    """Return a snapshot's name, which contains the boot id because files are checked again after each boot."""
+    """Return a snapshot's name with the boot id, because files are checked again after a boot."""
     rows = [f"{path}\0{key}" for path, key in sorted(keys.items())]
     return f"{_digest(name, *rows, str(layout.unpack), *sorted(layout.folders))}-{boot[:8] or 'any'}"
 

@@ -66,7 +66,7 @@ def settings_for(location: Location, environ: Mapping[str, str], read_text: Read
 
 
 def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) -> Any:
-    """Return the entry of Triton's credential file with the longest matching prefix; None without a file."""
+    """Return the entry of Triton's credential file with the longest matching prefix, or None without a file."""
     path = environ.get(FILE_VARIABLE)
     if not path:
         return None
@@ -148,7 +148,7 @@ class _Profile(NamedTuple):
 
 
 def _aws_profile(name: str, environ: Mapping[str, str], read_text: ReadText) -> _Profile:
-    """Return a profile of AWS's shared files; empty if there is none and ``name`` is empty."""
+    """Return a profile of AWS's shared files, empty if there is none and ``name`` is empty."""
     home = environ.get("HOME", "")
     files = (
         (environ.get("AWS_SHARED_CREDENTIALS_FILE") or f"{home}/.aws/credentials", name or "default"),

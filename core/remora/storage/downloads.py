@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A complete object. ``fetched_bytes`` is the part downloaded by this call; ``digest`` see `Digest`."""
+    """A complete object with its `Digest`. ``fetched_bytes`` is the part downloaded by this call."""
 
     wanted: Wanted
     digest: str
@@ -51,7 +51,7 @@ class DamagedError(UnavailableError):
 
 
 class Digest:
-    """Incremental checksum; its text names the kind.
+    """Incremental checksum. Its text names the kind.
 
     MD5 if it can be compared with the storage's, else CRC-32, which costs a sixth and also detects accidental damage.
     """
@@ -88,7 +88,7 @@ def ranges_of(size: int, range_bytes: int = RANGE_BYTES) -> list[tuple[int, int]
 
 
 def expected_md5(etag: str) -> str:
-    """Return the MD5 in an ETag, as S3 and Google mostly provide; "" for any other ETag."""
+    """Return the MD5 in an ETag, as S3 and Google mostly provide, or "" for any other ETag."""
     found = _MD5.fullmatch(etag)
     return found[1] if found else ""
 
@@ -182,7 +182,7 @@ def journal_of(partial: Path) -> Path:
 
 
 class _Download:
-    """One file in progress. Ranges may arrive in any order on any thread; the checksum is computed in order."""
+    """One file in progress. Ranges may arrive in any order on any thread. The checksum is computed in order."""
 
     def __init__(self, wanted: Wanted, boot: str, range_bytes: int, *, compared: bool) -> None:
         self.wanted = wanted
@@ -299,7 +299,7 @@ class _Download:
             self.wanted.partial.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the descriptors; the file stays."""
+        """Close the descriptors. The file stays."""
         for descriptor in (self._file, self._log):
             if descriptor >= 0:
                 os.close(descriptor)

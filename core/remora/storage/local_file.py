@@ -25,7 +25,7 @@ class LocalFile:
 
     @property
     def identity(self) -> str:
-        """The resolved path; see `Storage`."""
+        """The resolved path (see `Storage`)."""
         return str(self._path.resolve())
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
@@ -37,7 +37,7 @@ class LocalFile:
         return [StoredObject(self._path.name, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")]
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
-        """Read a range of the file; see `Storage`."""
+        """Read a range of the file (see `Storage`)."""
         if self.listing() != [item]:
             raise ChangedError(f"'{self._path}' was replaced while it was read")
         try:

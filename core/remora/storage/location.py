@@ -1,4 +1,4 @@
-"""Parsing of storage URLs, in Triton's and KServe's notation [M19-M21]; pure.
+"""Parsing of storage URLs in Triton's and KServe's notation [M19-M21].
 
 s3://bucket/path                          AWS, or the server of AWS_ENDPOINT_URL
 s3://host:port/bucket/path                another S3 (Triton: without TLS)

@@ -60,13 +60,13 @@ class ObjectStorage:
 
     @property
     def identity(self) -> str:
-        """The location with its endpoint, which the same URL does not imply; see `Storage`."""
+        """The location with its endpoint, which the same URL does not imply (see `Storage`)."""
         place, config = self._place, self._settings().config
         endpoint = place.endpoint or config.get("endpoint") or config.get("base_url") or ""
         return "\n".join((place.cloud, str(endpoint), str(config.get("account_name", "")), place.bucket, place.path))
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
-        """List objects; see `Storage`. A location with a file suffix is first looked up as a single file."""
+        """List objects (see `Storage`). A location with a file suffix is first looked up as a single file."""
         if self._may_be_file and not prefix:
             item = self._ask(self._head)
             if item is not None:
@@ -76,7 +76,7 @@ class ObjectStorage:
         return self._ask(lambda store: self._list(store, prefix))
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
-        """Read a range of an object, with retries; see `Storage`."""
+        """Read a range of an object, with retries (see `Storage`)."""
         for trial in range(1, _BODY_TRIALS + 1):
             try:
                 return self._ask(lambda store: self._read(store, item, start, end))
@@ -233,7 +233,7 @@ class _BrokenOffError(Exception):
 
 
 def _stored(meta: Any, path: str) -> StoredObject:
-    """Convert obstore's metadata; the modification time replaces a missing ETag."""
+    """Convert obstore's metadata. The modification time replaces a missing ETag."""
     return StoredObject(path, int(meta["size"]), meta["e_tag"] or f"modified {meta['last_modified'].isoformat()}")
 
 

@@ -30,7 +30,7 @@ def usable_cpus(root: Path = Path("/"), affinity: int | None = None) -> int:
 
 
 def numa_cpus(node: int, root: Path = Path("/")) -> frozenset[int]:
-    """Return the CPUs of a NUMA node; empty when the node does not exist."""
+    """Return the CPUs of a NUMA node, empty when the node does not exist."""
     found: set[int] = set()
     for part in _text(root / f"sys/devices/system/node/node{node}/cpulist").strip().split(","):
         first, _, last = part.partition("-")
@@ -40,7 +40,7 @@ def numa_cpus(node: int, root: Path = Path("/")) -> frozenset[int]:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory limit of the cgroup, or else of the machine; None when neither is known."""
+    """Return the memory limit of the cgroup, or else of the machine, or None when neither is known."""
     limits = [limit for limit in _memory_limits(root) if 0 < limit < _NO_LIMIT]
     return min(limits, default=None)
 
@@ -124,7 +124,7 @@ def _mount(top: Path, controllers: str, controller: str) -> Path:
 
 
 def _text(path: Path) -> str:
-    """Return the stripped text of a small file; empty when it is missing or unreadable."""
+    """Return the stripped text of a small file, empty when it is missing or unreadable."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -67,7 +67,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class CudaError(InternalError):
-    """A failed CUDA call; ``reason`` is the runtime's error text."""
+    """A failed CUDA call. ``reason`` is the runtime's error text."""
 
     def __init__(self, function: str, reason: str) -> None:
         super().__init__(f"{function} failed: {reason}", from_model=True)
@@ -75,7 +75,7 @@ class CudaError(InternalError):
 
 
 class Cuda:
-    """The calls of the CUDA runtime. Any thread may call; `use` sets the calling thread's device.
+    """The calls of the CUDA runtime. Any thread may call. `use` sets the calling thread's device.
 
     Args:
         library: the runtime, as loaded by ctypes.
@@ -102,7 +102,7 @@ class Cuda:
             self._range, self._context = driver["cuMemGetAddressRange_v2"], driver["cuCtxGetCurrent"]
 
     def device_count(self) -> int:
-        """Return the number of GPUs; 0 also without a driver."""
+        """Return the number of GPUs, which is 0 without a driver."""
         count = _INT()
         try:
             self._call("cudaGetDeviceCount", ctypes.byref(count))
@@ -139,7 +139,7 @@ class Cuda:
                 self.use(before)
 
     def _chosen(self) -> int | None:
-        """Return the calling thread's device; None if it has used none yet or the driver is not loaded."""
+        """Return the calling thread's device, or None if it has used none yet or the driver is not loaded."""
         context, device = _POINTER(), _INT()
         if self._context is None or self._context(ctypes.byref(context)) != 0 or not context.value:
             return None  # restoring the runtime's default device would create a context on it
@@ -176,7 +176,7 @@ class Cuda:
         return self._call_for_address("cudaStreamCreateWithFlags", _NON_BLOCKING)
 
     def wait(self, stream: int = 0) -> None:
-        """Wait until a stream is idle; without one, the default stream of the thread's device."""
+        """Wait until a stream, by default that of the thread's device, is idle."""
         self._call("cudaStreamSynchronize", stream)
 
     def drop(self, stream: int) -> None:
@@ -198,7 +198,7 @@ class Cuda:
         self._call("cudaIpcCloseMemHandle", address)
 
     def bytes_from(self, address: int) -> int | None:
-        """Return the bytes from an address to the end of its allocation; None where the driver cannot report it."""
+        """Return the bytes from an address to the end of its allocation, or None where the driver cannot report it."""
         if self._range is None:
             return None
         start, size = ctypes.c_uint64(), _SIZE()
@@ -207,7 +207,7 @@ class Cuda:
         return start.value + size.value - address
 
     def probe(self, device: int) -> None:
-        """Check that the process can still use a device, without waiting for its work; see ``lost``."""
+        """Check that the process can still use a device, without waiting for its work (see ``lost``)."""
         with suppress(CudaError), self.on(device):
             stream = self.stream()
             self.wait(stream)
@@ -253,7 +253,7 @@ def cuda() -> Cuda:
 
 
 def _loaded(name: str) -> Any:
-    """Load a library; None if it does not exist."""
+    """Load a library, or None if it does not exist."""
     try:
         return ctypes.CDLL(name)
     except OSError:

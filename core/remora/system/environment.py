@@ -15,7 +15,7 @@ def variables() -> Mapping[str, str]:
 
 
 def keep_runtimes_quiet(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Disable the telemetry of the model runtimes; call this before they are imported.
+    """Disable the telemetry of the model runtimes. Call this before they are imported.
 
     ONNX Runtime's wheels send telemetry from import on, and write an id and a database below the home directory for
     it. The two variables belong to different releases. Variables that are already set are left alone.
@@ -45,12 +45,12 @@ def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return True if this user owns the folder; in the temporary directory another user may have made it."""
+    """Return True if this user owns the folder. In the temporary directory another user may have made it."""
     return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """Return the kernel's boot id, which changes with each boot; "" where it cannot be read."""
+    """Return the kernel's boot id, which changes with each boot, or "" where it cannot be read."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

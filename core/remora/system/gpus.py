@@ -41,7 +41,7 @@ class Gpu(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """Current readings of a device in watts and, since driver load, joules; None for values it does not report."""
+    """Current readings of a device, None where it reports none. Joules count from driver load."""
 
     uuid: str
     utilization: float | None = None
@@ -90,7 +90,7 @@ def _meant(word: str, whole: Sequence[Gpu], found: Sequence[Gpu]) -> Gpu | None:
 
 
 class Gpus:
-    """The machine's GPUs. Thread-safe; nothing is imported or opened without a driver.
+    """The machine's GPUs. Thread-safe. Nothing is imported or opened without a driver.
 
     Args:
         listed: directory in which the driver of some machines lists its devices.
@@ -119,7 +119,7 @@ class Gpus:
         self._driver = False
 
     def visible(self) -> tuple[Gpu, ...]:
-        """Return the devices that this process may use; see `visible`."""
+        """Return the devices that this process may use (see `visible`)."""
         nvml = self._library()
         count = None if nvml is None else _query(nvml.nvmlDeviceGetCount)
         if count is None:
@@ -130,7 +130,7 @@ class Gpus:
         return visible(found, self._setting())
 
     def readings(self) -> list[GpuReading]:
-        """Return the readings of the visible devices; empty without NVML."""
+        """Return the readings of the visible devices, empty without NVML."""
         nvml = self._library()
         if nvml is None:
             return []
@@ -169,7 +169,7 @@ class Gpus:
         return True
 
     def _initialised(self, level: int) -> Any:
-        """Return NVML, initialised; None, with a log record, if it cannot be used."""
+        """Return NVML, initialised, or log why it cannot be used and return None."""
         try:
             nvml = self._load()
             nvml.nvmlInit()
@@ -183,7 +183,7 @@ class Gpus:
 
 
 def _counted_by_cuda(open_library: Callable[[str], Any]) -> int | None:
-    """Return the number of devices that CUDA shows this process; None without a working driver."""
+    """Return the number of devices that CUDA shows this process, or None without a working driver."""
     count = ctypes.c_int()
     try:
         driver = open_library(_CUDA)
@@ -233,7 +233,7 @@ def _reading(nvml: Any, gpu: Gpu) -> GpuReading:
 
 
 def _query(ask: Callable[[], Any]) -> Any:
-    """Return what the driver reports; None for what this device lacks or this user may not read."""
+    """Return what the driver reports, or None for what this device lacks or this user may not read."""
     try:
         return ask()
     except Exception:  # NVMLError, a class of a module that is not imported here

@@ -21,7 +21,10 @@ ImportRecorder = Callable[[str, int, int, str], None]
 
 
 def time_imports(now_ns: Callable[[], int], record: ImportRecorder, least_ns: int) -> Callable[[], None]:
-    """Record each import, on any thread, that takes at least ``least_ns`` until the returned function is called."""
+    """Record slow imports, on any thread, until the returned function is called.
+
+    An import is slow if it takes at least ``least_ns``.
+    """
     finder: Any = _TimingFinder(now_ns, record, least_ns)
     place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(place, finder)
@@ -34,7 +37,7 @@ def time_imports(now_ns: Callable[[], int], record: ImportRecorder, least_ns: in
 
 
 class _TimingFinder:
-    """Meta path finder that times what `PathFinder` finds; each loader serves one module, so it can be patched."""
+    """Meta path finder that times what `PathFinder` finds. Each loader serves one module, so it can be patched."""
 
     def __init__(self, now_ns: Callable[[], int], record: ImportRecorder, least_ns: int) -> None:
         self._now_ns = now_ns

@@ -53,7 +53,7 @@ def _command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]
 
 
 def _source_of(origin: dict[str, Any], extra: str) -> str:
-    """Return pip's argument, shell-quoted, that installs from the same origin; empty without a usable origin."""
+    """Return pip's quoted argument for the same origin, or "" without a usable origin."""
     import shlex
     from urllib.parse import unquote, urlsplit
 

@@ -14,10 +14,10 @@ from remora.errors import UnsupportedError
 
 
 def take(path: Path, *, shared: bool = False, wait: bool = True) -> int:
-    """Return a descriptor that holds the lock until it is closed; descriptors of one process exclude each other.
+    """Acquire a lock and return the descriptor that holds it until closed.
 
-    The holder of an exclusive lock may remove its file. Raises BlockingIOError when the lock is taken and ``wait`` is
-    False, UnsupportedError where the system has no such locks.
+    Descriptors of one process exclude each other, too. The holder of an exclusive lock may remove its file. Raises
+    BlockingIOError when the lock is taken and ``wait`` is False, UnsupportedError where the system has no such locks.
     """
     try:
         import fcntl

@@ -43,7 +43,7 @@ class LogSettings(NamedTuple):
     log_format: str = "default"
 
     def changed(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
-        """Return these settings with some changed; unknown keys change nothing, as in Triton.
+        """Return these settings with some changed. Unknown keys change nothing, as in Triton.
 
         Raises UnsupportedError for a file, UnavailableError (Triton's code) for a format that does not exist.
         """

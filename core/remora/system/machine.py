@@ -1,4 +1,4 @@
-"""Memory, CPU usage and process age from /proc; zeros where /proc is missing."""
+"""Memory, CPU usage and process age from /proc, or zeros without /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def memory_bytes(proc: Path = Path("/proc")) -> tuple[int, int]:
-    """Return (total, used) main memory in bytes; 0 for unknown values."""
+    """Return (total, used) main memory in bytes, or 0 for unknown values."""
     try:
         text = (proc / "meminfo").read_text(encoding="ascii", errors="replace")
     except OSError:

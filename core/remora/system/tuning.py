@@ -1,4 +1,4 @@
-"""Process settings that speed up serving: allocator, thread switching, BLAS threads and garbage collector.
+"""Process settings of allocator, thread switching, BLAS threads and garbage collector.
 
 ``apply`` is called once, before numpy is imported (memory settings also work later, but only from then on), and
 ``freeze`` when all models are loaded. docs/performance.md has the measurements. Each setting can be turned off and is
@@ -83,7 +83,7 @@ def freeze(settings: Tuning) -> int:
 
 
 def give_back() -> bool:
-    """Have the allocator return free memory to the system; return False where it cannot.
+    """Have the allocator return free memory to the system. Return False where it cannot.
 
     Models are loaded on several threads, each with a separate heap that would keep its free memory. Takes some
     milliseconds without the GIL.
@@ -112,7 +112,7 @@ def _tune_malloc(settings: Tuning, mallopt: Mallopt | None) -> list[str]:
 
 
 def _find_mallopt() -> Mallopt | None:
-    """Return the running C library's ``mallopt``; None where it has none (musl, macOS, Windows)."""
+    """Return the running C library's ``mallopt``, or None where it has none (musl, macOS, Windows)."""
     if not sys.platform.startswith("linux"):
         return None
     try:

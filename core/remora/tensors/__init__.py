@@ -1,1 +1,1 @@
-"""Tensors outside plain arrays: on devices, in shared memory, as text."""
+"""Tensors on devices, in shared memory and as text."""

@@ -1,4 +1,4 @@
-"""Classification extension: class strings in place of output values [X06]."""
+"""Classification extension, which returns class strings in place of output values [X06]."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _classified(tensor: Tensor, count: int, labels: Sequence[str], batches: bool
 
 
 def _class_text(value: Array, index: int, labels: Sequence[str]) -> bytes:
-    """Return ``<value>:<index>[:<label>]``; floats have six decimals, as std::to_string prints them."""
+    """Return ``<value>:<index>[:<label>]``. Floats have six decimals, as std::to_string prints them."""
     number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
     label = labels[index] if index < len(labels) else ""
     return f"{number}:{index}{':' + label if label else ''}".encode()

@@ -120,7 +120,7 @@ class DeviceArray:
         return len(self.shape)
 
     def host(self) -> Array:
-        """Return the values in main memory, read-only; the first call copies them. Raises InternalError."""
+        """Return the values in main memory, read-only. The first call copies them. Raises InternalError."""
         with self._copying:
             if self._copied is None:
                 self._copied = self.view() if self.device == HOST else self._copy()
@@ -128,7 +128,7 @@ class DeviceArray:
             return self._copied
 
     def view(self) -> Array:
-        """Return an array over this memory, which must be host memory; read-only if it is shared."""
+        """Return an array over this memory, which must be host memory, read-only if it is shared."""
         assert self.device == HOST, self
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)

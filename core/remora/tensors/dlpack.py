@@ -88,7 +88,7 @@ _destroy_in_c = _CAPSULE_DESTRUCTOR(_destroy)
 
 
 class Memory(NamedTuple):
-    """A contiguous tensor as DLPack describes it; ``owner`` keeps the memory alive.
+    """A contiguous tensor as DLPack describes it. ``owner`` keeps the memory alive.
 
     ``datatype`` is the wire's name, "" for a type that the wire does not have.
     """
@@ -158,7 +158,7 @@ def _is_c_ordered(shape: tuple[int, ...], strides: list[int]) -> bool:
 
 
 class _Loan:
-    """Owner of foreign memory; calls the foreign deleter with its last reference."""
+    """Owner of foreign memory. Calls the foreign deleter with its last reference."""
 
     def __init__(self, managed: _DLManagedTensor) -> None:
         self._address = ctypes.addressof(managed)

@@ -49,7 +49,7 @@ class SharedMemory:
         self._regions: dict[str, tuple[AnyRegion, _Mapping]] = {}
 
     def register(self, region: AnyRegion, /) -> None:
-        """Map a region; see `Regions.register`."""
+        """Map a region (see `Regions.register`)."""
         with self._lock:
             if region.name in self._regions:
                 raise AlreadyExistsError(f"shared memory region '{region.name}' already in manager")
@@ -118,7 +118,7 @@ class SharedMemory:
 
 
 class _Mapping(Protocol):
-    """A region's memory; callers have checked offsets and sizes."""
+    """A region's memory. Callers have checked offsets and sizes."""
 
     def view(self, offset: int, size: int) -> memoryview: ...
 
@@ -204,7 +204,7 @@ _RESERVED = "triton_python_backend_shm_region_"
 
 
 class Place(NamedTuple):
-    """A part of a region, as a request names it [X04]; offset and size in bytes."""
+    """A part of a region, as a request names it [X04], with offset and size in bytes."""
 
     region: str
     offset: int
@@ -241,7 +241,7 @@ class Target(Protocol):
         """The capacity in bytes."""
 
     def put(self, data: memoryview | bytes) -> None:
-        """Write from the start of the target; ``data`` must fit."""
+        """Write from the start of the target. ``data`` must fit."""
 
 
 class HostTarget(NamedTuple):
@@ -272,7 +272,7 @@ class Regions(Protocol):
         """Return one region of a kind or, without a name, all. Raises NotFoundError."""
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
-        """Unregister one region of a kind or all; regions in use stay mapped until their requests are answered."""
+        """Unregister one region of a kind or all. Regions stay mapped while requests use them."""
 
     def view(self, place: Place, /) -> memoryview:
         """Return the bytes of a place: the client's memory, or a copy if it is on a device.
@@ -292,7 +292,7 @@ class Disabled:
         raise UnsupportedError(SHARED_MEMORY_OFF)
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
-        """Return no regions; raise NotFoundError for a name."""
+        """Return no regions. Raise NotFoundError for a name."""
         if name:
             raise missing(name, kind)
         return ()
@@ -365,7 +365,7 @@ _KINDS: Final[dict[type, str]] = {Region: "system ", CudaRegion: "cuda "}
 
 
 def missing(name: str, kind: type | None = None) -> NotFoundError:
-    """Return the error for an unregistered region; ``kind`` is the kind that a status call named."""
+    """Return the error for an unregistered region. ``kind`` is the kind that a status call named."""
     return NotFoundError(f"Unable to find {_KINDS[kind] if kind else ''}shared memory region: '{name}'")
 
 

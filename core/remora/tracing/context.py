@@ -23,7 +23,7 @@ Carrier = Callable[[bytes], bytes | None]
 
 
 class SpanContext(NamedTuple):
-    """A span's position in a trace (W3C Trace Context); ``state`` is the ``tracestate`` of vendors."""
+    """A span's position in a trace (W3C Trace Context). ``state`` is the ``tracestate`` of vendors."""
 
     trace_id: int
     span_id: int
@@ -51,7 +51,7 @@ def _of_w3c(parent: bytes, state: bytes | None) -> SpanContext | None:
 
 
 def _state_of(value: bytes) -> str:
-    """Return a valid ``tracestate``; "" for an invalid one, which OpenTelemetry's SDK would warn about."""
+    """Return a valid ``tracestate``, or "" for an invalid one, which OpenTelemetry's SDK would warn about."""
     members = [member for part in value.split(b",") if (member := part.strip(b" \t"))]
     keys = {member.partition(b"=")[0] for member in members}
     if len(value) > _STATE_LIMIT or not len(keys) == len(members) <= _MOST_MEMBERS:

@@ -1,4 +1,4 @@
-"""Trace records, as members of Triton's trace file and as spans; pure.
+"""Trace records and their form in Triton's trace file and as spans.
 
 A `Trace` is one client request. Its `Part`s are the model executions for it: first that of the requested model, then
 those of ensemble steps and of calls by Python models. Times are nanoseconds of a monotonic clock.
@@ -25,7 +25,7 @@ QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 
 class SeenTensor(NamedTuple):
-    """A tensor at one point of a request; the trace owns ``data``."""
+    """A tensor at one point of a request. The trace owns ``data``."""
 
     activity: str
     name: str
@@ -35,7 +35,7 @@ class SeenTensor(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """A model's part in a trace. ``compute`` holds the COMPUTE times; empty if the model itself computed nothing.
+    """A model's part in a trace. ``compute`` holds the COMPUTE times, empty if the model itself computed nothing.
 
     ``parent_id`` is 0 for the model that the client requested; ``parent`` is the parent span, None at the root of the
     trace. ``request_id`` and ``error`` are `legible`.
@@ -171,7 +171,7 @@ class Span(NamedTuple):
 
 
 def spans_of(trace: Trace, new_id: Callable[[], int]) -> list[Span]:
-    """Return the trace as spans with Triton's names: InferRequest, then per part a model and a compute span [T08].
+    """Return the trace as spans named as in Triton [T08].
 
     ``new_id()`` returns the ids of the compute spans. A request of the embedding program has an InferRequest span, too.
     """

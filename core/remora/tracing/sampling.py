@@ -14,7 +14,7 @@ from remora.tracing.settings import TraceSettings
 
 
 class Sampling:
-    """Sampling of the models that share these settings. Thread-safe; most requests take no lock."""
+    """Sampling of the models that share these settings. Thread-safe. Most requests take no lock."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self.settings = settings
@@ -37,7 +37,7 @@ class Sampling:
         return not self.off and rate > 0 and self.left != 0 and not next(self._seen) % rate
 
     def take(self) -> bool:
-        """Claim one of the remaining traces; return False if the count is used up."""
+        """Claim one of the remaining traces and return False if the count is used up."""
         if not self.limited:
             return True
         with self._lock:

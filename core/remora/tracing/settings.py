@@ -1,4 +1,4 @@
-"""Trace settings: parsing, validation and merging, as pure functions.
+"""Parsing, validation and merging of trace settings, as pure functions.
 
 A model inherits the server's settings except for those set for it alone [T04]; the server has the settings of the flags
 except for those that clients have changed. `remora.management.settings` holds the state.
@@ -27,7 +27,7 @@ _NOTHING: Final[Changes] = {}
 
 
 class TraceSetting(NamedTuple):
-    """Call that changes the trace settings of a model, or of all (""); without changes it reads them.
+    """Call that changes the trace settings of a model, or of all (""). Without changes it reads them.
 
     -> TraceSettings
     """
@@ -37,7 +37,7 @@ class TraceSetting(NamedTuple):
 
 
 class SpanExport(NamedTuple):
-    """Options of the span export in mode opentelemetry [T08], with Triton's names; texts on every wire.
+    """Options of the span export in mode opentelemetry [T08], with Triton's names, as texts.
 
     ``resource`` holds the resource attributes. Empty texts fall back to OpenTelemetry's variables
     (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_BSP_MAX_QUEUE_SIZE`` ...) and then to its defaults.
@@ -51,7 +51,7 @@ class SpanExport(NamedTuple):
 
 
 class TraceSettings(NamedTuple):
-    """Triton's trace settings, in the order in which clients see them; numbers are texts on every wire."""
+    """Triton's trace settings, in the order in which clients see them. Numbers are texts on every wire."""
 
     trace_level: tuple[str, ...] = ("OFF",)
     trace_rate: str = "1000"
@@ -137,7 +137,7 @@ _SETTINGS: Final = {
 
 
 def _entry(entry: str) -> tuple[tuple[str, str], str]:
-    """Split an entry into (mode, setting) and value; mode "" applies to both. Raises ValueError."""
+    """Split an entry into (mode, setting) and value. Mode "" applies to both. Raises ValueError."""
     setting, equals, value = entry.partition("=")
     mode, comma, name = setting.rpartition(",")
     if not equals or not name or (comma and not mode):
@@ -162,7 +162,7 @@ _LEVEL_WORDS: Final = {
 
 
 def _levels_of(words: list[str]) -> tuple[str, ...]:
-    """Parse the levels of the flags; OFF disables all others, as in Triton. Raises ValueError."""
+    """Parse the levels of the flags. OFF disables all others, as in Triton. Raises ValueError."""
     for word in words:
         if word.lower() not in _LEVEL_WORDS:
             raise ValueError(f"--trace-config=level={word}: the levels are OFF, {', '.join(LEVELS)}")
@@ -184,7 +184,7 @@ def _check_export(export: SpanExport) -> None:
 
 
 def invalid(settings: TraceSettings) -> str:
-    """Return, in Triton's words, why these settings cannot trace; "" if they can or are off.
+    """Return, in Triton's words, why these settings cannot trace, or "" if they can or are off.
 
     A rate of 0 is valid in mode opentelemetry: only requests that carry a trace context are traced then.
     """
@@ -198,7 +198,7 @@ def invalid(settings: TraceSettings) -> str:
 
 
 def checked(changes: Changes) -> Changes:
-    """Return the valid changes; unknown keys are ignored, as in Triton.
+    """Return the valid changes. Unknown keys are ignored, as in Triton.
 
     Raises UnsupportedError for the file, InvalidArgumentError for invalid values.
     """
@@ -223,7 +223,7 @@ def merged(before: Changes, changes: Changes) -> Changes:
 
 
 def _levels(levels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the known levels; Triton ignores others."""
+    """Return the known levels. Triton ignores others."""
     if "OFF" in levels and len(levels) > 1:
         raise InvalidArgumentError("Expect only one trace level 'OFF' is specified")
     return levels if levels == ("OFF",) else tuple(level for level in LEVELS if level in levels)

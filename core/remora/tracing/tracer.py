@@ -99,7 +99,7 @@ class Traces:
                 self._writer.put(Finished(gone, None, 0))
 
     def shown(self, name: str) -> TraceSettings:
-        """Return a model's settings as clients see them; "" for the server's."""
+        """Return a model's settings as clients see them, or "" for the server's."""
         return (self._samplings.get(name) or self._samplings[""]).now()
 
     def _make_writer(self) -> None:
@@ -173,7 +173,7 @@ class Traces:
         return TracedModel(model, _Progress(self, sampling, trace), None)
 
     def following(self, id: int, model: Any) -> Any:
-        """Return the model for a sub-request of the traced request ``id``; unwrapped if that has ended."""
+        """Return the model for a sub-request of the traced request ``id``, unwrapped if that has ended."""
         caller = self._open.get(id)
         return model if caller is None else caller.over(model)
 
@@ -199,7 +199,7 @@ class Traces:
 
 
 class _Progress:
-    """An unfinished trace; it finishes with its last part and last response."""
+    """An unfinished trace. It finishes with its last part and last response."""
 
     __slots__ = ("_ended", "_left", "_lock", "_uncounted", "sampling", "trace", "traces")
 
@@ -213,7 +213,7 @@ class _Progress:
         self._lock = threading.Lock()
 
     def begin(self, part: Part) -> bool:
-        """Add a part; return False if the trace count is used up or the trace has ended.
+        """Add a part. Return False if the trace count is used up or the trace has ended.
 
         Sub-requests made after the response are not part of the trace.
         """
@@ -225,7 +225,7 @@ class _Progress:
             return True
 
     def end(self, part: Part, *, refused: bool = False) -> None:
-        """End a part; a ``refused`` one is removed from the trace."""
+        """End a part. A ``refused`` one is removed from the trace."""
         with self._lock:
             self._left -= 1
             if refused:
@@ -272,7 +272,7 @@ class TracedModel:
 
 
 class _Followed:
-    """One request to one model in flight; the value of ``Request.trace``."""
+    """One request to one model in flight, as stored in ``Request.trace``."""
 
     __slots__ = ("__weakref__", "_composed", "_part", "_progress", "_reply", "id")
 

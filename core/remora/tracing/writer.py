@@ -22,7 +22,7 @@ _LAST_S = 0.5
 
 
 class Finished(NamedTuple):
-    """A trace and the sampling it belongs to; ``size`` is its weight in the queue.
+    """A trace and the sampling it belongs to. ``size`` is its weight in the queue.
 
     Without a trace: the settings were replaced, and no more traces of this sampling are started.
     """
@@ -70,7 +70,7 @@ class TraceWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, finished: Finished) -> None:
-        """Queue a trace if there is room. Any thread may call; never blocks."""
+        """Queue a trace if there is room. Any thread may call, and the call never blocks."""
         with self._lock:
             if self._closing:
                 return
@@ -91,7 +91,7 @@ class TraceWriter:
             _log.warning("traces come faster than they can be written: some are dropped from now on")
 
     def flush(self, timeout_s: float) -> bool:
-        """Write all queued traces; return False on timeout."""
+        """Write all queued traces and return False on timeout."""
         with self._lock:
             self._hurry = True
             self._changed.notify_all()
