@@ -25,7 +25,7 @@ from remora.system.install_advice import install_command
 _log = logging.getLogger("remora.cache")
 
 _PREFIX = b"remora:1:"
-_REST_NS = 1_000_000_000
+_BACKOFF_NS = 1_000_000_000
 """Time without requests to Redis after a failure."""
 
 _PENDING_BYTES = MAX_BYTES
@@ -198,7 +198,7 @@ class RedisCache:
         """Stop using Redis for a while, so that its threads are free and requests miss at once."""
         with self._lock:
             already_failed = self._now() < self._retry_at_ns
-            self._retry_at_ns = self._now() + _REST_NS
+            self._retry_at_ns = self._now() + _BACKOFF_NS
         if not already_failed:
             _log.warning("%s does not answer (%s): requests run without the cache", self._where, error)
 

@@ -129,8 +129,8 @@ class BatchQueue:
         """Return a batch to queue behind a running one.
 
         It is full, without deadlines and from a single-level queue, so later arrivals cannot change it. Enough requests
-        for all ``instances`` must be queued, so that no instance idles while the batch waits. `put_back` may return its
-        tickets.
+        for all ``instances`` must be queued, so that no instance idles while the batch waits. The caller may undo this
+        with `put_back`.
 
         A single request is not dispatched ahead: its client may disconnect before its turn, and it must not run then
         [Q09]. Nor is a request for which an instance is blocked, because it might be queued behind that very instance.
@@ -150,7 +150,7 @@ class BatchQueue:
             self._waiting.extendleft(reversed(tickets))
 
     def _next_of(self, line: Line, now_ns: int) -> Plan:
-        """Return the first ticket that may still run, alone: without a batcher."""
+        """Return the first ticket that may still run as a batch of one request."""
         dropped: list[tuple[Ticket, RemoraError]] = []
         while line:
             ticket = line.popleft()

@@ -63,7 +63,7 @@ class OrderedDelivery:
     def __init__(self) -> None:
         self._ordering = Ordering()
         self._lock = threading.Lock()
-        self._handing_over = False
+        self._delivering = False
 
     def expect(self, ticket: Ticket) -> None:
         """Register a request. The caller ensures that calls are in the order of the requests."""
@@ -74,14 +74,14 @@ class OrderedDelivery:
         """Add answers and deliver those that are next in order."""
         with self._lock:
             self._ordering.done(deliveries)
-            if self._handing_over:
+            if self._delivering:
                 return  # the delivering thread checks again before it returns
-            self._handing_over = True
+            self._delivering = True
         while True:
             with self._lock:
                 due = self._ordering.release()
                 if not due:
-                    self._handing_over = False
+                    self._delivering = False
                     return
             deliver(due)
 

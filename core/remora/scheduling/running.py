@@ -1,4 +1,4 @@
-"""Execution of a plan on an instance, and of the answers that follow later.
+"""Execution of plans on instances, and delivery of the answers that arrive later.
 
 Invariant: each ticket of a plan gets one answer or the end of its stream, whatever the instance does, and nothing is
 raised.
@@ -57,8 +57,8 @@ class Ran(NamedTuple):
     left_open: int = 0
 
 
-class Afterwards:
-    """Answers that arrive after their execution returned.
+class OpenRequests:
+    """Requests that are answered after their execution returned.
 
     A thread sends the answers of destructors: a destructor may interrupt any thread at any point, so it may only queue
     its answer here.
@@ -132,7 +132,7 @@ class Runner:
         recorder: records every execution and failure.
         now: the scheduler's clock, nanoseconds.
         costs: learns the durations of batches.
-        afterwards: holds the answers that arrive later.
+        open_requests: holds the requests that are answered later.
         deliver: delivers the answers that arrive later.
     """
 
@@ -142,14 +142,14 @@ class Runner:
         recorder: Recorder,
         now: Callable[[], int],
         costs: CostModel,
-        afterwards: Afterwards,
+        open_requests: OpenRequests,
         deliver: Callable[[Answers], None],
     ) -> None:
         self._signature = signature
         self._recorder = recorder
         self._now = now
         self._costs = costs
-        self._afterwards = afterwards
+        self._open_requests = open_requests
         self._deliver = deliver
 
     def run(self, instance: Instance, plan: Plan) -> Ran:
@@ -174,7 +174,7 @@ class Runner:
     def _execution(self, plan: Plan, late: LateAnswers | None) -> tuple[Execution, int]:
         if late is None:
             return _execution(plan, self._now())
-        send_soon = self._afterwards.send_soon
+        send_soon = self._open_requests.send_soon
         return _execution(plan, self._now(), late.send, lambda index, streamed: send_soon(late, index, streamed))
 
     def _answer_late(self, ticket: Ticket, outcome: Response | RemoraError) -> None:
@@ -182,7 +182,7 @@ class Runner:
             outcome.outputs = self._signature.to_wire(outcome.outputs)
         self._recorder.streamed(ticket, 0, Streamed(outcome, True), ticket.start_ns, self._now())
         self._deliver([(ticket, outcome)])
-        self._afterwards.ended()
+        self._open_requests.ended()
 
     def begin(self, slot: Slot, plan: Plan, watcher: Watcher, ended: Callable[[Ran | None], None]) -> bool:
         """Begin a plan on a remote instance, queued behind the one it runs now.
@@ -250,7 +250,7 @@ class Runner:
         self, late: LateAnswers, outcomes: Sequence[Outcome], indices: Collection[int]
     ) -> tuple[list[Outcome], Collection[int]]:
         """Return the outcomes, with those that arrived meanwhile, and the requests still open."""
-        self._afterwards.add(late)
+        self._open_requests.add(late)
         early = late.open(indices)
         return [early.get(index, outcome) for index, outcome in enumerate(outcomes)], set(indices) - early.keys()
 
@@ -267,7 +267,7 @@ class StreamRunner:
 
     Args:
         signature, recorder, now, costs: as for `Runner`.
-        afterwards: holds the streams that outlast their execution.
+        open_requests: holds the streams that outlast their execution.
     """
 
     def __init__(
@@ -276,24 +276,24 @@ class StreamRunner:
         recorder: Recorder,
         now: Callable[[], int],
         costs: CostModel,
-        afterwards: Afterwards,
+        open_requests: OpenRequests,
     ) -> None:
         self._signature = signature
         self._recorder = recorder
         self._now = now
         self._costs = costs
-        self._afterwards = afterwards
+        self._open_requests = open_requests
 
     def run(self, instance: Instance, plan: Plan) -> Ran:
         """Run a plan.
 
         A failure ends all its open streams. The result contains no answers.
         """
-        afterwards = self._afterwards
-        streams = Streams(plan.tickets, self._signature, self._recorder, self._now, afterwards.ended)
-        afterwards.add(streams)
+        open_requests = self._open_requests
+        streams = Streams(plan.tickets, self._signature, self._recorder, self._now, open_requests.ended)
+        open_requests.add(streams)
         execution, start_ns = _execution(
-            plan, self._now(), streams.send, lambda index, streamed: afterwards.send_soon(streams, index, streamed)
+            plan, self._now(), streams.send, lambda index, streamed: open_requests.send_soon(streams, index, streamed)
         )
         try:
             for index, outcome in enumerate(instance.execute(execution)):

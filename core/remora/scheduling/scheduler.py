@@ -26,7 +26,7 @@ from remora.messages import Mailbox, Ticket, Watcher
 from remora.scheduling.batching import RESOURCES, BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
-from remora.scheduling.running import Afterwards, Answers, Ran, Recorder, Runner, StreamRunner
+from remora.scheduling.running import Answers, OpenRequests, Ran, Recorder, Runner, StreamRunner
 from remora.scheduling.slots import Slot, Slots
 from remora.signature import Signature
 from remora.system.clock import Clock
@@ -94,9 +94,9 @@ class Scheduler:
         self._deliver = deliver if self._ordered is None else self._ordered.deliver
         self.costs = CostModel() if costs is None else costs
         accounts = (signature, recorder, self._now, self.costs)
-        self._afterwards = Afterwards(self._left_open, self._answered)
-        self._runner = Runner(*accounts, self._afterwards, self._deliver)
-        self._streaming = StreamRunner(*accounts, self._afterwards) if decoupled else None
+        self._open_requests = OpenRequests(self._left_open, self._answered)
+        self._runner = Runner(*accounts, self._open_requests, self._deliver)
+        self._streaming = StreamRunner(*accounts, self._open_requests) if decoupled else None
 
     def _update_capabilities(self, instances: Sequence[Instance]) -> None:
         """Derive from the instances what an event loop may run."""
@@ -359,7 +359,7 @@ class Scheduler:
         with self._lock:
             plan = self._take(slot)
         self._run(slot, plan)
-        self._afterwards.catch_up()
+        self._open_requests.catch_up()
         return plan
 
     def _take(self, slot: Slot) -> Plan:
@@ -448,7 +448,7 @@ class Scheduler:
         """
         if self._threads:
             with self._lock:
-                self._afterwards.start(next(iter(self._slots)).instance.name)
+                self._open_requests.start(next(iter(self._slots)).instance.name)
 
     def set_instances(self, instances: Sequence[Instance]) -> None:
         """Replace the instances, and wait until the removed ones have answered their requests.
@@ -464,7 +464,7 @@ class Scheduler:
             self._retiring += 1
             removed = [slot.instance for slot in retired]
             self._work.wait_for(
-                lambda: not any(slot.busy for slot in retired) and not self._afterwards.any_open(removed)
+                lambda: not any(slot.busy for slot in retired) and not self._open_requests.any_open(removed)
             )
             self._retiring -= 1
 
@@ -500,7 +500,7 @@ class Scheduler:
         with self._lock:
             done = self._work.wait_for(lambda: not self._running and not len(self._queue), self._left_s(end_ns))
         if done:
-            self._afterwards.close()
+            self._open_requests.close()
         return done
 
     def _left_s(self, end_ns: int | None) -> float | None:
@@ -512,4 +512,4 @@ class Scheduler:
             tickets = self._queue.drain()
             self._work.notify_all()
         self._deliver([(ticket, error) for ticket in tickets])
-        self._afterwards.end_all(error)
+        self._open_requests.end_all(error)

@@ -62,7 +62,7 @@ def admits(queue: AdmittingQueue, ticket: Ticket) -> bool:
         pytest.param(8, 19.9, False, id="in-the-second-batch-too-late"),
     ],
 )
-def test_a_request_is_taken_when_it_will_be_answered_in_time(waiting: int, deadline_ms: float, admitted: bool) -> None:
+def test_a_request_is_accepted_if_it_will_be_answered_in_time(waiting: int, deadline_ms: float, admitted: bool) -> None:
     queue = admitting()
     for _ in range(waiting):
         queue.push(ticket_of(arrival_ns=START))
@@ -136,7 +136,7 @@ def test_only_those_of_its_level_and_above_are_waited_for() -> None:
     assert not admits(queue, due(3, priority=1))
 
 
-def test_without_a_batcher_requests_are_waited_for_one_by_one() -> None:
+def test_without_a_batcher_requests_ahead_count_one_by_one() -> None:
     queue = admitting(BatchPolicy(max_batch_size=8))
     for _ in range(2):
         queue.push(ticket_of(arrival_ns=START))

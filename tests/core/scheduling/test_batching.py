@@ -158,7 +158,7 @@ def test_all_cancelled_tickets_can_be_taken_out_and_the_others_keep_their_order(
     assert queue.drain() == [ticket for ticket in tickets if not ticket.request.cancelled]
 
 
-def test_a_cancelled_ticket_ends_the_wait_of_nobody_else() -> None:
+def test_a_cancelled_ticket_does_not_end_the_delay_of_others() -> None:
     queue = filled(dynamic(delay_ms=300), 1)
     late = ticket_of(arrival_ns=START + 10 * MS)
     late.cancel()
@@ -199,7 +199,7 @@ def test_the_next_refusal_is_what_the_queue_wakes_up_for() -> None:
     assert queue.poll(START + 9 * MS).dropped
 
 
-def test_one_that_may_run_late_runs_last() -> None:
+def test_a_ticket_that_may_run_late_runs_last() -> None:
     lenient = QueuePolicy(reject_on_timeout=False, default_timeout_ns=5 * MS)
     queue = BatchQueue(BatchPolicy(1, dynamic=True, queue=lenient))
     first, second = ticket_of(arrival_ns=START), ticket_of(arrival_ns=START + MS)

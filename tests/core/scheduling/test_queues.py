@@ -29,7 +29,7 @@ def test_the_simplest_queue_is_taken_that_will_do(policy: BatchPolicy, kind: typ
     assert type(waiting_for(policy)) is kind
 
 
-def test_the_heap_does_not_keep_all_who_have_left() -> None:
+def test_the_heap_does_not_keep_all_removed_tickets() -> None:
     level = Level(TIMED)
     for _ in range(10_000):
         level.push(ticket_of())

@@ -72,7 +72,7 @@ def test_a_loop_hands_its_request_over_and_goes_on() -> None:
     assert bench.scheduler.pending == 0
 
 
-def test_who_may_wait_waits_itself() -> None:
+def test_a_caller_that_may_block_blocks_itself() -> None:
     bench = Bench()
     ticket = bench.submit(loop=False)
     assert bench.inner.taken == [ticket]

@@ -160,7 +160,7 @@ def test_an_execution_that_raises_ends_what_is_open_and_nothing_else() -> None:
     assert bench.scheduler.running == 0
 
 
-def test_a_cancelled_stream_that_fails_is_told_that_it_was_cancelled() -> None:
+def test_a_cancelled_stream_that_fails_ends_with_cancelled_error() -> None:
     def execute(execution: Execution) -> list[None]:
         for request in execution.requests:
             request.cancelled = True

@@ -160,7 +160,7 @@ def test_an_instance_that_loses_an_answer_fails_its_batch_instead_of_mixing_answ
         assert str(bench.replies.only(ticket)) == "instance 'm_0' returned 1 responses for 2 requests"
 
 
-def test_one_request_of_a_batch_may_fail_alone_and_the_recorder_hears_which() -> None:
+def test_one_request_of_a_batch_may_fail_alone_and_the_recorder_gets_its_outcome() -> None:
     bench = Bench()
 
     def answer(request: Request) -> Outcome:
@@ -367,7 +367,7 @@ def test_a_turn_that_finds_its_request_cancelled_answers_it() -> None:
     assert [type(outcome) for (outcome,) in bench.replies.outcomes.values()] == [CancelledError]
 
 
-def test_a_turn_whose_work_a_step_took_finds_nothing_and_harms_nothing() -> None:
+def test_an_inline_callback_with_an_empty_queue_does_nothing() -> None:
     bench, mailbox = inline_bench()
     ticket = bench.submit(mailbox=mailbox)
     bench.scheduler.step()
@@ -467,7 +467,7 @@ def test_answers_of_many_instances_leave_in_the_order_of_their_requests() -> Non
     assert bench.replies.order == tickets
 
 
-def test_a_stop_whose_time_is_over_says_so_and_what_runs_is_still_answered() -> None:
+def test_a_stop_that_times_out_returns_false_and_running_requests_are_still_answered() -> None:
     bench = Bench(threads=True)
     running, may_end = threading.Event(), threading.Event()
     answered = threading.Event()

@@ -266,7 +266,7 @@ def test_a_full_batch_is_begun_while_another_runs() -> None:
     assert [plan.reason for plan, _ in bench.recorder.runs] == ["instance_idle", "full"]
 
 
-def test_what_is_no_full_batch_waits_for_the_end_of_the_one_that_runs() -> None:
+def test_a_partial_batch_waits_for_the_end_of_the_running_one() -> None:
     bench = begun_and_waiting(3)
     assert bench.sizes() == [1]
     bench.instances[0].end()
@@ -290,7 +290,7 @@ def test_no_more_than_one_batch_goes_ahead() -> None:
     assert bench.scheduler.pending == 4
 
 
-def test_a_request_alone_stays_where_its_client_can_take_it_back() -> None:
+def test_a_single_request_stays_in_the_queue_where_its_client_can_cancel_it() -> None:
     for policy in (BatchPolicy(max_batch_size=4), BatchPolicy(max_batch_size=1, dynamic=True)):
         bench = begun_and_waiting(2, policy=policy)
         assert bench.sizes() == [1]

@@ -193,7 +193,7 @@ class EnsemblePlan:
         return -1 if maker is None else maker.number
 
 
-class _Kept(Generic[T]):
+class _StoredValue(Generic[T]):
     """A value and the number of its remaining readers. ``given`` is False for a missing value."""
 
     __slots__ = ("given", "left", "value")
@@ -212,7 +212,7 @@ class EnsembleRun(Generic[T]):
     def __init__(self, plan: EnsemblePlan, requested: tuple[str, ...]) -> None:
         self._plan = plan
         self._flow = plan.flow(requested)
-        self._values: dict[tuple[str, int], _Kept[T]] = {}
+        self._values: dict[tuple[str, int], _StoredValue[T]] = {}
         self._waiting: dict[tuple[int, int], int] = {}
         self._open: dict[int, int] = {}
         self._responses: dict[int, int] = {}
@@ -278,7 +278,7 @@ class EnsembleRun(Generic[T]):
             uses = flow.uses.get(tensor, 0)
             if not uses:
                 continue
-            self._values[tensor, iteration] = _Kept(value, given, uses)
+            self._values[tensor, iteration] = _StoredValue(value, given, uses)
             for step in flow.readers.get(tensor, ()):
                 if self._is_last(step.number, len({name for _, name in step.inputs}), iteration):
                     starts.append(self._start(step, iteration))
@@ -307,7 +307,7 @@ class EnsembleRun(Generic[T]):
                 inputs[name] = kept.value  # type: ignore[assignment]  # given values are T
         return Start(step, iteration, inputs)
 
-    def _take(self, tensor: str, iteration: int) -> _Kept[T]:
+    def _take(self, tensor: str, iteration: int) -> _StoredValue[T]:
         kept = self._values[tensor, iteration]
         kept.left -= 1
         if not kept.left:

@@ -39,7 +39,7 @@ _log = logging.getLogger("remora.models")
 
 _NO_STEPS: frozenset[int] = frozenset()
 _SIGNED_LIMIT = 1 << 63
-_PATIENCE_S = 1.0
+_ROOM_TIMEOUT_S = 1.0
 """Maximum time that a response waits for room behind it.
 
 Ensembles whose steps wait for each other in a cycle would wait forever; with the limit they are only slow.
@@ -422,7 +422,7 @@ class EnsembleRequest:
         with moved:
             moved.wait_for(
                 lambda: self._over or all(self._run.open(reader) < plan.max_inflight for reader in readers),
-                _PATIENCE_S,
+                _ROOM_TIMEOUT_S,
             )
 
 

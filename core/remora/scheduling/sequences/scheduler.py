@@ -152,7 +152,7 @@ class SequenceScheduler:
         self._apply(orders)
         if self._table.held:
             with self._changed:
-                self._table.lift()
+                self._table.update_hold()
         if refusal is not None:
             raise refusal
 
@@ -160,9 +160,11 @@ class SequenceScheduler:
         """Admit a request to its sequence. Raises InvalidArgumentError. The lock is held."""
         form = ticket.request.form
         self._controls.check(ticket.request)
-        begun = form.sequence_start and not self._policy.iterative and self._table.goes_on(form.sequence_id, now_ns)
+        conflict = (
+            form.sequence_start and not self._policy.iterative and self._table.can_continue(form.sequence_id, now_ns)
+        )
         orders = self._record_ended(self._table.admit(ticket, now_ns), now_ns)
-        if begun:
+        if conflict:
             _log.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
                 "start. Previous sequence will be terminated early.",
@@ -173,7 +175,7 @@ class SequenceScheduler:
 
     def _record_refusal(self, form: InferForm, error: InvalidArgumentError, now_ns: int) -> None:
         """Record the reason of a refusal for the report. The lock is held."""
-        explanation = self._history.refuse(form, error, self._table.lives(form.sequence_id), now_ns)
+        explanation = self._history.refuse(form, error, self._table.is_live(form.sequence_id), now_ns)
         _log.debug("model '%s' refused a request: %s; %s", self._signature.name, error, explanation)
 
     def _record_ended(self, orders: Orders, now_ns: int) -> Orders:
@@ -281,7 +283,7 @@ class SequenceScheduler:
 
     def keeps(self, sequence_id: int | str) -> bool:
         """Return True if there is a sequence of this id."""
-        return self._table.lives(sequence_id)
+        return self._table.is_live(sequence_id)
 
     def report(self) -> SequenceReport:
         """Return the sequences as shown to operators."""

@@ -122,7 +122,7 @@ class SequenceTable:
         self._backlog: OrderedDict[_Sequence, None] = OrderedDict()
         self._quiet: OrderedDict[_Sequence, int] = OrderedDict()  # -> idle since, the oldest first
         self._expiring: list[tuple[int, int, _Sequence]] = []
-        self._under_way: dict[Ticket, _Sequence] = {}
+        self._in_flight: dict[Ticket, _Sequence] = {}
         self._entries = 0  # makes the heap's rows comparable
         self._count = 0
         self._waiting = 0
@@ -136,7 +136,7 @@ class SequenceTable:
         """Admit an arrived request. Raises InvalidArgumentError if it breaks a rule [S01-S03]."""
         self._check(ticket)
         form = ticket.request.form
-        if not form.sequence_start and not self._policy.iterative and not self.goes_on(form.sequence_id, now_ns):
+        if not form.sequence_start and not self._policy.iterative and not self.can_continue(form.sequence_id, now_ns):
             raise InvalidArgumentError(  # before any change, because its orders would be lost
                 f"inference request for sequence {form.sequence_id} to model '{self._model}' must specify the START "
                 "flag on the first request of the sequence"
@@ -162,7 +162,7 @@ class SequenceTable:
     def released(self, ticket: Ticket, now_ns: int, *, again: bool = False) -> Orders:
         """Record that a request has run or was dropped. ``again`` reschedules it [S14]."""
         orders = Orders([], [], [])
-        sequence = self._under_way.pop(ticket, None)
+        sequence = self._in_flight.pop(ticket, None)
         if sequence is None:
             return orders  # its sequence was removed in the meantime
         sequence.running = None
@@ -203,11 +203,11 @@ class SequenceTable:
         self.held = False
         return self.sweep(now_ns)
 
-    def lift(self) -> None:
+    def update_hold(self) -> None:
         """End the hold if enough requests are queued. It never begins again."""
         if self.held:
             behind = sum(len(sequence.waiting) for sequence in self._backlog)
-            before = self._waiting - behind + len(self._under_way)
+            before = self._waiting - behind + len(self._in_flight)
             self.held = before < self._hold[0] or behind < self._hold[1]
 
     # -- queries ----------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class SequenceTable:
     @property
     def busy(self) -> bool:
         """True if any request is queued or in flight."""
-        return bool(self._waiting or self._under_way)
+        return bool(self._waiting or self._in_flight)
 
     @property
     def wake_ns(self) -> int:
@@ -233,7 +233,7 @@ class SequenceTable:
 
     def slot_of(self, ticket: Ticket) -> int:
         """Return the batch position of a request in flight."""
-        place = self._under_way[ticket].place
+        place = self._in_flight[ticket].place
         return place.slot if place is not None else 0
 
     def unused_id(self) -> int:
@@ -243,7 +243,7 @@ class SequenceTable:
             self._count += 1
         return self._count
 
-    def goes_on(self, sequence_id: int | str, now_ns: int) -> bool:
+    def can_continue(self, sequence_id: int | str, now_ns: int) -> bool:
         """Return True if a request without START may continue the sequence of this id."""
         sequence = self._open.get(sequence_id)
         if sequence is None:
@@ -252,7 +252,7 @@ class SequenceTable:
             return not 0 < sequence.expires_ns <= now_ns
         return now_ns - self._quiet.get(sequence, now_ns) < self._policy.idle_ns
 
-    def lives(self, sequence_id: int | str) -> bool:
+    def is_live(self, sequence_id: int | str) -> bool:
         """Return True if there is a sequence of this id, even if it accepts no more requests."""
         return sequence_id in self._ids
 
@@ -319,7 +319,7 @@ class SequenceTable:
         ticket = sequence.waiting.popleft()
         self._waiting -= 1
         sequence.running = ticket
-        self._under_way[ticket] = sequence
+        self._in_flight[ticket] = sequence
         form = ticket.request.form
         start = sequence.fresh if self._policy.iterative else form.sequence_start
         if start:

@@ -92,7 +92,7 @@ def test_a_missing_input_does_not_hide_that_another_step_still_runs() -> None:
     assert run.answered(first.starts[0], {"c": 1}, final=True) == Progress([], [], ended=True, stuck=True)
 
 
-def test_an_output_that_a_step_did_not_give_counts_as_given_by_nobody() -> None:
+def test_an_output_that_a_step_does_not_return_counts_as_missing() -> None:
     plan = plan_of(step(0, "a", "bc"), step(1, "bc", "d"), outputs="dc")
     run, first = begun(plan)
     second = run.answered(first.starts[0], {"b": "B"}, final=True)
@@ -107,7 +107,7 @@ def test_an_input_can_be_an_output_as_well() -> None:
     assert run.answered(first.starts[0], {"b": "B"}, final=True).answers == [{"b": "B", "a": "A"}]
 
 
-def test_one_tensor_on_two_inputs_of_a_model_is_one_need_and_is_shared() -> None:
+def test_a_tensor_on_two_inputs_of_a_model_is_awaited_once_and_shared() -> None:
     twice = EnsembleStep(0, "m", -1, (("L", "a"), ("R", "a")), (("o", "b"),), False, ())
     plan = EnsemblePlan([twice], "a", "", "b")
     run, first = begun(plan)
@@ -122,7 +122,7 @@ def test_a_tensor_is_shared_when_the_answer_takes_it_besides_a_step() -> None:
     assert not begun(plan, "c")[0].is_shared("b")
 
 
-def test_values_are_let_go_of_when_nobody_needs_them_any_more() -> None:
+def test_values_are_released_after_their_last_reader() -> None:
     plan = plan_of(step(0, "a", "b"), step(1, "b", "c"), outputs="c")
     run, first = begun(plan)
     run.answered(run.answered(first.starts[0], {"b": "B"}, final=True).starts[0], {"c": "C"}, final=True)
@@ -337,7 +337,7 @@ def test_a_planted_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch, right: st
 
 
 @given(st.lists(st.lists(st.sampled_from("abcd"), max_size=4, unique=True), max_size=12))
-def test_a_remembered_flow_is_the_one_that_is_cut_anew(wanted: list[list[str]]) -> None:
+def test_a_memoised_flow_equals_a_new_one(wanted: list[list[str]]) -> None:
     def plan() -> EnsemblePlan:
         return plan_of(step(0, "a", "b", decoupled=True), step(1, "a", "c"), step(2, "bc", "d"), outputs="dcba")
 

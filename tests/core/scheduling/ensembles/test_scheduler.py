@@ -264,7 +264,7 @@ def test_a_tensor_that_two_steps_read_is_passed_on_read_only() -> None:
     assert given.flags.writeable, "the giver's own array stays as it was"
 
 
-def test_a_step_is_asked_with_all_that_the_ensemble_was_asked_with() -> None:
+def test_a_step_gets_all_properties_of_the_ensembles_request() -> None:
     bench = Bench()
     form = InferForm((InputSpec("IN", "INT32", (1,)),), (), "me", {"a": 1}, 3, 500, 77, True, True)
     bench.ask(form, IN=numbers(1))
@@ -282,7 +282,7 @@ def test_the_same_words_give_the_same_form_so_that_a_step_is_checked_once() -> N
     assert one.request.form is two.request.form
 
 
-def test_who_waits_for_the_ensemble_waits_for_its_steps() -> None:
+def test_instances_blocked_by_the_ensemble_are_blocked_by_its_steps() -> None:
     bench = Bench()
     instance = object()
     ticket = Ticket(bench.signature.request(InferForm((InputSpec("IN", "INT32", (1,)),)), [numbers(1)]), bench.replies)
@@ -291,7 +291,7 @@ def test_who_waits_for_the_ensemble_waits_for_its_steps() -> None:
     assert bench["first"].tickets[0].request.held == {instance}
 
 
-def test_answers_of_one_delivery_leave_in_one_delivery() -> None:
+def test_answers_of_one_delivery_are_delivered_together() -> None:
     bench = Bench(steps_text(("first", "I=IN", "O=OUT")))
     mailbox = FakeMailbox()
     tickets = [bench.ask(mailbox=mailbox) for _ in range(3)]
@@ -334,13 +334,13 @@ def test_a_quick_step_may_run_in_the_loop_that_the_request_came_from() -> None:
         ((), (), True, (1,)),
     ],
 )
-def test_a_batch_of_one_row_comes_and_goes_between_models_that_batch_and_those_that_do_not(
+def test_a_batch_of_one_row_is_added_and_removed_between_models(
     shape: tuple[int, ...], dims: tuple[int, ...], batches: bool, expected: tuple[int, ...]
 ) -> None:
     assert fit_batch(shape, dims, batches=batches) == expected
 
 
-def test_a_model_without_batches_reads_and_makes_the_one_row_of_one_with() -> None:
+def test_an_ensemble_without_batches_exchanges_single_rows_with_a_model_that_batches() -> None:
     bench = Bench(
         steps_text(("first", "I=IN", "O=OUT")),
         models=[FakeStep("first", "max_batch_size: 8 " + ONE)],
@@ -502,7 +502,7 @@ def test_a_missing_input_ends_in_tritons_words() -> None:
     assert error.code == "INVALID_ARG"
 
 
-def test_a_model_that_is_gone_ends_the_request() -> None:
+def test_a_missing_model_ends_the_request() -> None:
     bench = Bench()
     bench.lender.missing = NotFoundError("no such model")
     assert str(bench.error_of(bench.ask())) == "in ensemble 'e', no such model"
@@ -525,7 +525,7 @@ def test_a_cancelled_request_ends_at_once_and_stops_its_steps() -> None:
     assert len(bench.replies.outcomes[ticket]) == 1
 
 
-def test_a_request_cancelled_before_it_came_ends_at_once() -> None:
+def test_a_request_cancelled_before_submission_ends_at_once() -> None:
     bench = Bench()
     request = bench.signature.request(InferForm((InputSpec("IN", "INT32", (1,)),)), [numbers(1)])
     ticket = Ticket(request, bench.replies)
@@ -555,7 +555,7 @@ def test_every_model_is_given_back_once_and_the_request_counted_once(end: str) -
 
 
 @pytest.mark.parametrize("end", ["answer", "cancel", "cancelled before"])
-def test_a_request_that_ended_is_gone_without_the_collector(end: str) -> None:
+def test_an_ended_request_is_freed_without_the_garbage_collector(end: str) -> None:
     bench = Bench()
     given = numbers(1)
     alive = weakref.ref(given)
@@ -587,7 +587,7 @@ def test_the_numbers_are_the_sums_of_the_steps() -> None:
     assert ticket.spent_ns == (3, 30, 300)
 
 
-def test_a_stopping_scheduler_takes_nothing_and_waits_for_what_it_has() -> None:
+def test_a_stopping_scheduler_refuses_requests_and_finishes_those_in_flight() -> None:
     bench = Bench()
     ticket = bench.ask()
     assert not bench.scheduler.stop(0.0)
@@ -677,7 +677,7 @@ def test_a_stream_without_responses_ends_well() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender waits as long as the test does."""
-    monkeypatch.setattr(ensemble_requests, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(ensemble_requests, "_ROOM_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("patient")
@@ -710,7 +710,7 @@ def test_a_cancelled_stream_lets_its_sender_go() -> None:
 
 
 def test_steps_in_a_circle_slow_their_sender_down_and_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensemble_requests, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ensemble_requests, "_ROOM_TIMEOUT_S", 0.0)
     bench = streaming(scheduling="max_inflight_requests: 1")
     bench.ask()
     for value in (1, 2):
@@ -753,7 +753,7 @@ def test_between_models_that_take_it_there_a_tensor_never_leaves_its_device() ->
 
 
 @pytest.mark.parametrize("other", [frozenset(), frozenset({(2, 1)})])
-def test_a_model_elsewhere_gets_one_copy(other: frozenset[tuple[int, int]]) -> None:
+def test_a_model_on_another_device_gets_one_copy(other: frozenset[tuple[int, int]]) -> None:
     bench = Bench(models=[FakeStep("first", devices=GPU), FakeStep("second", devices=other)])
     bench.ask()
     assert not bench["first"].tickets[0].request.stays
@@ -763,7 +763,7 @@ def test_a_model_elsewhere_gets_one_copy(other: frozenset[tuple[int, int]]) -> N
     assert isinstance(bench["second"].tickets[0].request.inputs["I"], np.ndarray)
 
 
-def test_readers_here_and_there_cost_one_copy_and_the_one_there_may_not_write() -> None:
+def test_readers_on_host_and_device_cost_one_copy_and_the_device_reader_may_not_write() -> None:
     steps = steps_text(("first", "I=IN", "O=x"), ("second", "I=x", "O=OUT"), ("third", "I=x J=x", "O=OUT2"))
     outputs = f'output {{ name: "OUT" {ROW} }} output {{ name: "x" {ROW} }} output {{ name: "OUT2" {ROW} }}'
     bench = Bench(steps, models=[FakeStep("first", devices=GPU), FakeStep("second", devices=GPU)], outputs=outputs)
@@ -820,7 +820,7 @@ SPECS = st.sampled_from([(InputSpec("I", "INT32", (size,)),) for size in (1, 2)]
 
 
 @given(st.lists(st.tuples(WORDS, st.integers(0, 1), SPECS), max_size=12))
-def test_a_remembered_form_of_a_step_is_the_one_that_is_made_anew(
+def test_a_memoised_form_of_a_step_equals_a_new_one(
     asked: list[tuple[InferForm, int, tuple[InputSpec, ...]]],
 ) -> None:
     kept = Bench(CHAIN).scheduler

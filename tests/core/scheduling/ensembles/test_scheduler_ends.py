@@ -57,7 +57,7 @@ def test_the_model_that_gives_an_output_names_its_classes_and_is_given_back() ->
     assert giver.lent == 0
 
 
-def test_the_model_that_reads_an_input_says_what_is_wrong_with_it_and_is_given_back() -> None:
+def test_the_model_that_reads_an_input_words_its_error_and_is_released() -> None:
     reader = Model()
     said = ensemble_ends.unreadable(config_of(ENSEMBLE), Models(reader=reader), TORN)
     assert said.message.startswith(TOLD)
@@ -65,12 +65,12 @@ def test_the_model_that_reads_an_input_says_what_is_wrong_with_it_and_is_given_b
     assert (reader.read, reader.lent) == (["I"], 0)
 
 
-def test_of_models_that_have_gone_no_more_is_said_than_is_known() -> None:
+def test_a_missing_model_has_no_labels_and_the_error_keeps_its_wording() -> None:
     assert ensemble_ends.labels_of(config_of(ENSEMBLE), Models(), "OUT") == ()
     assert ensemble_ends.unreadable(config_of(ENSEMBLE), Models(), TORN).message.startswith(TOLD)
 
 
-def test_of_tensors_that_no_step_gives_or_reads_nothing_is_said() -> None:
+def test_a_tensor_without_a_step_has_no_labels_and_keeps_its_error() -> None:
     assert ensemble_ends.labels_of(config_of(ENSEMBLE), Models(), "mid and more") == ()
     other = UnreadableError("OTHER", 9, 2)
     assert ensemble_ends.unreadable(config_of(ENSEMBLE), Models(), other) is other

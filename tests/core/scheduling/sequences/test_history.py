@@ -45,7 +45,7 @@ def test_a_sequence_that_only_waits_for_its_end_explains_itself() -> None:
     assert explanation == "sequence 7 has received END or was cancelled: the next request must have START"
 
 
-def test_an_unknown_sequence_is_said_to_be_unknown() -> None:
+def test_the_explanation_names_an_unknown_sequence() -> None:
     assert "is unknown" in history().refuse(InferForm((), sequence_id="a"), ERROR, False, 1)
 
 

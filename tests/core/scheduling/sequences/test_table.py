@@ -160,7 +160,7 @@ def test_start_with_the_id_of_a_sequence_whose_end_is_queued_begins_another_one_
     assert [(row.id, row.pending) for row in table.sequences()] == [(1, 1), (1, 1)]
     assert gone(table.released(first, NOW)) == [end]
     table.released(end, NOW)
-    assert table.lives(1)
+    assert table.is_live(1)
     (step,) = table.released(anew, NOW).steps
     assert (step.ticket, list(step.states)) == (after, ["s"])
 
@@ -388,7 +388,7 @@ class Sequences(RuleBasedStateMachine):
     def the_same_sequences_live_in_the_order_in_which_they_began(self) -> None:
         self.asked = [each for each in self.asked if each.alive or each.tickets]
         assert [row.id for row in self.table.sequences()] == [each.number for each in self.asked]
-        assert all(self.table.lives(each.number) for each in self.asked)
+        assert all(self.table.is_live(each.number) for each in self.asked)
 
     @invariant()
     def nothing_waits_that_could_go(self) -> None:
