@@ -102,7 +102,7 @@ class OpenVinoModel:
         )
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` omits from the model's tensors, and check the rest.
+        """Fill in omitted fields of ``config`` from the model's tensors, and check the others.
 
         Raises ConfigError.
         """

@@ -114,7 +114,10 @@ class TensorFlowModel:
         return ("GPU", "CPU") if self._tensorflow.config.list_physical_devices("GPU") else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` omits from the signature, and check the rest. Raises ConfigError."""
+        """Fill in omitted fields of ``config`` from the signature, and check the others.
+
+        Raises ConfigError.
+        """
         batch = default_max_batch(self._source.settings)
         complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
 

@@ -1,4 +1,4 @@
-"""Batches are put together and taken apart so that everyone gets exactly their own rows."""
+"""Batches are gathered and scattered so that every request gets exactly its own rows."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_output_of_one_request_is_not_sliced() -> None:
 
 @pytest.mark.parametrize("data", [np.zeros((3, 2), "f4"), np.zeros((), "f4")])
 @pytest.mark.parametrize("rows", [[1, 1], [4]])
-def test_an_output_that_is_no_batch_is_refused_with_its_shape(data: Array, rows: list[int]) -> None:
+def test_an_output_without_a_batch_dimension_is_refused_with_its_shape(data: Array, rows: list[int]) -> None:
     requests = [request({"x": np.zeros((each, 1), "f4")}) for each in rows]
     with pytest.raises(InternalError) as failure:
         scatter([Tensor("y", "FP32", data)], requests, batches=True)
@@ -189,7 +189,7 @@ def test_inputs_of_sequence_controls_and_states_are_gathered() -> None:
     assert seen == ["x", "START", "state_in"]
 
 
-def test_bytes_that_are_no_text_are_told_with_their_place() -> None:
+def test_invalid_utf8_is_reported_with_its_position() -> None:
     assert texts("input 'x'", np.array([["ä".encode()], [b""]], object)) == ["ä", ""]
     with pytest.raises(InvalidArgumentError, match="input 'x' takes UTF-8 text, but element 1 has the byte 0xff at 2"):
         texts("input 'x'", np.array([b"good", b"no\xff", b"no\xff"], object))

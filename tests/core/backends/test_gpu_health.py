@@ -1,4 +1,4 @@
-"""Instances on a GPU when CUDA fails for good: over the stand-in of its runtime, which fails from a call on."""
+"""GPU instances after a fatal CUDA error, with a fake runtime that fails from a given call on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are shared libraries, compiled here with the system's C compiler."""
+"""Models as shared libraries, compiled here with the system's C compiler."""
 
 from __future__ import annotations
 

@@ -424,7 +424,7 @@ def test_a_gpu_that_is_only_liked_is_done_without_and_a_line_says_so(
     assert [record.message.endswith("running on the CPU instead") for record in caplog.records] == [True]
 
 
-def test_an_accelerator_that_is_not_there_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_accelerator_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if "OpenVINOExecutionProvider" in runtime.get_available_providers():
         pytest.skip("this ONNX Runtime has OpenVINO")
     text = 'optimization { execution_accelerators { cpu_execution_accelerator [{ name: "openvino" }] } }'

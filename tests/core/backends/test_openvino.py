@@ -1,4 +1,4 @@
-"""OpenVINO models beyond what the parity suite asks: options, batches of models for one row, errors."""
+"""OpenVINO models beyond the parity suite: options, batches of single-row models, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch models beyond what the parity suite asks: names, state, precision, strings, files that would run code."""
+"""PyTorch models beyond the parity suite: names, state, precision, strings, files that would run code."""
 
 from __future__ import annotations
 

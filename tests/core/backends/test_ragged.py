@@ -1,4 +1,4 @@
-"""Ragged batches: pure pieces against a plain reference, and a real ONNX model that needs them."""
+"""Ragged batches: pure functions against a plain reference, and a real ONNX model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_each_kind_of_batch_tensor_tells_the_shapes(batch: list[tuple[int, ...]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=5))
-def test_what_is_gathered_flat_and_cut_again_is_what_came(batch: list[tuple[int, int]]) -> None:
+def test_gathering_flat_and_cutting_restores_the_inputs(batch: list[tuple[int, int]]) -> None:
     requests = [request(rows, length, start=100 * at) for at, (rows, length) in enumerate(batch)]
     inputs = gather_ragged(plan_of(), requests)
     assert inputs["R"].shape == (sum(rows * length for rows, length in batch),)

@@ -1,4 +1,4 @@
-"""SavedModels beyond what the parity suite asks: signatures, tags, graphs that reach for files."""
+"""SavedModels beyond the parity suite: signatures, tags, graphs that access files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_ordinary_operations_are_let_through_and_python_is_not() -> None:
         check_operations("m", {"MatMul": "a", "PyFunc": "tokenizer"})
 
 
-def test_frozen_graphs_and_missing_models_are_told(tmp_path: Path) -> None:
+def test_frozen_graphs_and_missing_models_are_refused(tmp_path: Path) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('platform: "tensorflow_graphdef"')

@@ -1,4 +1,4 @@
-"""The TensorRT backend against stand-ins with the bindings' signatures: no engine has run on a device here."""
+"""TensorRT backend against fakes with the bindings' signatures; no engine runs on a device here."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_an_engine_whose_tensors_are_padded_is_refused(
         opened(tmp_path)
 
 
-def test_a_profile_that_tensorrt_refuses_is_told_with_its_reason(
+def test_a_refused_profile_is_reported_with_tensorrts_reason(
     tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeEngine, "refuses_profiles", True)
@@ -215,7 +215,7 @@ def test_a_profile_that_tensorrt_refuses_is_told_with_its_reason(
         model.instance(config, Placement("m_0", "GPU", 0))
 
 
-def test_shapes_that_cannot_be_inferred_are_told_with_tensorrts_reason(
+def test_failed_shape_inference_reports_tensorrts_reason(
     tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: FakeContext) -> list[str]:
@@ -261,7 +261,7 @@ def test_a_failing_call_is_told_by_its_name(tmp_path: Path, cudart: StandIn, mon
     instance.close()
 
 
-def test_a_batch_that_fails_is_told_with_its_own_reasons_and_waited_for(
+def test_a_failed_batch_is_awaited_and_reported_with_its_reasons(
     tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, config = opened(tmp_path)
@@ -285,7 +285,7 @@ def test_a_batch_that_fails_is_told_with_its_own_reasons_and_waited_for(
     instance.close()
 
 
-def test_engines_come_and_go_and_tensorrts_log_stays(tmp_path: Path, cudart: StandIn) -> None:
+def test_engines_share_one_tensorrt_log(tmp_path: Path, cudart: StandIn) -> None:
     """It keeps the first that it is given, and would write to one that has gone with its engine."""
     logs = []
     for _ in range(2):

@@ -1,4 +1,7 @@
-"""What the trees backend makes of a forest's values. No library is needed: the forests here are functions."""
+"""Answers of the trees backend for a forest's values.
+
+The forests here are functions, so no library is needed.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,7 @@ def test_parameters_that_do_not_fit_the_forest_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("given", "reason"),
-    [("xgboost", "given up its old binary format"), ("catboost", "must be one of xgboost_ubj, xgboost_json")],
+    [("xgboost", "removed its old binary format"), ("catboost", "must be one of xgboost_ubj, xgboost_json")],
 )
 def test_a_type_that_cannot_be_read_is_told(tmp_path: Path, given: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

@@ -168,7 +168,7 @@ def test_a_head_that_two_readers_could_read_differently_is_refused(lines: tuple[
 
 
 @pytest.mark.parametrize("line", ["FOO /a?b HTTP/1.1", "GETX /a?b HTTP/1.1", "F /a?b HTTP/1.0"])
-def test_a_method_that_nobody_knows_is_left_for_the_paths_route_to_refuse(line: str) -> None:
+def test_an_unknown_method_is_refused_by_the_route(line: str) -> None:
     head = head_of(line, "FOO: GETX", "Content-Length: 3")
     assert (head.method, head.path, head.query) == (line.split(" ")[0], "/a", "b")
     assert (head.headers[0], head.content_length) == ((b"FOO", b"GETX"), 3)
@@ -248,7 +248,7 @@ BLOCKS = st.one_of(
 
 
 @given(st.lists(BLOCKS, max_size=12))
-def test_a_remembered_head_is_the_one_that_is_parsed_anew(blocks: list[bytes]) -> None:
+def test_a_cached_head_equals_a_fresh_one(blocks: list[bytes]) -> None:
     parser = HeadParser()
     for block in blocks * 2:
         assert parsed(parser, block) == parsed(HeadParser(), block)
@@ -350,7 +350,7 @@ def test_bytes_after_the_body_are_left_for_the_next_request() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 1000])
-def test_what_is_no_chunked_body_is_refused(wire: bytes, step: int) -> None:
+def test_an_invalid_chunked_body_is_refused(wire: bytes, step: int) -> None:
     with pytest.raises(BadRequest) as refused:
         decoded(wire + b"\r\n" * 10, step=step)
     assert refused.value.status == 400

@@ -1,4 +1,4 @@
-"""Inflation of client data: what is sent comes back, and what would take too much memory is refused before it does."""
+"""Inflation of client data: round trips, and refusal before too much memory is taken."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def peak(data: bytes, limit: int) -> int:
 
 
 @given(st.lists(st.binary(max_size=100), max_size=4), st.binary(max_size=20), st.integers(0, 30))
-def test_what_was_compressed_comes_back(parts: list[bytes], surplus: bytes, cut: int) -> None:
+def test_inflation_restores_compressed_data(parts: list[bytes], surplus: bytes, cut: int) -> None:
     plain, sent = b"".join(parts), packed(*parts)
     assert inflate(sent + surplus, GZIP, MB) == Inflated(plain, True, len(surplus))
     if cut:

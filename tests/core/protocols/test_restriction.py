@@ -1,4 +1,4 @@
-"""Groups of calls behind a shared secret: who may pass, and what an operator may write."""
+"""Groups of calls behind a shared secret: access checks and the flag's syntax."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def test_every_action_and_rpc_belongs_to_a_group_that_can_be_restricted() -> Non
     assert set(GROUP_OF_RPC.values()) == set(GROUPS)
 
 
-def test_nothing_is_restricted_unless_it_is_asked_for() -> None:
+def test_nothing_is_restricted_by_default() -> None:
     assert not Restrictions()

@@ -1,4 +1,4 @@
-"""Which texts may name a sequence."""
+"""Texts that may name a sequence."""
 
 import pytest
 

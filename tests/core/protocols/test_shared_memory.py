@@ -1,4 +1,4 @@
-"""Registering shared memory over both wires, and where it is not offered."""
+"""Registration of shared memory over REST and gRPC, and servers with shared memory disabled."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NO_TEXT = "attempt to access JSON non-string as string"
         ),
     ],
 )
-def test_a_cuda_region_that_is_not_described_whole_is_refused(
+def test_an_incomplete_cuda_region_is_refused(
     tmp_path: Path, body: Mapping[str, object], status: int, text: str
 ) -> None:
     assert registering("cuda_shm", tmp_path, body) == (status, {"error": text})

@@ -63,7 +63,7 @@ class NativeModel:
         self._library = library
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what the configuration omits from ``remora_describe``.
+        """Fill in omitted fields of the configuration from ``remora_describe``.
 
         Raises ConfigError if its text is not a configuration.
         """

@@ -125,7 +125,7 @@ class OnnxModel:
         return ("GPU", "CPU") if on_gpu else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` omits from the model's tensors, and check the rest [C13].
+        """Fill in omitted fields of ``config`` from the model's tensors, and check the others [C13].
 
         Raises:
             ConfigError: the configuration contradicts the model.

@@ -97,7 +97,7 @@ class TreesModel:
         self._plan = plan
 
     def complete(self, config: ModelConfig) -> None:
-        """Fill in what ``config`` omits, and check the rest. Raises ConfigError."""
+        """Fill in omitted fields of ``config``, and check the others. Raises ConfigError."""
         dims = next((list(row.dims) for row in config.output if row.name == _OUTPUT), [])
         width = output_width(self._plan, self.forest)
         if self._plan.probabilities and self.forest.classes == 2 and dims == [1]:

@@ -161,7 +161,7 @@ def _file(text: str) -> bytes:
 
 def _unload(route: Route, body: bytes) -> Call:
     _check_repository(route)
-    # Triton unloads even if it cannot parse the body, and clients' scripts rely on that.
+    # Triton unloads even if it cannot parse the body, so clients may send any body or none.
     try:
         request = access.document(body) if body else None
     except RemoraError:
@@ -295,16 +295,16 @@ def _model_statistics(stats: ModelStats) -> bytes:
 
 
 def _startup(result: Any) -> bytes:
-    """Print remora's startup page (docs/cold-start.md)."""
+    """Return remora's startup page as JSON (docs/cold-start.md)."""
     import json  # imported on first use, because this page is rarely requested
 
     return json.dumps(as_document(result)).encode()
 
 
 def _sequences(result: Any) -> bytes:
-    """Print remora's page of sequences (docs/sequences.md).
+    """Return remora's page of sequences as JSON (docs/sequences.md).
 
-    Times are in microseconds; places are printed only where known.
+    Times are in microseconds; places are included only where known.
     """
     import json  # imported on first use, because this page is rarely requested
 

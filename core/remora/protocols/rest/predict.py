@@ -31,7 +31,7 @@ _KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {in
 
 
 class Rows(NamedTuple):
-    """Shape in which a model takes instances.
+    """Batching rule for the instances of a model.
 
     ``most`` is the largest number in one request, 0 for any; ``stacked`` is True if they are stacked along a first
     dimension.
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Sequence[TensorInfo], max_batch_size: int) -> Rows:
-        """Return the rows for a model's inputs.
+        """Return the rule for a model's inputs.
 
         Inputs of a batching model are stacked, and so are inputs of variable length.
         """
@@ -165,7 +165,7 @@ def _only(inputs: Sequence[TensorInfo]) -> TensorInfo:
 
 
 def _cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
-    """Split tensors into requests of at most as many rows as the model takes."""
+    """Split tensors into requests with at most the model's number of rows."""
     counts = {array.shape[0] if array.ndim else 0 for _, array in tensors}
     if len(counts) != 1 or counts == {0}:
         raise InvalidArgumentError("the inputs have different numbers of instances, or none")

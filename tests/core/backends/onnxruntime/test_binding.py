@@ -1,4 +1,4 @@
-"""ONNX Runtime on tensors that lie on a device: the CPU's own sessions, over memory that stands for a GPU's."""
+"""ONNX Runtime on device tensors: CPU sessions over memory that simulates a GPU's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines of TensorRT: what tells one folder from another, and that building one is said."""
+"""Cache of TensorRT engines: what distinguishes folders, and the log of a build."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_whatever_an_engine_depends_on_gives_it_a_folder_of_its_own(tmp_path: Pa
     assert len({plain, *others}) == 7
 
 
-def test_the_machine_is_told_by_its_gpu_and_the_tensorrt_that_the_provider_needs() -> None:
+def test_the_machine_is_named_by_its_gpu_and_tensorrt_version() -> None:
     gpus: Any = FakeGpus(A100)
     assert gpu_and_tensorrt(0, 10, gpus, nvinfer(101300)) == f"NVIDIA A100 8.0 {40 << 30}, TensorRT 101300"
     assert gpu_and_tensorrt(0, 11, gpus, nvinfer(110400, 11)).endswith("TensorRT 110400")
@@ -113,7 +113,7 @@ def test_tensorrts_libraries_are_loaded_from_its_wheels(
     assert "TensorRT's libnvinfer_plugin.so.10 cannot be loaded: no such symbol" in caplog.text
 
 
-def test_engines_are_kept_where_one_says_or_beside_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_cached_in_the_set_folder_or_beside_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert engine_folder("/engines") == Path("/engines")
     assert engine_folder("OFF") is None
@@ -133,7 +133,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(
     assert "TensorRT's engines are not cached: no place for a cache" in caplog.text
 
 
-def test_a_build_is_said_to_go_on_until_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_progress_of_a_build_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Ready(logging.Handler):
         """Tells when the second line has come."""
 

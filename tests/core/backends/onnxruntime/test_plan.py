@@ -1,4 +1,4 @@
-"""What a configuration asks of ONNX Runtime: threads, options and providers, without ONNX Runtime."""
+"""Threads, options and providers of ONNX Runtime planned from a configuration, without ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_threads_that_are_given_are_taken() -> None:
     assert plan_session(config(intra_op_thread_count="0"), {}, 8).intra_op_threads == 4
 
 
-def test_operators_run_beside_each_other_only_when_asked_to() -> None:
+def test_operators_run_in_parallel_only_if_configured() -> None:
     assert plan_session(config(inter_op_thread_count="4"), {}, 8).inter_op_threads == 1
     parallel = plan_session(config(execution_mode="1"), {}, 8)
     assert parallel.parallel
@@ -62,7 +62,7 @@ def test_operators_run_beside_each_other_only_when_asked_to() -> None:
     assert plan_session(config(execution_mode="1", inter_op_thread_count="2"), {}, 8).inter_op_threads == 2
 
 
-def test_waiting_threads_do_not_spin_unless_told_to() -> None:
+def test_waiting_threads_do_not_spin_unless_configured() -> None:
     assert plan_session(config(), {}, 2).entries["session.intra_op.allow_spinning"] == "0"
     spinning = config(session__intra_op__allow_spinning="1")
     assert plan_session(spinning, {}, 2).entries["session.intra_op.allow_spinning"] == "1"
@@ -76,7 +76,7 @@ def test_graph_levels_are_tritons(level: int, expected: str) -> None:
     assert plan_session(config(f"optimization {{ graph {{ level: {level} }} }}"), {}, 1).graph_level == expected
 
 
-def test_memory_is_set_up_as_asked() -> None:
+def test_memory_options_follow_the_configuration() -> None:
     plan = plan_session(config(enable_mem_arena="0", enable_mem_pattern="false"), {}, 1)
     assert (plan.mem_arena, plan.mem_pattern) == (False, False)
     shrink = plan_session(config(memory__enable_memory_arena_shrinkage="cpu:0"), {}, 1)
@@ -121,7 +121,7 @@ def test_the_first_device_is_a_gpu_where_one_is_wanted_and_there(text: str, cuda
     assert first_device(config(text), ALL if cuda else (CPU_PROVIDER,)) == expected
 
 
-def test_only_a_gpu_asked_for_by_name_is_insisted_on() -> None:
+def test_only_kind_gpu_requires_a_gpu() -> None:
     assert requires_gpu(config("instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU }]"))
     assert not requires_gpu(config("instance_group [{ kind: KIND_AUTO gpus: [0] }]"))
 

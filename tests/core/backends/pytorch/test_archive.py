@@ -50,7 +50,7 @@ def refuse(_: io.BytesIO) -> object:
     raise ValueError("not plain tensors")
 
 
-def test_each_archive_is_told_by_its_members(tmp_path: Path) -> None:
+def test_the_members_decide_the_kind_of_archive(tmp_path: Path) -> None:
     script = {"constants.pkl": b"", "code/m.py": b"", "data.pkl": b""}
     assert archive_kind(written(tmp_path / "a", **script)) == archive.SCRIPT
     assert archive_kind(written(tmp_path / "b", archive_format=b"pt2")) == archive.EXPORTED
@@ -58,7 +58,7 @@ def test_each_archive_is_told_by_its_members(tmp_path: Path) -> None:
     assert archive_kind(written(tmp_path / "c", **compiled)) == archive.COMPILED
 
 
-def test_a_pickle_is_named_as_what_it_is(tmp_path: Path) -> None:
+def test_a_pickle_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"written by torch\.save .* never done"):
         archive_kind(written(tmp_path / "a", **{"data.pkl": b"", "data/0": b""}))
     with pytest.raises(InternalError, match="neither TorchScript nor"):

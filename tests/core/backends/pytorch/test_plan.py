@@ -79,7 +79,7 @@ def test_parameters_are_read_under_tritons_names() -> None:
     assert plan.ignored == ("ENABLE_NVFUSER",)
 
 
-def test_compiling_is_asked_for_by_a_json_object() -> None:
+def test_a_json_object_enables_compilation() -> None:
     def compiling(text: str) -> object:
         config = config_of('name: "m"')
         config.parameters["TORCH_COMPILE_OPTIONAL_PARAMETERS"].string_value = text

@@ -1,4 +1,4 @@
-"""What is no tree is refused."""
+"""Refusal of node tables that do not form a tree."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_a_tree_deeper_than_any_that_was_grown_is_refused() -> None:
         ({"split": [-1, 0, 0, 0, 0]}, "not among the 4"),
     ],
 )
-def test_what_is_no_tree_is_refused(changes: dict[str, list[int]], reason: str) -> None:
+def test_an_invalid_tree_is_refused(changes: dict[str, list[int]], reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
         check(**changes)

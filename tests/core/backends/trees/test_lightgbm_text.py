@@ -1,4 +1,4 @@
-"""Texts that would lead LightGBM out of its memory are refused. Needs no library."""
+"""Refusal of texts that would make LightGBM read or write out of bounds. Needs no library."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_library_reads_the_trees_and_nothing_that_it_would_trust() -> None:
         ("num_cat=1", "internal_value=0\0\nnum_cat=1", "a zero byte"),
     ],
 )
-def test_a_text_that_is_no_forest_is_refused(line: str, other: str, reason: str) -> None:
+def test_an_invalid_text_is_refused(line: str, other: str, reason: str) -> None:
     assert line in TEXT
     with pytest.raises(InternalError, match=reason):
         checked_text(TEXT.replace(line, other))

@@ -1,4 +1,7 @@
-"""Checkpoints that would lead Treelite out of their memory are refused. Needs no library: they are written here."""
+"""Refusal of checkpoints that would make Treelite read or write out of bounds.
+
+They are written here, without the library.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def test_a_forest_is_let_through() -> None:
         ({"end": b"more"}, "the checkpoint ends at byte"),
     ],
 )
-def test_what_is_no_forest_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_invalid_forest_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
         check_checkpoint(checkpoint(**changes))
 

@@ -1,4 +1,4 @@
-"""``treeshap_output`` is what the library that grew a forest says its features add, and sums up to the margin."""
+"""``treeshap_output`` equals the library's own contributions and sums up to the margin."""
 
 from __future__ import annotations
 

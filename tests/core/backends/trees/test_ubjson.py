@@ -1,4 +1,4 @@
-"""UBJSON is read as XGBoost writes it; lengths that are not there are refused before memory is taken for them."""
+"""UBJSON as XGBoost writes it, and refusal of excessive lengths before memory is allocated."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def test_arrays_of_one_type_are_arrays(marker: str, dtype: str) -> None:
         (b"x", "the type b'x'"),
     ],
 )
-def test_what_is_no_document_is_refused(data: bytes, reason: str) -> None:
+def test_an_invalid_document_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
         read_ubjson(data)

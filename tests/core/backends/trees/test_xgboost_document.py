@@ -1,4 +1,7 @@
-"""Documents that would lead XGBoost out of its memory are refused. Needs no library."""
+"""Refusal of documents that would make XGBoost read or write out of bounds.
+
+Needs no library.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def test_forests_are_let_through() -> None:
         ({"tree_param": {}}, "lacks something.*num_nodes"),
     ],
 )
-def test_what_is_no_tree_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_invalid_tree_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
         read(document(tree(**changes)))
 
@@ -131,7 +134,7 @@ def test_a_leaf_of_several_values_has_them(changes: dict[str, Any]) -> None:
         ({"param": {"num_feature": "many"}}, "in another form"),
     ],
 )
-def test_what_is_no_forest_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_an_invalid_forest_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
         read(document(**changes))
 
@@ -143,7 +146,7 @@ def test_an_objective_for_other_classes_is_refused() -> None:
         read(made)
 
 
-def test_a_linear_model_is_told_that_it_is_no_forest() -> None:
+def test_a_linear_model_is_refused() -> None:
     made = document()
     made["learner"]["gradient_booster"] = {"model": {"weights": [1.0]}, "name": "gblinear"}
     with pytest.raises(InternalError, match="'gblinear' grows no forest"):
@@ -154,6 +157,6 @@ def test_a_linear_model_is_told_that_it_is_no_forest() -> None:
     ("data", "reason"),
     [(b"", "neither JSON nor UBJSON"), (b'{"a": 1, "a": 2}', "key twice"), (b"{}", "ends|lacks")],
 )
-def test_what_is_no_document_is_refused(data: bytes, reason: str) -> None:
+def test_an_invalid_document_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(InternalError, match=reason):
         read_xgboost(data)

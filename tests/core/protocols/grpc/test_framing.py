@@ -115,7 +115,7 @@ def test_deadlines_are_read_in_their_units(text: bytes, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"1", b"-1S", b"1s", b"999999999S", b"1.5S"])
-def test_what_is_no_deadline_is_refused(text: bytes) -> None:
+def test_an_invalid_deadline_is_refused(text: bytes) -> None:
     with pytest.raises(StatusError, match="grpc-timeout"):
         read_opening(((b"grpc-timeout", text),))
 

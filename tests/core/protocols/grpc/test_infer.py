@@ -1,4 +1,4 @@
-"""The V2 gRPC codec: requests both ways, whole and damaged, against the protobuf library as the second opinion."""
+"""V2 gRPC codec: requests both ways, whole and damaged, compared with the protobuf library."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_inputs_that_are_named_twice_stay_for_the_engine_to_refuse() -> None:
     assert [spec.name for spec in call.form.inputs] == ["A", "A"]
 
 
-def test_a_datatype_nobody_knows_is_called_invalid() -> None:
+def test_an_unknown_datatype_is_called_invalid() -> None:
     call = decode_infer(request(Input(name="A", datatype="WAT", shape=[1]), raw=(b"",)))
     assert call.form.inputs == (InputSpec("A", "<invalid>", (1,)),)
 
@@ -335,7 +335,7 @@ def test_parameters_are_looked_at_before_inputs_and_inputs_before_outputs() -> N
         ({"string_param": "2"}, "invalid value type for 'classification' parameter, expected int64_param"),
     ],
 )
-def test_a_count_of_classes_that_is_none_is_refused(value: dict[str, Any], text: str) -> None:
+def test_an_invalid_count_of_classes_is_refused(value: dict[str, Any], text: str) -> None:
     output = Output(name="Y", parameters={"classification": value})
     assert refusal(request(fp32(), raw=(b"12345678",), outputs=[output])) == ("INVALID_ARG", text)
 
@@ -357,7 +357,7 @@ def test_versions_are_read_as_c_reads_them(text: str, version: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "-", " ", "٣", str(2**63), "9" * 5_000])
-def test_a_version_that_is_no_number_is_refused_with_tritons_text(text: str) -> None:
+def test_an_invalid_version_is_refused_with_tritons_text(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         version_of(text)
     assert caught.value.message == (
@@ -534,7 +534,7 @@ def read(message: bytes) -> object:
 
 
 @given(st.lists(MESSAGE, max_size=6))
-def test_a_remembered_head_is_the_one_that_is_read_anew(messages: list[Any]) -> None:
+def test_a_cached_header_equals_a_fresh_one(messages: list[Any]) -> None:
     sent = [each.SerializeToString() for each in messages]
     anew = []
     for message in sent:
@@ -571,7 +571,7 @@ def test_forwarded_metadata_join_the_parameters() -> None:
     assert decode_infer(with_parameters(a={"int64_param": 1})).form.parameters == {"a": 1}
 
 
-def test_a_pattern_that_is_none_is_refused_at_the_start() -> None:
+def test_an_invalid_pattern_is_refused_at_startup() -> None:
     with pytest.raises(ConfigError, match=r"--grpc-header-forward-pattern: '\(' is not a regular expression"):
         forward_pattern("(")
 
@@ -627,7 +627,7 @@ def test_a_response_beyond_two_gibibytes_is_an_error_before_it_is_assembled() ->
         encode_infer("m", "1", InferForm(()), Response([Tensor("A", "UINT8", huge)]))
 
 
-def test_what_goes_into_shared_memory_makes_no_message_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_in_shared_memory_do_not_count_towards_the_message_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v2_grpc, "MAX_MESSAGE_BYTES", 100)
     place, values = bytearray(400), np.arange(100, dtype="<i4")
     target = HostTarget(memoryview(place))
@@ -837,7 +837,7 @@ def test_text_among_the_elements_of_an_output_is_sent_as_over_http() -> None:
         max_size=8,
     )
 )
-def test_a_remembered_output_is_the_one_that_is_encoded_anew(outputs: list[tuple[str, str, tuple[int, ...]]]) -> None:
+def test_a_cached_output_equals_a_fresh_one(outputs: list[tuple[str, str, tuple[int, ...]]]) -> None:
     for name, datatype, shape in outputs * 2:
         found = v2_grpc._encode_output(name, datatype, shape)
         assert found == v2_grpc._encode_output.__wrapped__(name, datatype, shape)

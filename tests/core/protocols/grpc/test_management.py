@@ -1,4 +1,4 @@
-"""The RPCs besides inference: what their messages mean."""
+"""Decoding and encoding of the management RPCs."""
 
 from __future__ import annotations
 

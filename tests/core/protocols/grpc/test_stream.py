@@ -1,4 +1,4 @@
-"""ModelStreamInfer without a socket: what its messages say and the order in which they leave."""
+"""ModelStreamInfer without a socket: its messages and the order in which answers are sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_answer_says_whether_it_is_the_last(final: bool) -> None:
     assert answered.parameters == {"mood": "good"}  # one response may be on its way to others, too
 
 
-def test_an_empty_final_answer_is_sent_only_when_it_is_asked_for() -> None:
+def test_an_empty_final_answer_is_sent_only_if_requested() -> None:
     assert encode_answer("m", "3", FORM, Streamed(None, True), empty_final=False) is None
     assert read(encode_answer("m", "3", FORM, Streamed(None, True), empty_final=True)) == {
         "infer_response": {

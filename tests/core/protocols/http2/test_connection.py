@@ -1,4 +1,4 @@
-"""The server's side of HTTP/2, played against hyper's h2 as the client, and against clients that mean no good."""
+"""Server side of HTTP/2 against hyper's h2 as the client, and against hostile clients."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_header_blocks_mean_the_same_whenever_they_come_again(fields: list[tuple
     assert pair.streams.ended == list(wanted)
 
 
-def test_what_waits_for_a_window_is_told_of_when_it_leaves() -> None:
+def test_the_handler_learns_when_paused_data_is_sent() -> None:
     pair = Pair()
     pair.client.send_headers(1, ASKED, end_stream=True)
     pair.turn()
@@ -189,7 +189,7 @@ def test_streams_beyond_the_limit_are_refused_and_may_come_again() -> None:
     assert 7 in pair.streams.fields
 
 
-def test_a_client_that_gives_up_is_heard_and_sent_nothing_more() -> None:
+def test_a_reset_stream_is_reported_and_sent_nothing_more() -> None:
     pair = Pair()
     pair.client.send_headers(1, ASKED)
     pair.turn()
@@ -232,13 +232,13 @@ def test_a_server_that_leaves_ends_what_it_has_begun_and_takes_no_more() -> None
     assert list(pair.streams.fields) == [1, 3]
 
 
-def test_a_client_that_said_nothing_yet_is_not_waited_for_when_the_server_leaves() -> None:
+def test_a_silent_client_does_not_delay_the_drain() -> None:
     server = Http2(Streams())
     server.leave()
     assert server.left
 
 
-def test_pings_are_answered_and_told_of_and_what_is_sent_meanwhile_too() -> None:
+def test_pings_are_answered_and_reported_with_the_data_sent_meanwhile() -> None:
     server, streams = greeted()
     server.sent_data()
     server.receive(frame(PING, 0, 0, b"12345678") + frame(PING, 1, 0, b"leaving "))
@@ -313,7 +313,7 @@ def test_what_the_protocol_forbids_ends_the_connection_with_its_code(raw: bytes,
     assert said[-len(str(caught.value)) - 4 : -len(str(caught.value))] == code.to_bytes(4, "big")
 
 
-def test_a_connection_that_is_not_of_http2_is_told_at_its_first_bytes() -> None:
+def test_a_connection_without_the_preface_is_refused_at_its_first_bytes() -> None:
     with pytest.raises(Http2Error):
         Http2(Streams()).receive(b"GET / HTTP/1.1\r\n")
 

@@ -1,4 +1,4 @@
-"""When connections are asked whether they live, when clients ask too often, and when a connection is too old."""
+"""Keepalive pings of the server, ping strikes of clients, and the maximum age of connections."""
 
 from __future__ import annotations
 

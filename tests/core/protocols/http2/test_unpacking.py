@@ -1,4 +1,4 @@
-"""The memo of header blocks beside a plain decoder: a block means what the dynamic table makes of it now."""
+"""Memo of header blocks compared with a plain decoder as the dynamic table changes."""
 
 from __future__ import annotations
 

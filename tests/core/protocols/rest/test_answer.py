@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: who may come again is told when."""
+"""Errors as HTTP answers, with Retry-After."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from remora.protocols.rest.answer import encode_error
 from remora.scheduling.batching import ExpiredError
 
 
-def test_who_found_the_queue_full_is_told_when_to_come_again() -> None:
+def test_a_full_queue_answers_with_retry_after() -> None:
     answer = encode_error(QueueFullError("full"), plain=True)
     assert answer.status == 503
     assert (b"Retry-After", b"1") in answer.headers
 
 
-def test_who_was_not_answered_in_time_is_told_too() -> None:
+def test_a_timeout_answers_with_retry_after() -> None:
     answer = encode_error(ExpiredError("Request timeout expired"), plain=True)
     assert answer.status == 503
     assert (b"Retry-After", b"1") in answer.headers

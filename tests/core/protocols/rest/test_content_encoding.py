@@ -25,7 +25,7 @@ def test_a_compressed_body_comes_back(body: bytes, encoding: tuple[str, object])
 
 
 @pytest.mark.parametrize("encoding", [b"", b"identity"])
-def test_identity_is_no_encoding(encoding: bytes) -> None:
+def test_identity_means_no_encoding(encoding: bytes) -> None:
     assert inflate(b"as it is", encoding, 1) == b"as it is"
 
 

@@ -1,4 +1,4 @@
-"""The generate codec: what becomes of each member of a request, how answers look, and Triton's texts [X09-X12]."""
+"""Generate codec: the members of a request, the form of answers, and Triton's texts [X09-X12]."""
 
 from __future__ import annotations
 
@@ -315,9 +315,7 @@ numbers = st.floats(width=32, allow_nan=False)
 
 
 @given(st.lists(texts, min_size=1), st.lists(numbers, min_size=1), st.integers(-(2**31), 2**31 - 1), texts)
-def test_what_is_sent_comes_back_from_a_model_that_echoes(
-    words: list[str], rows: list[float], n: int, request_id: str
-) -> None:
+def test_an_echo_model_returns_the_request(words: list[str], rows: list[float], n: int, request_id: str) -> None:
     form, data = decode({"words": words, "rows": rows, "n": n, "id": request_id})
     outputs = []
     for spec, values in zip(form.inputs, data, strict=True):
@@ -364,7 +362,7 @@ def test_any_members_are_a_request_or_one_of_our_errors(body: dict[str, object])
         max_size=8,
     )
 )
-def test_a_remembered_form_is_the_one_that_is_made_anew(bodies: list[dict[str, Any]]) -> None:
+def test_a_cached_form_equals_a_fresh_one(bodies: list[dict[str, Any]]) -> None:
     def outcome(body: dict[str, Any]) -> object:
         try:
             return repr(decode(body))

@@ -1,4 +1,4 @@
-"""The load report: which gauges make it, in both notations, and when there is none [H33]."""
+"""Load report: its gauges, both notations, and the cases without a report [H33]."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = gauges(used=25, max=100, tokens_per=64, fraction=0.25)
         (b"", None),
     ],
 )
-def test_the_report_is_made_in_the_notation_that_is_asked_for(notation: bytes, report: bytes | None) -> None:
+def test_the_report_uses_the_requested_notation(notation: bytes, report: bytes | None) -> None:
     assert load_report(notation, FULL) == report
 
 
@@ -46,5 +46,5 @@ def test_an_empty_cache_is_not_used_at_all() -> None:
         gauges(used=1, max="+Inf", tokens_per=3),
     ],
 )
-def test_what_is_not_known_is_not_reported(metrics: str) -> None:
+def test_unknown_values_are_not_reported(metrics: str) -> None:
     assert load_report(b"text", metrics) is None

@@ -121,7 +121,7 @@ def test_json_and_binary_inputs_mix() -> None:
 
 
 @pytest.mark.parametrize("header_length", [b"0", b"", b"abc", b" ", b"0.9", b"-0", b"_1"])
-def test_a_header_length_that_is_no_number_makes_a_raw_request(header_length: bytes) -> None:
+def test_an_invalid_header_length_makes_a_raw_request(header_length: bytes) -> None:
     form, data, reply = InferCodec().decode(b"tensor", header_length)
     assert form.raw
     assert form.inputs == ()

@@ -1,4 +1,4 @@
-"""Management over V2 REST: the calls that bodies ask for, and the answers to them."""
+"""Management over V2 REST: calls from bodies, and the answers to them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_body_that_cannot_be_used_is_refused(
 
 
 @pytest.mark.parametrize("body", [b"{bad", b"[]", b'{"parameters":7}', b'{"parameters":{"unload_dependents":1}}'])
-def test_an_unload_goes_on_whatever_its_body_says(body: bytes) -> None:
+def test_an_unload_ignores_an_invalid_body(body: bytes) -> None:
     assert decode_call(UNLOAD, body) == ModelUnload("m", False)
 
 
@@ -227,7 +227,7 @@ def test_statistics_have_tritons_keys_in_tritons_order() -> None:
     assert text.decode() == json.dumps(expected, separators=(",", ":"))
 
 
-def test_sequences_are_told_with_their_places_and_times_in_microseconds() -> None:
+def test_sequences_are_listed_with_places_and_times_in_microseconds() -> None:
     where = route("GET", "/v2/models/m/versions/2/sequences")
     assert decode_call(where, b"") == ModelSequences("m", 2)
     live = LiveSequence(2**64 - 1, "active", "m_0_0", 1, running=True, waiting=2, idle_ns=0)

@@ -1,4 +1,4 @@
-"""Predict requests: prediction i is instance i's, whatever was cut and stacked; no value changes on its way."""
+"""Predict requests: prediction i belongs to instance i after splitting and stacking, and values stay unchanged."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_read_is_refused_with_a_reason(body: Any, words: str) -> 
         ([["a"], "b"], "rows differ"),
     ],
 )
-def test_what_is_no_text_is_refused_with_a_reason(value: Any, words: str) -> None:
+def test_invalid_text_is_refused_with_a_reason(value: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         decode({"instances": [value]}, TensorInfo("x", "BYTES", (-1, 1)))
 
@@ -181,7 +181,7 @@ def test_text_among_the_elements_of_an_output_is_sent_as_over_v2() -> None:
     assert json.loads(encode_predict([response], [3], Rows(8, True))) == {"predictions": ["é", "b", "5"]}
 
 
-def test_an_output_with_other_rows_than_instances_is_no_answer() -> None:
+def test_an_output_without_one_row_per_instance_is_an_error() -> None:
     response = Response([Tensor("x", "FP32", np.zeros((3, 1), np.float32))])
     with pytest.raises(InternalError, match="cannot be matched"):
         encode_predict([response], [2], Rows(8, True))

@@ -346,7 +346,7 @@ def test_errors_come_in_tritons_order() -> None:
     assert "request params" in refusal(b'{"parameters":[1]}').message
 
 
-def test_parameters_nobody_knows_and_repeated_outputs_pass() -> None:
+def test_unknown_parameters_and_repeated_outputs_pass() -> None:
     codec = InferCodec()
     for parameters in ([1], {"foo": 1}, None, 7):
         codec.decode(body_of({**JSON_INPUT, "parameters": parameters}), None)

@@ -158,7 +158,7 @@ def array_of(datatype: str, shape: tuple[int, ...], value: int) -> Any:
 
 
 @given(st.lists(st.tuples(st.sampled_from("mn"), st.sampled_from("12"), ANSWERS, st.booleans()), max_size=10))
-def test_a_remembered_answer_is_the_one_that_is_printed_anew(
+def test_a_cached_answer_equals_a_fresh_one(
     sent: list[tuple[str, str, list[Tensor], bool]],
 ) -> None:
     printer, starts = ReplyPrinter(), dict[Wire, bytes]()

@@ -137,7 +137,7 @@ PATHS = st.lists(PARTS, max_size=7).map(lambda parts: "/" + "/".join(parts))
 
 
 @given(st.lists(st.tuples(METHODS, PATHS), max_size=12))
-def test_a_remembered_route_is_the_one_that_is_found_anew(asked: list[tuple[str, str]]) -> None:
+def test_a_cached_route_equals_a_fresh_one(asked: list[tuple[str, str]]) -> None:
     for method, path in asked * 2:
         assert routed(route, method, path) == routed(v2_routes._route, method, path)
 
