@@ -11,7 +11,7 @@ import pytest
 
 from device_models import double
 from fakes import config_of
-from remora.backends import Execution, Instance, Placement, Source
+from remora.backends import Execution, Instance, Placement, Source, capabilities_of
 from remora.backends.onnxruntime import OnnxRuntimeBackend
 from remora.messages import Array, Response
 from remora.tensors.device import DeviceArray
@@ -44,7 +44,7 @@ def answer(instance: Instance, array: Any, *, stays: bool = False) -> Any:
 @pytest.mark.parametrize("text", ["", GRAPHS], ids=["plain", "graphs"])
 def test_answers_are_the_cpus_whatever_comes(tmp_path: Path, text: str) -> None:
     (instance,) = instances(tmp_path, text)
-    assert getattr(instance, "devices", None) == {(2, 0)}
+    assert capabilities_of(instance).devices == {(2, 0)}
     for turn in range(50):
         rows: Array = ROWS[: 1 + turn % 8] + turn
         np.testing.assert_allclose(answer(instance, rows), rows * 2, rtol=1e-6)

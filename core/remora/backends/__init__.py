@@ -10,6 +10,7 @@ Invariant: this module imports no framework.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.3"
+API_VERSION = "1.4"
 """Version of these protocols. The first number changes if existing backends must be changed, the second if an optional
 feature is added. A backend whose ``api_version`` has another first number is refused."""
 
@@ -62,7 +63,7 @@ class Execution:
     An instance of a model with iterative sequences puts the indices of the requests that need another turn into
     ``again`` [S14]. It returns None for those requests, and a later execution answers them.
 
-    An instance whose ``answers_late`` is true may answer after ``execute`` has returned although its model is not
+    An instance with the capability ``answers_late`` may answer after ``execute`` has returned although its model is not
     decoupled: it puts the indices of such requests into ``late``, returns None for them, and sends one final answer for
     each. Its executions always have a ``send`` (since 1.3).
 
@@ -96,18 +97,44 @@ def _nowhere(index: int, streamed: Streamed) -> None:
     raise InternalError("this execution accepts no answers other than those that execute returns")
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Optional abilities of an instance (since 1.4).
+
+    Attributes:
+        devices: DLPack's (device type, id) of the devices on which the instance accepts inputs as `DeviceArray`s. If
+            all requests of a batch have ``stays``, its outputs may be such arrays. The instance returns an array only
+            after its device has finished writing it, and has read its inputs when it returns.
+        remote: the instance is a `RemoteInstance`.
+        ahead: one batch may be begun while another still runs: it is queued behind the running batch, and its end is
+            reported later. Only for remote instances.
+        answers_late: the instance may answer after ``execute`` has returned; see `Execution`.
+        unhealthy_reason: returns why the instance cannot run now, "" if it can; None if it can always run.
+        fatal: only a restart of the process makes an unhealthy instance healthy; the server then fails its readiness
+            and liveness probes.
+    """
+
+    devices: frozenset[tuple[int, int]] = frozenset()
+    remote: bool = False
+    ahead: bool = False
+    answers_late: bool = False
+    unhealthy_reason: Callable[[], str] | None = None
+    fatal: bool = False
+
+    @property
+    def trouble(self) -> str:
+        """Reason why the instance cannot run now, empty if it can."""
+        return "" if self.unhealthy_reason is None else self.unhealthy_reason()
+
+
 class Instance(Protocol):
     """One place where a model can run.
 
     Only one thread uses an instance at a time, not always the same one. ``quick`` is True if ``execute`` runs no user
     code and never waits, so that the event loop may run short batches itself.
 
-    An instance may have ``devices``, a set of DLPack's (device type, id): inputs may then arrive as `DeviceArray`s on
-    one of these, and if all requests of a batch have ``stays``, its outputs may be such arrays (since 1.1). The
-    instance returns an array only after its device has finished writing it, and has read its inputs when it returns.
-
-    An instance may have ``trouble``: the reason why it cannot run now, empty if it can. If ``fatal`` is also True, only
-    a restart of the process helps, and the server then fails its readiness and liveness probes (since 1.3).
+    An instance may have an attribute ``capabilities``, a `Capabilities` (since 1.4). Without it, the attributes
+    ``devices``, ``remote``, ``ahead``, ``answers_late``, ``trouble`` (a text) and ``fatal`` of API 1.3 are read.
     """
 
     name: str
@@ -127,6 +154,21 @@ class Instance(Protocol):
         """Release all resources. Called once, while nothing runs."""
 
 
+def capabilities_of(instance: Instance) -> Capabilities:
+    """Return the capabilities of an instance, from its attributes if it was written for API 1.3."""
+    declared: Capabilities | None = getattr(instance, "capabilities", None)
+    if declared is not None:
+        return declared
+    return Capabilities(
+        devices=getattr(instance, "devices", frozenset()),
+        remote=getattr(instance, "remote", False),
+        ahead=getattr(instance, "ahead", False),
+        answers_late=getattr(instance, "answers_late", False),
+        unhealthy_reason=(lambda: str(getattr(instance, "trouble", ""))) if hasattr(instance, "trouble") else None,
+        fatal=getattr(instance, "fatal", False),
+    )
+
+
 Done = Callable[[Sequence[Outcome | None] | Exception], None]
 """Receives what ``execute`` would have returned or raised, or a NotBegunError."""
 
@@ -138,22 +180,15 @@ class NotBegunError(Exception):
 class RemoteInstance(Instance, Protocol):
     """Instance in another process whose batches an event loop runs without a waiting thread.
 
-    ``remote`` is True and marks such instances. If the instance has an ``ahead`` that is also True, one batch may be
-    begun while another still runs: it is queued behind the running batch, and its end is reported later (since 1.2).
+    Its capabilities have ``remote``; see also ``ahead`` there (since 1.2).
     """
 
-    @property
-    def remote(self) -> bool: ...
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
         """Start the batch and return True, or return False if ``execute`` must be used instead.
 
         After True, ``done`` is called once when the batch has ended, in any thread, and must not raise. Called in the
         loop of ``watcher``, and only while no batch runs (but see ``ahead``). After False, nothing has begun.
         """
-
-    @property
-    def trouble(self) -> str:
-        """Reason why the instance cannot run now, empty if it can."""
 
 
 class BackendModel(Protocol):
@@ -197,6 +232,7 @@ __all__ = [
     "API_VERSION",
     "Backend",
     "BackendModel",
+    "Capabilities",
     "Done",
     "Execution",
     "Instance",
@@ -204,4 +240,5 @@ __all__ = [
     "Placement",
     "RemoteInstance",
     "Source",
+    "capabilities_of",
 ]

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from remora.backends import Execution
+from remora.backends import Capabilities, Execution
 from remora.config import dtype_name
 from remora.errors import InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Array, Outcome, Request, Response, Tensor
@@ -128,11 +128,22 @@ class ArrayInstance:
         quick: as in ``Instance``.
         clock: the engine's monotonic clock, in nanoseconds.
         staying: as ``run``, for outputs that may stay on a device.
-        devices: as in ``Instance``.
+        devices: as in ``Capabilities``.
         close: releases the resources that ``run`` holds for this instance alone.
     """
 
-    __slots__ = ("_batches", "_clock", "_close", "_inputs", "_outputs", "_run", "_staying", "devices", "name", "quick")
+    __slots__ = (
+        "_batches",
+        "_clock",
+        "_close",
+        "_inputs",
+        "_outputs",
+        "_run",
+        "_staying",
+        "capabilities",
+        "name",
+        "quick",
+    )
 
     def __init__(
         self,
@@ -148,7 +159,7 @@ class ArrayInstance:
     ) -> None:
         self.name = name
         self.quick = quick
-        self.devices = devices
+        self.capabilities = Capabilities(devices=devices)
         self._run = run
         self._staying = staying or run
         self._close = close

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from remora.backends import Instance
+from remora.backends import Capabilities, Instance, capabilities_of
 from remora.backends.arrays import Run
 from remora.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from remora.messages import Array, Tensor
@@ -57,25 +57,17 @@ class GpuHealth:
 
 
 class GpuInstance:
-    """Instance whose GPU may be lost to the process.
+    """Instance whose GPU may be lost to the process, which only a restart of the process repairs."""
 
-    ``fatal`` is True because only a restart of the process helps.
-    """
-
-    fatal = True
     quick = False
 
     def __init__(self, inner: Instance, health: GpuHealth) -> None:
         self.name = inner.name
         self.execute = inner.execute
         self.close = inner.close
-        self.devices: frozenset[tuple[int, int]] = getattr(inner, "devices", frozenset())
-        self._health = health
-
-    @property
-    def trouble(self) -> str:
-        """Reason why the instance cannot run, or ""."""
-        return self._health.trouble
+        self.capabilities = Capabilities(
+            devices=capabilities_of(inner).devices, unhealthy_reason=lambda: health.trouble, fatal=True
+        )
 
 
 @cache

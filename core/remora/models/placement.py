@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from remora.backends import BackendModel, Execution, Instance
+from remora.backends import BackendModel, Execution, Instance, capabilities_of
 from remora.config import Placement
 from remora.errors import UnavailableError
 from remora.messages import Outcome
@@ -142,13 +143,7 @@ class PinnedInstance:
         self._cpus = cpus
         self._bind = bind or _bind
         self._bound = threading.local()
-        self.devices: frozenset[tuple[int, int]] = getattr(inner, "devices", frozenset())
-
-    def __getattr__(self, name: str) -> object:
-        """Forward ``trouble`` and ``fatal`` of an instance that has them."""
-        if name in ("trouble", "fatal"):
-            return getattr(self._inner, name)
-        raise AttributeError(name)
+        self.capabilities = replace(capabilities_of(inner), remote=False, ahead=False)
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch. The first call in a thread binds that thread."""

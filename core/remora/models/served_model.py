@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from remora.backends import BackendModel, Instance
+from remora.backends import BackendModel, Instance, capabilities_of
 from remora.calls import ModelInfo, ModelStats, SequenceReport
 from remora.config import ANY_KIND, BatchPolicy, Placement, batch_policy, sequence_policy
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
@@ -131,7 +131,7 @@ class ServedModel:
     def _devices_of(self, instances: Sequence[Instance]) -> frozenset[DeviceId]:
         if not instances or self.decoupled or self.caches or self.config.HasField("sequence_batching"):
             return frozenset()
-        taken: list[frozenset[DeviceId]] = [getattr(instance, "devices", frozenset()) for instance in instances]
+        taken = [capabilities_of(instance).devices for instance in instances]
         return taken[0].intersection(*taken[1:])
 
     def _cached(self, inner: ModelScheduler, cache: ResponseCache, clock: Clock, fingerprint: bytes) -> ModelScheduler:
@@ -320,14 +320,14 @@ class ServedModel:
     @property
     def trouble(self) -> str:
         """Why all instances are unhealthy, empty if at least one can serve."""
-        troubles = [str(getattr(instance, "trouble", "")) for instance in self._instances]
+        troubles = [capabilities_of(instance).trouble for instance in self._instances]
         return troubles[0] if troubles and all(troubles) else ""
 
     @property
     def fatal(self) -> str:
         """Why an instance needs a restart of the process, empty if none does."""
-        fatal = (instance for instance in self._instances if getattr(instance, "fatal", False))
-        return next((reason for instance in fatal if (reason := str(getattr(instance, "trouble", "")))), "")
+        fatal = (each for instance in self._instances if (each := capabilities_of(instance)).fatal)
+        return next((reason for each in fatal if (reason := each.trouble)), "")
 
     @property
     def in_flight(self) -> int:

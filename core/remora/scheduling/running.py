@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
 
-from remora.backends import Execution, Instance, NotBegunError, RemoteInstance
+from remora.backends import Execution, Instance, NotBegunError, RemoteInstance, capabilities_of
 from remora.errors import CancelledError, InternalError, RemoraError
 from remora.messages import Outcome, Response, Streamed, Ticket, Watcher
 from remora.scheduling.batching import Plan
@@ -167,7 +167,7 @@ class Runner:
         return self._complete(instance, plan, execution, start_ns, result, late)
 
     def _late(self, instance: Instance, plan: Plan) -> LateAnswers | None:
-        if not getattr(instance, "answers_late", False):
+        if not capabilities_of(instance).answers_late:
             return None
         return LateAnswers(instance, plan.tickets, self._answer_late)
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from remora.backends import Instance
+from remora.backends import Instance, capabilities_of
 from remora.errors import RemoraError
 from remora.messages import Mailbox, Ticket, Watcher
 from remora.scheduling.batching import RESOURCES, BatchQueue, Plan, Queue
@@ -102,8 +102,9 @@ class Scheduler:
         """Derive from the instances what an event loop may run."""
         promptly = not self._may_wait
         self._quick = promptly and all(instance.quick for instance in instances)
-        self._remote = promptly and not self._decoupled and all(getattr(each, "remote", False) for each in instances)
-        ahead = self._remote and all(getattr(each, "ahead", False) for each in instances)
+        capabilities = [capabilities_of(instance) for instance in instances]
+        self._remote = promptly and not self._decoupled and all(each.remote for each in capabilities)
+        ahead = self._remote and all(each.ahead for each in capabilities)
         self._ahead = self._queue if ahead and isinstance(self._queue, BatchQueue) else None
 
     # -- taking requests --------------------------------------------------------------------------------------------

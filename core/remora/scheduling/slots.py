@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from remora.backends import Instance
+from remora.backends import Instance, capabilities_of
 from remora.scheduling.batching import Plan
 
 
@@ -51,7 +51,7 @@ class Slot:
     @property
     def trouble(self) -> str:
         """Reason why the instance cannot run anything now, or ""."""
-        return str(getattr(self.instance, "trouble", ""))
+        return capabilities_of(self.instance).trouble
 
     def free(self, *, begun: bool) -> None:
         """Record the end of a batch, either of a loop (``begun``) or of a thread."""
@@ -77,7 +77,9 @@ class Slots:
         """Replace the instances, and return the slots of those removed."""
         known = {id(slot.instance): slot for slot in self._slots}
         self._slots = [known.pop(id(each)) if id(each) in known else Slot(each) for each in instances]
-        self._may_fail = len(instances) > 1 and any(hasattr(instance, "trouble") for instance in instances)
+        self._may_fail = len(instances) > 1 and any(
+            capabilities_of(instance).unhealthy_reason is not None for instance in instances
+        )
         left_out = list(known.values())
         for slot in left_out:
             slot.retired = True

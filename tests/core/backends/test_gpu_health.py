@@ -65,14 +65,14 @@ def test_a_batch_that_loses_the_gpu_is_not_run_again(stand_in: StandIn, health: 
     model = Model()
     instance: Any = on_gpu(model, text)
     assert [type(each) for each in run(instance, 3)] == [Response] * 3
-    assert (instance.trouble, instance.fatal, instance.quick) == ("", True, False)
+    assert (instance.capabilities.trouble, instance.capabilities.fatal, instance.quick) == ("", True, False)
     runs, model.error = model.runs, InternalError("CUDA failure 700", from_model=True)
     with stand_in.broken(ILLEGAL_ADDRESS):
         outcomes = run(instance, 3)
     assert model.runs == runs + 1
     assert [type(each) for each in outcomes] == [UnavailableError] * 3
-    assert instance.trouble.endswith(LOST)
-    assert str(outcomes[0]) == instance.trouble
+    assert instance.capabilities.trouble.endswith(LOST)
+    assert str(outcomes[0]) == instance.capabilities.trouble
 
 
 def test_all_instances_of_the_process_stop_and_none_recovers(
@@ -99,7 +99,7 @@ def test_a_failure_that_passes_leaves_the_instance_as_it_is(stand_in: StandIn, h
     waits = stand_in.waits()
     with stand_in.broken(status):
         assert len(run(instance, 2)) == 2
-    assert instance.trouble == ""
+    assert instance.capabilities.trouble == ""
     assert model.runs == 3, "the requests run again one by one"
     assert stand_in.waits() == waits, "the probe waits for no work of the device"
     model.error = None
@@ -112,7 +112,7 @@ def test_a_request_that_is_refused_has_the_gpu_not_probed(stand_in: StandIn, hea
     model.error = InvalidArgumentError("too large")
     with stand_in.broken(ILLEGAL_ADDRESS):
         run(instance)
-    assert instance.trouble == ""
+    assert instance.capabilities.trouble == ""
 
 
 def test_an_error_of_any_other_call_stops_the_instances_too(stand_in: StandIn) -> None:

@@ -94,7 +94,7 @@ def test_instances_have_contexts_streams_and_devices_of_their_own(
     before = cudart.held(STREAM)
     one, other = (model.instance(config, Placement(f"m_{gpu}", "GPU", gpu)) for gpu in (0, 1))
     assert cudart.held(STREAM) - before == 4, "one for kernels and one for copies each"
-    assert (one.devices, other.devices) == ({(2, 0)}, {(2, 1)})
+    assert (one.capabilities.devices, other.capabilities.devices) == ({(2, 0)}, {(2, 1)})
     assert cudart.device() == 0, "a thread that loads models goes on to others"
     np.testing.assert_array_equal(answer(one, X)[0], answer(other, X)[0])
     other.close(), one.close()

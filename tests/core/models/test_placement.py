@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import FakeBackend, FakeInstance, config_of, ticket_of
-from remora.backends import Execution, Source
+from remora.backends import Capabilities, Execution, Source
 from remora.config import Placement, placements
 from remora.errors import UnavailableError
 from remora.models.placement import (
@@ -106,10 +106,16 @@ def test_an_instance_binds_each_thread_once_and_is_never_run_by_the_loop() -> No
 
 def test_a_bound_instance_is_in_trouble_when_its_inner_one_is() -> None:
     inner: Any = FakeInstance()
-    bound = PinnedInstance(inner, frozenset({1}))
-    assert not hasattr(bound, "trouble")
+    assert PinnedInstance(inner, frozenset({1})).capabilities == Capabilities()
     inner.trouble, inner.fatal = "its GPU is lost", True
-    assert (bound.trouble, bound.fatal) == ("its GPU is lost", True)
+    bound = PinnedInstance(inner, frozenset({1}))
+    assert (bound.capabilities.trouble, bound.capabilities.fatal) == ("its GPU is lost", True)
+
+
+def test_a_bound_instance_answers_late_but_is_not_remote() -> None:
+    inner: Any = FakeInstance()
+    inner.capabilities = Capabilities(remote=True, ahead=True, answers_late=True)
+    assert PinnedInstance(inner, frozenset({1})).capabilities == Capabilities(answers_late=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be bound to processors here")

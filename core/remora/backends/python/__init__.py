@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remora.backends import BackendModel, Instance, Placement, Source
+from remora.backends import BackendModel, Capabilities, Instance, Placement, Source
 from remora.backends.calling import opening
 from remora.backends.model_files import model_path, require_file, shown_path
 from remora.backends.python.calls import ModelCalls
@@ -161,7 +161,7 @@ class PythonModel:
             "model_name": self._source.name,
         }
         instance = PythonInstance(placement.name, loaded, self._folders, self._host(placement.name), config)
-        instance.devices = _devices(config, placement)
+        instance.capabilities = Capabilities(devices=_devices(config, placement), answers_late=True)
         try:
             instance.initialize(arguments)
         except BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from remora.backends import Execution
+from remora.backends import Capabilities, Execution
 from remora.backends.arrays import output_names
 from remora.backends.calling import executing, opening
 from remora.backends.python.failures import describe
@@ -29,7 +29,6 @@ from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
 from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.tensors.device import DeviceId
 
 if TYPE_CHECKING:
     from remora.backends.python.coroutines import BackgroundLoop
@@ -54,7 +53,6 @@ class PythonInstance:
     """
 
     quick = False
-    answers_late = True
 
     def __init__(
         self, name: str, loaded: LoadedModule, folders: Sequence[Path], host: Host, config: ModelConfig
@@ -69,7 +67,7 @@ class PythonInstance:
         self._outputs = frozenset(output_names(config))
         self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
         self._datatypes |= {state.input_name: DATATYPES[state.data_type] for state in states}
-        self.devices: frozenset[DeviceId] = frozenset()
+        self.capabilities = Capabilities(answers_late=True)
         self._background: BackgroundLoop | None = None
         self._model: Any = None
         settle(loaded.package, host)

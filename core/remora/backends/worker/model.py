@@ -13,7 +13,7 @@ from time import monotonic_ns
 
 import numpy as np
 
-from remora.backends import Done, Execution, Instance, Placement, Source
+from remora.backends import Capabilities, Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
 from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.encoding import RequestWriter
@@ -90,8 +90,6 @@ class WorkerInstance:
     """Instance in a worker process that is restarted after a crash."""
 
     quick = False
-    ahead = True
-    answers_late = True
 
     def __init__(self, source: Source, settings: WorkerSettings, python: Path) -> None:
         self.name = source.name
@@ -101,26 +99,27 @@ class WorkerInstance:
         callbacks = WorkerCallbacks(source.name, source.name, self, source.calls, monotonic_ns)
         self._callbacks = callbacks
         self.supervisor = Supervisor(source.name, callbacks, settings, python)
+        self.capabilities = self._capabilities()
 
     def start(self, config: ModelConfig, placement: Placement, opening: Sequence[Draft]) -> None:
         """Make the opened model an instance. Raises InternalError."""
         self.name = placement.name
         self._decoupled = config.model_transaction_policy.decoupled
+        self.capabilities = self._capabilities()
         self._callbacks.instance = placement.name
         starting = [_config_draft(config, placement=[placement.name, placement.kind, placement.device_id])]
         steps: Steps = [(MessageKind.OPEN, opening), (MessageKind.START, starting)]
         self.supervisor.request(MessageKind.START, starting)
         self.supervisor.serve(placement.name, steps)
 
-    @property
-    def remote(self) -> bool:
-        """True if an event loop may begin batches, see ``RemoteInstance.remote``."""
-        return self.supervisor.in_memory and not self._decoupled
-
-    @property
-    def trouble(self) -> str:
-        """Reason why the worker cannot run now, empty if it can."""
-        return self.supervisor.trouble
+    def _capabilities(self) -> Capabilities:
+        supervisor = self.supervisor
+        return Capabilities(
+            remote=supervisor.in_memory and not self._decoupled,
+            ahead=True,
+            answers_late=True,
+            unhealthy_reason=lambda: supervisor.trouble,
+        )
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch in the worker, see ``Instance.execute``.

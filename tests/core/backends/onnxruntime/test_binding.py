@@ -65,8 +65,8 @@ def lying(array: Array, datatype: str = "FP32") -> Any:
 
 
 def test_a_model_says_where_it_takes_tensors(tmp_path: Path) -> None:
-    assert model(tmp_path).devices == {HOST}
-    assert model(tmp_path, **{"device-tensors": ""}).devices == frozenset()
+    assert model(tmp_path).capabilities.devices == {HOST}
+    assert model(tmp_path, **{"device-tensors": ""}).capabilities.devices == frozenset()
 
 
 def test_a_tensor_on_the_device_is_bound_at_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

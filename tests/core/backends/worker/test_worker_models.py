@@ -460,7 +460,7 @@ def test_a_dead_worker_is_told_of_and_started_again(models: Models, fault: str, 
     assert values(run(instance)[0]) == [7]
     assert instance.supervisor.pid != pid
     assert gone(pid)
-    assert instance.trouble == ""
+    assert instance.capabilities.trouble == ""
 
 
 def test_a_worker_that_dies_again_and_again_is_refused_at_once_and_says_when_it_is_back(fast: Models) -> None:
@@ -471,7 +471,7 @@ def test_a_worker_that_dies_again_and_again_is_refused_at_once_and_says_when_it_
     said = failure(instance)
     assert "exit code 3" in said
     assert "starts it again in 0." in said
-    assert "exit code 3" in instance.trouble
+    assert "exit code 3" in instance.capabilities.trouble
     instance.close()
 
 
@@ -483,7 +483,7 @@ def test_a_worker_that_does_not_come_back_is_refused_with_the_reason(fast: Model
     )
     failure(instance, request("now"))
     assert "once is enough" in failure(instance)
-    assert "once is enough" in instance.trouble
+    assert "once is enough" in instance.capabilities.trouble
 
 
 def test_a_stream_of_a_dead_worker_ends_with_an_error(models: Models) -> None:
