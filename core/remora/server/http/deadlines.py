@@ -1,7 +1,9 @@
-"""Deadlines of requests over HTTP; the law: such a request is answered once, by its deadline, whatever the model does.
+"""Deadlines of HTTP requests.
 
-A client says in ``X-Request-Timeout-Ms`` how long it will wait. What still waits then is never run, what runs can see
-that it was cancelled, and an answer that comes later is dropped. Requests without a deadline cost nothing here.
+The header ``X-Request-Timeout-Ms`` gives the time that a client waits. At the deadline a queued request is dropped, a
+running one is cancelled, and a later answer is discarded. Requests without a deadline cost nothing here.
+
+Invariant: a request with a deadline is answered once, at its deadline at the latest.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _MAX_DIGITS = 10
 
 
 def timeout_ns(value: bytes | None, *, plain: bool) -> int:
-    """What the header says, in nanoseconds; 0 without one. Raises Refusal (400) for what is no such time."""
+    """Return the header's time in nanoseconds, 0 without one. Raises Refusal (400) for an invalid value."""
     if value is None:
         return 0
     if not value.isdigit() or len(value) > _MAX_DIGITS or not int(value):
@@ -34,13 +36,13 @@ def timeout_ns(value: bytes | None, *, plain: bool) -> int:
 
 
 class TimedExchange(ForwardingExchange):
-    """An exchange that is answered by its deadline: by whoever has answered first, else here with 503 [H10].
+    """Exchange with a deadline, at which it is answered with 503 unless it has been answered [H10].
 
-    A stream that has begun ends with an event that says so.
+    A stream that has begun ends with an error event.
 
     Args:
-        exchange: gets the answer.
-        plain: whether the refusal is text/plain, as inference has it, or JSON.
+        exchange: receives the answer.
+        plain: True for a text/plain refusal, as for inference; False for JSON.
     """
 
     __slots__ = ("_begun", "_open", "_plain", "_ticket", "_timer")
@@ -54,9 +56,9 @@ class TimedExchange(ForwardingExchange):
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, ticket: Ticket, timeout_ns: int, call_later: CallLater | None = None) -> None:
-        """Set the request's deadline, counted from its arrival, and see to it.
+        """Set the request's deadline, counted from its arrival, and start the timer.
 
-        ``call_later`` is that of the loop which runs in this thread, unless another is given.
+        ``call_later`` defaults to that of the loop running in this thread.
         """
         ticket.deadline_ns = ticket.arrival_ns + timeout_ns
         if self._open:
@@ -82,7 +84,7 @@ class TimedExchange(ForwardingExchange):
             self._exchange.finish()
 
     def _close(self) -> bool:
-        """Whether this call is the one that ends the exchange."""
+        """Close the exchange; return True if it was open."""
         was_open, self._open = self._open, False
         if self._timer is not None:
             self._timer.cancel()

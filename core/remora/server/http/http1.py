@@ -1,9 +1,11 @@
-"""One HTTP/1.1 connection on the event loop; the law: heads and bodies in, answers out in order, bounded memory.
+"""HTTP/1.1 connections on the event loop.
 
-Small requests are read through one buffer that all connections share; a body that did not come with its head is
-received straight into its final place. One request of a connection is under way at a time. What a client sends ahead
-waits, and when that is much, or when the client does not read its answers, the socket is not read. The pieces of a
-stream are written as they come; their sender is held up while the client does not read (`held_mailbox`).
+Small requests are read through one buffer that all connections share; a body that arrives after its head is received
+directly into its final buffer. A connection has one request in flight. Pipelined requests wait in a bounded buffer; the
+socket is not read while that buffer is full or the client does not read its answers. Pieces of a stream are written at
+once; their sender is held up while the client does not read (`held_mailbox`).
+
+Invariant: answers leave in the order of their requests.
 """
 
 from __future__ import annotations
@@ -39,31 +41,31 @@ _log = logging.getLogger("remora.http")
 
 _SCRATCH_BYTES = 262_144
 _AHEAD_LIMIT = 1_048_576
-"""How much of later requests a connection may send ahead before its socket is left unread."""
+"""Bytes of pipelined requests after which the socket of a connection is no longer read."""
 _JOIN_BYTES = 8_192
-_KEPT = (b"Connection", b"keep-alive")  # what clients of HTTP/1.0 that ask for it wait to be told (RFC 9112 C.2.2)
+_KEPT = (b"Connection", b"keep-alive")  # clients of HTTP/1.0 that ask for it expect this header (RFC 9112 C.2.2)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ALIGNMENT = 64
 _TLS_RECORD = 0x16
-"""The first byte of a TLS connection, with which no request of HTTP begins (RFC 8446 5.1)."""
+"""First byte of a TLS connection, which never begins an HTTP request (RFC 8446 5.1)."""
 _TLS_QUIET_S = 60.0
 
 
 class Service(Protocol):
-    """What answers requests."""
+    """Handler of the requests on a port."""
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None: ...
 
 
 Handover = Callable[[asyncio.Transport, bytes], None]
-"""Takes a connection over, with the bytes that were received of it."""
+"""Takes over a connection and the bytes received so far."""
 
 
 class Listener:
-    """What all connections of one port share: the service, the limits, the scratch buffer and the connections.
+    """State that all connections of one port share: the service, the limits, the receive buffer, the connections.
 
-    Connections that begin with HTTP/2's preface are handed to ``http2`` with their first bytes, and are no more of
-    ours; without it they are refused, as a version that is not spoken.
+    Connections that begin with the HTTP/2 preface are handed over to ``http2`` with their first bytes; without
+    ``http2`` they are refused as an unsupported version.
     """
 
     def __init__(
@@ -87,15 +89,15 @@ class Listener:
         self._tls_quiet_until = 0.0
 
     def connection(self) -> Connection:
-        """A protocol for a new connection."""
+        """Return the protocol of a new connection."""
         return Connection(self)
 
     def is_alone(self) -> bool:
-        """Whether there is one connection: then nothing else can arrive while its request is handled."""
+        """Return True if there is one connection, because no other request can arrive while its request is handled."""
         return len(self.connections) == 1
 
     def close_idle(self) -> int:
-        """From now on answer what is under way and close; returns how many connections are still busy."""
+        """Close connections after the answer in flight from now on; return the number of open connections."""
         self.closing = True
         for connection in list(self.connections):
             connection.close_when_done()
@@ -109,42 +111,44 @@ class Listener:
             _log.warning("a client from %s spoke TLS on port %s, which speaks plain HTTP", peer[0], here[1])
 
     def sweep(self, now: float, limit_s: float, idle_s: float = inf) -> None:
-        """Close connections that have been sending one request, or nothing at all, for longer than ``limit_s``, and
-        those without a request for longer than ``idle_s``. To be called every few seconds."""
+        """Close connections that time out; call it every few seconds.
+
+        ``limit_s`` bounds the time to receive one request or the first byte, ``idle_s`` the time without a request.
+        """
         for connection in list(self.connections):
             connection.sweep(now, limit_s, idle_s)
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client."""
+    """Connection of one client."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._loop_time: Callable[[], float] = lambda: 0.0
-        self._rest = b""  # received, not yet looked at: part of a head, or requests sent ahead
+        self._rest = b""  # received and not parsed yet: part of a head, or pipelined requests
         self._head: Head | None = None  # the request being received or answered
-        self._body: memoryview | None = None  # where a long body goes, and how much of it is there
+        self._body: memoryview | None = None  # buffer of a long body; `_body_at` bytes of it are received
         self._body_at = 0
         self._chunks: ChunkDecoder | None = None
-        self._used = False  # a request came
+        self._used = False  # a request has arrived
         self._busy = False  # a request is being answered
         self._ticket: Cancellable | None = None
         self._paused = False
-        self._unread = False  # the client lets its answers pile up
-        self._ended = False  # the client sends no more
-        self._streaming = False  # an answer that comes in pieces has begun,
-        self._chunked = False  # this is how its pieces are framed,
-        self._keep = False  # and whether the connection outlives it
-        self._come = -1  # how much of a request was there when a server that ends looked last,
-        self._came_at = 0.0  # and when it had become so much
+        self._unread = False  # the write buffer is full
+        self._ended = False  # the client has closed its sending side
+        self._streaming = False  # a streamed answer has begun;
+        self._chunked = False  # its pieces are framed as chunks,
+        self._keep = False  # and the connection stays open after it
+        self._come = -1  # received bytes of the request at the last check during shutdown,
+        self._came_at = 0.0  # and when that number last changed
         self.receiving_since = 0.0
         self.idle_since = 0.0
-        """Since when there was no request, as far as sweeps have seen."""
-        self._stirred = False  # a request came since the last sweep
-        self._sent: Callable[[], None] | None = None  # waits for the client to take what was sent
+        """Loop time of the last sweep that saw a request."""
+        self._stirred = False  # a request arrived since the last sweep
+        self._sent: Callable[[], None] | None = None  # called when the client has read what was sent
 
-    # -- the transport's side ---------------------------------------------------------------------------------------
+    # -- transport callbacks -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -163,14 +167,16 @@ class Connection(asyncio.BufferedProtocol):
             ticket.cancel()
 
     def eof_received(self) -> bool:
-        """The client has left, or will only listen; TCP does not tell. What still waits for it is not run then (spec
-        Q09). An answer that is being made is sent to whoever may be there."""
+        """Handle a half-close: the client may be gone or may still read.
+
+        Cancel a queued request [Q09]; send a response that is being computed.
+        """
         self._ended = True
         self._cancel()
-        return self._busy or self._unread  # keep our side open until the answers are out
+        return self._busy or self._unread  # keep the connection open until the answers are sent
 
     def pause_writing(self) -> None:
-        """The client does not read: nothing more of what it asks is done until it does."""
+        """Stop handling requests until the client reads its answers."""
         self._unread = True
 
     def resume_writing(self) -> None:
@@ -186,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         listener = self._listener
         if not (self._busy or self._rest or self._unread) and self._body is None and self._chunks is None:
-            # The usual case, kept short: one whole request whose head is known.
+            # Fast path: one whole request whose head is memoized.
             stop = listener.scratch.find(b"\r\n\r\n", 0, count) + 4
             head = listener.heads.known(bytes(listener.view[:stop]))
             if (
@@ -245,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
             at = self._begin(head, memoryview(data), stop + 4, end)
 
     def _hands_over(self, data: bytes) -> bool:
-        """Whether this is HTTP/2 from the connection's first byte on; it is then somebody else's."""
+        """Hand a connection that began with the HTTP/2 preface over to the HTTP/2 listener; return True then."""
         http2 = self._listener.http2
         if http2 is None or self._used or not data.startswith(HTTP2_PREFACE):
             return False
@@ -267,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         self.receiving_since = self.receiving_since or self._loop_time()
 
     def _begin(self, head: Head, view: memoryview, at: int, end: int) -> int:
-        """Start on a request whose head is there; returns where the bytes after what was taken begin."""
+        """Begin a request whose head is complete; return the offset of the first byte that was not consumed."""
         self._head = head
         length = head.content_length
         if length > self._listener.max_body_bytes:
@@ -297,9 +303,9 @@ class Connection(asyncio.BufferedProtocol):
         return taken
 
     def _complete(self, body: Buffer) -> None:
-        """A request is whole: hand it on. Whoever answers it may look at ``receiving_since``."""
+        """Pass a complete request to the service, which may read ``receiving_since``."""
         self._busy = self._used = self._stirred = True
-        head: Head = self._head  # type: ignore[assignment]  # set before the body is looked at
+        head: Head = self._head  # type: ignore[assignment]  # set before the body is received
         try:
             ticket = self._listener.service.handle(head, body, self)
             self.receiving_since = 0.0
@@ -307,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
             self.receiving_since = 0.0
             _log.exception("%s %s", head.method, head.path)
             if self._streaming:
-                self.abort()  # the client must not take what it has for the whole
+                self.abort()  # the client must not mistake the partial answer for a whole one
                 return
             self._respond_error(500, INTERNAL)
             return
@@ -317,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- answering --------------------------------------------------------------------------------------------------
 
     def respond(self, answer: HttpAnswer) -> None:
-        """Write the answer of the request under way and go on with what the client sent meanwhile."""
+        """Write the answer of the request in flight and continue with pipelined data."""
         head, self._head = self._head, None
         self._ticket = None
         transport = self._transport
@@ -331,7 +337,7 @@ class Connection(asyncio.BufferedProtocol):
         if wire is not None and keep and not asks_to_keep and len(body) == 2 and type(body[1]) is bytes:
             if not wire.start:
                 wire.start = fixed_part(answer)
-            transport.write(wire.start + body[1])  # the usual case, kept short
+            transport.write(wire.start + body[1])  # fast path
         else:
             headers = (*answer.headers, _KEPT) if asks_to_keep else answer.headers
             self._write(answer, headers, keep, bodyless=head is not None and head.method == "HEAD")
@@ -339,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on(keep)
 
     def _write(self, answer: HttpAnswer, headers: Headers, keep: bool, *, bodyless: bool) -> None:
-        """Write a whole answer; one to HEAD has the length it would have, and nothing after it (RFC 9110 9.3.2)."""
+        """Write a whole answer; one to HEAD has its length and no body (RFC 9110 9.3.2)."""
         start = response_head(answer.status, headers, _length(answer.body), keep_alive=keep)
         if bodyless:
             self._transport.write(start)
@@ -408,14 +414,14 @@ class Connection(asyncio.BufferedProtocol):
             sent()
 
     def _go_on(self, keep: bool) -> None:
-        """After an answer: the next request if one was sent ahead, or the end."""
+        """Continue with a pipelined request after an answer, or close."""
         if keep:
             asyncio.get_running_loop().call_soon(self._resume)
         else:
             self._transport.close()
 
     def _resume(self) -> None:
-        """Look at what was sent ahead, now that the request before it is answered."""
+        """Parse pipelined data after the request before it is answered."""
         if self._busy or self._unread or self._transport.is_closing():
             return
         if self._paused:
@@ -433,7 +439,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _refuse(self, error: BadRequest) -> None:
-        """Answer bytes that are no request, and end the connection: where the next request begins is not known."""
+        """Answer an invalid request and close, because the start of the next request is unknown."""
         self._busy = True
         self._head = None
         self._rest = b""
@@ -445,25 +451,28 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def owes_an_answer(self) -> bool:
-        """Whether a request is being answered."""
+        """True if a request is in flight."""
         return self._busy
 
     def close_when_done(self) -> None:
-        """Close now when idle, else after the answer under way. To be called again and again: a request that is being
-        sent is waited for as long as it comes, and the first one of a new connection for a moment."""
+        """Close now if idle, otherwise after the answer in flight; call it repeatedly during shutdown.
+
+        A request that is being received is awaited while bytes arrive, and the first request of a new connection for
+        ``SILENCE_S``.
+        """
         if self._busy or (self._rest and not self.receiving_since):
             return
         now = self._loop_time()
         if self.receiving_since:
             awaited = not self._is_silent(now)
         else:
-            awaited = not self._used and now - self.idle_since <= SILENCE_S  # its first request may be on its way
+            awaited = not self._used and now - self.idle_since <= SILENCE_S  # its first request may be in transit
         if not awaited:
             self._transport.close()
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no request, and no part of one."""
+        """True if no request is in flight and no part of one is received."""
         return not (self._busy or self.receiving_since or self._rest)
 
     def sweep(self, now: float, limit_s: float, idle_s: float) -> None:
@@ -479,14 +488,14 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def _is_silent(self, now: float) -> bool:
-        """Whether the request that is being sent has been of the same length for long."""
+        """Return True if no byte of the request has arrived for ``SILENCE_S``."""
         come = len(self._rest) + self._body_at + (len(self._chunks.body) if self._chunks is not None else 0)
         if come != self._come:
             self._come, self._came_at = come, now
         return now - self._came_at > SILENCE_S
 
     def abort(self) -> None:
-        """Close without further ado."""
+        """Close at once and drop unsent data."""
         self._transport.abort()
 
 
@@ -500,13 +509,13 @@ def _length(parts: list[Buffer]) -> int:
 
 
 def fixed_part(answer: HttpAnswer) -> bytes:
-    """The bytes that all answers of this one's wire begin with."""
+    """Return the bytes that all answers with this wire form share."""
     head = response_head(answer.status, answer.headers, _length(answer.body), keep_alive=True)
     return head + bytes(answer.body[0])
 
 
 def _aligned_memory(length: int, head: Head | None) -> memoryview:
-    """Memory for a body in which the bytes after the JSON header, the tensors, begin at an aligned address."""
+    """Return memory for a body whose tensors, after the JSON header, begin at an aligned address."""
     offset = 0
     header_length = head.get(b"inference-header-content-length") if head is not None else None
     if header_length is not None and header_length.isdigit() and len(header_length) < 12:

@@ -1,8 +1,7 @@
-"""One HTTP/2 connection on the event loop; the law: its streams are gRPC's calls or HTTP's requests, side by side.
+"""HTTP/2 connections on the event loop, whose streams are gRPC calls or HTTP requests.
 
-`remora.protocols.http2` holds the connection's state and its keepalive policy; here its bytes are
-read and written, and its streams are given to whoever answers them. What a client does not read waits, and when that is
-much, the client is not read either.
+`remora.protocols.http2` holds the connection's state and its keepalive policy; this module reads and writes the bytes
+and dispatches the streams. Unread output waits in the connection; when it exceeds a bound, the socket is not read.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ ALPN = "h2"
 
 _SCRATCH_BYTES = 262_144
 _UNSENT_BYTES = 1 << 20
-"""How much may wait in a connection that the client does not read before nothing of it is read."""
+"""Unread output in bytes after which the socket of a connection is no longer read."""
 _GOODBYE_S = 1.0
-"""How long a client may take to hear that its connection ends. One that is gone, or does not read, never does."""
+"""Time in seconds between the first GOAWAY and the close, for clients that have gone or do not read."""
 _SPREAD = 0.1
-"""By how much the ages of connections may differ, as gRPC has it."""
+"""Relative jitter of the maximum connection age, as in gRPC."""
 
 
 class Stream(Protocol):
-    """What takes a request in, and answers it."""
+    """Server side of one stream."""
 
     def received(self, data: bytes, ended: bool, /) -> None:
-        """A piece of the body. `StreamConnection.took` is to be called when it is used."""
+        """Take a piece of the body; call `StreamConnection.took` once it is consumed."""
 
     def lost(self) -> None:
-        """The client gave it up, or is gone."""
+        """Handle a reset by the client or the loss of the connection."""
 
     def sent(self, size: int, /) -> None:
-        """So much of the answer has left that had to wait."""
+        """Handle the departure of ``size`` bytes of the answer that had waited for the client."""
 
     def stalls(self) -> bool:
-        """Whether it waits for the rest of a request, which does not come."""
+        """Return True if the request body is incomplete."""
 
 
 class StreamConnection:
-    """A stream's way to its client; everything in the loop's thread. After the client is gone it does nothing."""
+    """Connection of one stream to its client. Use it in the loop's thread; it does nothing after a disconnect."""
 
     __slots__ = ("_connection", "_stream")
 
@@ -61,16 +60,16 @@ class StreamConnection:
 
     @property
     def backlog(self) -> int:
-        """Bytes of all streams that the client lets wait in the connection."""
+        """Bytes of all streams of the connection that the client has not read."""
         return self._connection.backlog
 
     @property
     def connection(self) -> object:
-        """What all streams of one client's connection have in common."""
+        """Identity of the connection that the stream belongs to."""
         return self._connection
 
     def took(self, size: int) -> None:
-        """So much of the body is used."""
+        """Report ``size`` bytes of the body as consumed."""
         self._connection.machine.consumed(self._stream, size)
         self._connection.flush_soon()
 
@@ -91,23 +90,23 @@ class StreamConnection:
         return waits
 
     def reset(self, code: int) -> None:
-        """Give the stream up."""
+        """Reset the stream."""
         self._connection.machine.reset(self._stream, code)
         self._connection.flush_soon()
 
 
 OpenStream = Callable[[StreamConnection, Fields], Stream | None]
-"""Takes a call or a request; None when it is answered already."""
+"""Opens a call or a request; returns None if it has been answered."""
 _TERMS = KeepalivePolicy()
 
 
 class Http2Listener:
-    """What all HTTP/2 connections of one port share.
+    """State that all HTTP/2 connections of one port share.
 
     Args:
         open_call: answers gRPC.
-        open_request: answers HTTP; None where only gRPC is served.
-        terms: see there.
+        open_request: answers HTTP; None if the port serves gRPC only.
+        terms: keepalive policy of the connections.
     """
 
     def __init__(
@@ -118,54 +117,56 @@ class Http2Listener:
         self.terms = terms
         self.protocol = "http2"
         self.closing = False
-        """Whether clients are to go elsewhere: they are told so with the next answer."""
+        """True if clients get a GOAWAY with their next answer."""
         self.ending = False
-        """Whether they are told so at once."""
+        """True if clients get a GOAWAY at once."""
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.connections: dict[Http2Connection, None] = {}
 
     def connection(self) -> Http2Connection:
-        """A protocol for a new connection."""
+        """Return the protocol of a new connection."""
         return Http2Connection(self)
 
     def take(self, transport: asyncio.Transport, received: bytes) -> None:
-        """Take a connection over, with the bytes that were received of it."""
+        """Take over a connection and the bytes received so far."""
         connection = Http2Connection(self)
         transport.set_protocol(connection)
         connection.connection_made(transport)
         connection.take_in(received)
 
     def is_alone(self) -> bool:
-        """Whether there is one connection with one stream: then nothing else can arrive while it is answered."""
+        """Return True if there is one stream, because no other request can arrive while it is answered."""
         if len(self.connections) != 1:
             return False
         machine = next(iter(self.connections)).machine
         return machine.open == 1 and not machine.ahead
 
     def close_idle(self) -> int:
-        """From now on answer what is under way and close; how many connections are still busy."""
+        """Close connections after the answers in flight from now on; return the number of open connections."""
         self.closing = self.ending = True
         for connection in list(self.connections):
             connection.close_when_done()
         return len(self.connections)
 
     def sweep(self, now: float, limit_s: float, idle_s: float = inf) -> None:
-        """Give up requests that have been coming for longer than ``limit_s``, connections that have been sending their
-        preface or one header block for that long, and those without a stream for longer than ``idle_s``. To be called
-        every few seconds."""
+        """Reset requests and close connections that time out; call it every few seconds.
+
+        ``limit_s`` bounds the time to receive a request, the preface or a header block, ``idle_s`` the time without a
+        stream.
+        """
         for connection in list(self.connections):
             connection.sweep(now, limit_s, idle_s)
 
 
 class Http2Connection(asyncio.BufferedProtocol):
-    """One client."""
+    """Connection of one client."""
 
     def __init__(self, listener: Http2Listener) -> None:
         self._listener = listener
         self._transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._streams: dict[int, Stream] = {}
-        self._coming: dict[int, float] = {}  # requests that were not whole when last looked at, and since when
+        self._coming: dict[int, float] = {}  # incomplete requests at the last sweep, and since when
         self._upkeep = cast(Keepalive, None)
         self._look_again: asyncio.TimerHandle | None = None
         self._parting: asyncio.TimerHandle | None = None
@@ -176,19 +177,19 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._answered = False
         self._gone = False
         self.idle_since = 0.0
-        """Since when there was no stream, as far as sweeps have seen."""
+        """Loop time of the last sweep that saw a stream."""
         self._stirred = False  # a stream was opened since the last sweep
-        self._half_since = inf  # since when sweeps have seen half a preface or header block
+        self._half_since = inf  # since when sweeps have seen an incomplete preface or header block
         self.machine = Http2(self)
 
-    # -- the transport's side ---------------------------------------------------------------------------------------
+    # -- transport callbacks -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and secured.selected_alpn_protocol() != ALPN:
-            self._gone = True  # as gRPC's own servers do: who speaks TLS has to say that HTTP/2 is meant
+            self._gone = True  # a TLS client must negotiate h2 by ALPN, as in gRPC servers
             self._transport.abort()
             return
         spread = random.uniform(1 - _SPREAD, 1 + _SPREAD)
@@ -208,7 +209,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.lost()
 
     def eof_received(self) -> bool:
-        """A client that sends no more cannot open windows: it is gone."""
+        """Close, because a client that has closed its sending side cannot open windows."""
         return False
 
     def pause_writing(self) -> None:
@@ -228,7 +229,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.take_in(bytes(self._listener.scratch[:count]))
 
     def take_in(self, data: bytes) -> None:
-        """Handle what was received."""
+        """Handle received bytes."""
         if self._gone:
             return
         self._upkeep.last_received = self._loop.time()
@@ -239,7 +240,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._end(error)
             return
         except Exception:
-            _log.exception("an HTTP/2 connection failed in a way nobody foresaw")
+            _log.exception("unexpected failure of an HTTP/2 connection")
             self._end(Http2Error(INTERNAL_ERROR, INTERNAL))
             return
         finally:
@@ -249,13 +250,13 @@ class Http2Connection(asyncio.BufferedProtocol):
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Write what is to be sent, together with what else this turn of the loop brings."""
+        """Write the pending output at the end of this loop turn, in one call for all streams."""
         if not (self._receiving or self._flushing or self._gone):
             self._flushing = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what is to be sent. A connection that is to close does so once nothing is under way."""
+        """Write the pending output; close a connection that is ending once it has no stream."""
         self._flushing = False
         if self._gone or self._transport.is_closing():
             return
@@ -268,10 +269,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.machine.left and not self.machine.open:
             self._close()
 
-    # -- its life ---------------------------------------------------------------------------------------------------
+    # -- keepalive and shutdown ----------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Do what `Keepalive` says that is due."""
+        """Perform the due action of `Keepalive`."""
         if self._gone or self._transport.is_closing():
             return
         if self.machine.sent_data():
@@ -292,10 +293,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.machine.sent_data():
             self._upkeep.record_sent()
         if self._upkeep.is_too_much(self._loop.time(), self.machine.open):
-            raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")  # clients know the word, and ping less often
+            raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")  # the text makes gRPC clients ping less
 
     def _leave(self) -> None:
-        """Have the client go elsewhere; once it knows and nothing is under way, the connection is closed."""
+        """Send GOAWAY; the connection closes once the client has seen it and no stream is open."""
         if self._parting is None:
             self._parting = self._loop.call_later(_GOODBYE_S, self._part)
             self.machine.leave()
@@ -305,7 +306,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def _end(self, error: Http2Error) -> None:
-        """The connection cannot go on."""
+        """Close the connection after a final GOAWAY with the error."""
         _log.debug("HTTP/2: %s", error)
         self._transport.write(self.machine.final_goaway(error))
         self._close()
@@ -315,7 +316,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._ending is None and not self._gone:
             self._ending = self._loop.call_later(_GOODBYE_S, self._transport.abort)
 
-    # -- the machine's side -----------------------------------------------------------------------------------------
+    # -- callbacks of the state machine --------------------------------------------------------------------------------
 
     def opened(self, stream: int, fields: Fields, ended: bool) -> None:
         self._stirred = True
@@ -353,16 +354,16 @@ class Http2Connection(asyncio.BufferedProtocol):
         if found is not None:
             found.sent(size)
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- shutdown ----------------------------------------------------------------------------------------------------
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait in the transport because the client does not read; 0 for one that does."""
+        """Bytes in the write buffer if the client does not read, otherwise 0."""
         return self._transport.get_write_buffer_size() if self._unread and not self._gone else 0
 
     @property
     def owes_an_answer(self) -> bool:
-        """Whether a request is being answered."""
+        """True if a request is in flight."""
         return self.machine.open > 0
 
     @property
@@ -385,7 +386,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.drop_stalled(now, limit_s)
 
     def drop_stalled(self, now: float, limit_s: float) -> None:
-        """Give up requests that have been coming for longer than ``limit_s``."""
+        """Reset requests that have been incomplete for longer than ``limit_s``."""
         coming = {number: self._coming.get(number, now) for number, each in self._streams.items() if each.stalls()}
         for number in [number for number, since in coming.items() if now - since > limit_s]:
             stalled = self._streams[number]
@@ -395,12 +396,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def close_when_done(self) -> None:
-        """See `Http2Listener.close_idle`; what a client that has fallen silent has sent by half is not waited for."""
+        """See `Http2Listener.close_idle`; incomplete requests of a silent client are dropped."""
         now = self._loop.time()
         if now - self._upkeep.last_received > SILENCE_S:
             self.drop_stalled(now, -1.0)
         self.flush()
 
     def abort(self) -> None:
-        """Close without further ado."""
+        """Close at once and drop unsent data."""
         self._transport.abort()

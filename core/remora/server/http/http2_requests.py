@@ -1,4 +1,4 @@
-"""HTTP's requests as streams of an HTTP/2 connection; the law: the service that answers HTTP/1.1 sees no difference."""
+"""HTTP requests on the streams of an HTTP/2 connection, answered by the service of HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ENDS_IN_HTTP_2 = frozenset((b"connection", b"keep-alive", b"transfer-encoding",
 
 
 class Requests:
-    """Opens them for ``service``, with bodies of at most ``max_body_bytes``."""
+    """Opens requests for ``service``, with bodies of at most ``max_body_bytes``."""
 
     def __init__(self, service: Service, max_body_bytes: int) -> None:
         self._service = service
         self._limit = max_body_bytes
 
     def open(self, link: StreamConnection, fields: Fields) -> Stream:
-        """Take a request."""
+        """Open a request."""
         return _Request(link, fields, self._service, self._limit)
 
 
 class _Request:
-    """A stream as an exchange of HTTP."""
+    """Stream that is an HTTP exchange."""
 
     __slots__ = (
         "_begun",
@@ -60,8 +60,8 @@ class _Request:
         self._open = True
         self._begun = False
         self._unsent = 0
-        self._resume: Callable[[], None] | None = None  # waits for the client to take what was sent
-        self._whole = False  # it has come, and somebody answers it
+        self._resume: Callable[[], None] | None = None  # called when the client has read what was sent
+        self._whole = False  # the request is complete and passed to the service
         self._head = _head_of(fields)
 
     def received(self, data: bytes, ended: bool) -> None:
@@ -74,7 +74,7 @@ class _Request:
             return
         if data:
             self._link.took(len(data))
-        if self._size > self._limit:  # many clients hear of it only once they have sent all
+        if self._size > self._limit:  # many clients read the answer only after the whole body is sent
             self._body = []
             if ended or self._size > 2 * self._limit:
                 self._refuse(too_large(self._size, self._limit, self._head))
@@ -174,7 +174,7 @@ class _Request:
 
 
 def _head_of(fields: Fields) -> Head | None:
-    """A request's head as HTTP/1.1 has it; None for fields that are no request."""
+    """Return the fields as an HTTP/1.1 head, or None if they form no request."""
     pseudo = {name: value for name, value in fields if name[:1] == b":"}
     try:
         method, target = pseudo[b":method"].decode("ascii"), pseudo[b":path"].decode("ascii")

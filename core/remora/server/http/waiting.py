@@ -1,4 +1,4 @@
-"""Requests over HTTP that wait for a model on its way; the law: few enough, not too long, each answered once."""
+"""HTTP requests that wait for a model being loaded, bounded in number and time."""
 
 from __future__ import annotations
 
@@ -16,54 +16,53 @@ _log = logging.getLogger("remora.http")
 
 
 GoOn = Callable[[int], Cancellable | None]
-"""Handles a request that has waited for so many nanoseconds; what it has become can be cancelled."""
+"""Handles a request after a wait in nanoseconds; returns its cancellable continuation."""
 
 
 class LoadWaiters:
-    """Holds requests until what they need is loaded. All of it happens in the event loop's thread.
+    """Requests that wait until their model is loaded. Use it in the event loop's thread.
 
     Args:
-        seats: how many may wait at the same time.
-        patience_s: how long each may wait.
+        max_waiting: number of requests that may wait at the same time.
+        timeout_s: how long each may wait.
     """
 
-    def __init__(self, seats: int, patience_s: float) -> None:
-        self._seats = seats
-        self._patience_s = patience_s
-        self._waiting: dict[Future[None], dict[_Waiting, None]] = {}  # by load, who came first in front
+    def __init__(self, max_waiting: int, timeout_s: float) -> None:
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._waiting: dict[Future[None], dict[_Waiting, None]] = {}  # by load, in order of arrival
 
     @property
     def taken(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     def take(self, loading: LoadingError, exchange: Exchange, timeout_ns: int, go_on: GoOn) -> Cancellable | None:
-        """Call ``go_on`` with the nanoseconds that it took, once what is loading is there; it may raise LoadingError
-        to wait for more.
+        """Call ``go_on`` with the wait in nanoseconds once the load has ended; it may raise LoadingError to wait again.
 
-        The exchange is answered with 503 when there is no seat, when the load fails, or when it takes longer than
-        ``timeout_ns`` (0 for none) or the room's patience. What this returns can be cancelled, before and after.
+        The exchange is answered with 503 if too many requests wait, if the load fails, or if it takes longer than
+        ``timeout_ns`` (0 for none) or ``timeout_s``. The result can be cancelled during the wait and after it.
         """
-        if self.taken >= self._seats:
+        if self.taken >= self._max_waiting:
             error = UnavailableError(f"{loading.message}, and {self.taken} wait for it")
             exchange.respond(encode_error(error, plain=True))
             return None
-        limit_s = min(self._patience_s, timeout_ns / 1e9) if timeout_ns else self._patience_s
+        limit_s = min(self._timeout_s, timeout_ns / 1e9) if timeout_ns else self._timeout_s
         return _Waiting(self, loading, exchange, limit_s, go_on)
 
-    def sit(self, waiting: _Waiting, ready: Future[None]) -> None:
-        """Wake it when this load has ended."""
+    def add(self, waiting: _Waiting, ready: Future[None]) -> None:
+        """Resume a request when the load has ended."""
         others = self._waiting.get(ready)
         if others is not None:
             others[waiting] = None
             return
         self._waiting[ready] = {waiting: None}
         loop = asyncio.get_running_loop()
-        # Once for a load: a future keeps what it is to call, and would keep the body of each who has left.
+        # One callback per load, because a Future never drops callbacks and would keep the bodies of cancelled requests.
         ready.add_done_callback(lambda ready: _tell(loop, self._arrived, ready))
 
-    def leave(self, waiting: _Waiting, ready: Future[None]) -> bool:
-        """Give the seat back; False when it was given back before."""
+    def remove(self, waiting: _Waiting, ready: Future[None]) -> bool:
+        """Remove a request; return False if it was removed before."""
         others = self._waiting.get(ready, {})
         if waiting not in others:
             return False
@@ -76,7 +75,7 @@ class LoadWaiters:
 
 
 class _Waiting:
-    """A request in the room; once it has gone on, it stands for what the request has become."""
+    """One waiting request; after the wait, the handle of its continuation."""
 
     def __init__(
         self, room: LoadWaiters, loading: LoadingError, exchange: Exchange, limit_s: float, go_on: GoOn
@@ -90,37 +89,37 @@ class _Waiting:
         loop = self._loop = asyncio.get_running_loop()
         self._begin = loop.time()
         self._timer = loop.call_later(limit_s, self._give_up)
-        room.sit(self, loading.ready)
+        room.add(self, loading.ready)
 
     def cancel(self) -> None:
-        if self._leave():
+        if self._remove():
             self._refuse(CancelledError(f"{self._loading.message}: the client left before"))
         elif self._became is not None:
             self._became.cancel()
 
-    def _leave(self) -> bool:
-        left = self._room.leave(self, self._loading.ready)
-        if left:
+    def _remove(self) -> bool:
+        removed = self._room.remove(self, self._loading.ready)
+        if removed:
             self._timer.cancel()
-        return left
+        return removed
 
     def _give_up(self) -> None:
-        if self._leave():
+        if self._remove():
             self._refuse(UnavailableError(f"{self._loading.message}: the request waited for {self._limit_s:g} s"))
 
     def arrived(self, fault: BaseException | None) -> None:
-        """The load has ended, and the seat is free."""
+        """Continue or refuse the request, because the load has ended and it is no longer in the table."""
         if fault is not None:
             self._timer.cancel()
             self._refuse(fault if isinstance(fault, RemoraError) else UnavailableError(self._loading.message))
             return
         try:
             self._became = self._go_on(int((self._loop.time() - self._begin) * 1e9))
-        except LoadingError as again:  # its time goes on
+        except LoadingError as again:  # its time limit is unchanged
             self._loading = again
-            self._room.sit(self, again.ready)
+            self._room.add(self, again.ready)
             return
-        except Exception:  # nobody else is there to answer
+        except Exception:  # no caller is left to answer
             _log.exception("a request that had waited failed")
             self._exchange.respond(failure(500, INTERNAL, plain=True))
         self._timer.cancel()
