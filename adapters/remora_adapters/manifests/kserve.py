@@ -26,7 +26,7 @@ spec:
     # Metrics are on the port of requests.
     prometheus.kserve.io/port: "8080"
     prometheus.kserve.io/path: /metrics
-  # A format of its own, and chosen by name: the runtimes that come with KServe keep what they have.
+  # A separate format, selected by name: KServe's own runtimes keep their formats.
   supportedModelFormats:
     - {{name: remora, version: "1"}}
   protocolVersions: [v1, v2, grpc-v2]

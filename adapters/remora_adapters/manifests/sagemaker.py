@@ -50,7 +50,7 @@ def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
     busiest = facts.busiest
     gpu = ", with a GPU, which a model is configured for" if facts.gpu else ""
     return {
-        "ModelName": "Ends with a digest of the plan: another plan makes a model and a configuration of its own.",
+        "ModelName": "Ends with a digest of the plan: another plan creates another model and configuration.",
         "ExecutionRoleArn": "Yours: it reads the models from S3 and the image from ECR.",
         "InstanceType": f"The smallest with {facts.memory} MiB, twice what the process had here{gpu}.",
         "InferenceAmiVersion": "Its driver is for CUDA 13, which current runtimes are built for.",

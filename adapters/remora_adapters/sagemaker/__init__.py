@@ -1,8 +1,8 @@
-"""Amazon SageMaker: endpoints with one model or many, streaming, asynchronous and batch inference, from one container.
+"""Amazon SageMaker host for endpoints with one model or many and for batch transform.
 
     python -m remora_adapters.sagemaker serve [FLAG ...]
 
-The platform starts an image with the argument ``serve``; what else it wants it says in variables (`settings`). Models
+The platform starts an image with the argument ``serve`` and configures it by environment variables (`settings`). Models
 are in /opt/ml/model, in any layout that the engine reads, or as an ``inference.py`` of the toolkits.
 """
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 Find = Callable[[Path, Path], Layout]
 _log = logging.getLogger("remora.sagemaker")
 _DRAIN_S = 25
-"""SIGKILL comes 30 s after SIGTERM."""
+"""Less than the 30 s between SIGTERM and SIGKILL."""
 
 
 def host(environ: Mapping[str, str]) -> Host:
-    """The container's host.
+    """Return the container's host.
 
-    Raises ValueError for settings and folders that cannot be used, OSError for folders that nobody can read.
+    Raises ValueError for invalid settings and folders, OSError for unreadable folders.
     """
     settings = settings_of(environ)
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
@@ -63,14 +63,14 @@ def host(environ: Mapping[str, str]) -> Host:
 
 
 def beside(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
-    """Triton's SageMaker front end on a port of its own (``--allow-sagemaker``, [N01]), as Triton has it.
+    """Return the port of Triton's SageMaker front end (``--allow-sagemaker``, [N01]).
 
-    Raises ValueError when another port lies outside ``--sagemaker-safe-port-range``.
+    Raises ValueError if another port is outside ``--sagemaker-safe-port-range``.
     """
     if options.sagemaker_safe_port_range:
         ports = safe_ports("--sagemaker-safe-port-range", options.sagemaker_safe_port_range)
         _refuse_unsafe(options, ports)
-    # Only the start script of Triton's image reads SAGEMAKER_MULTI_MODEL: the server itself pings "ready" by default.
+    # Only the start script of Triton's image reads SAGEMAKER_MULTI_MODEL; the server's default ping mode is "ready".
     rules = replace(rules_of(environ, Path("/opt/ml"), multi_model=False), as_triton=True)
     scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
@@ -78,13 +78,15 @@ def beside(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM and return the exit code."""
     return run(command_of(sys.argv[1:] if arguments is None else arguments))
 
 
 def command_of(words: Sequence[str]) -> list[str]:
-    """The command that an image's words stand for. The platform puts its argument ``serve`` behind those of the entry
-    point, which may hold flags."""
+    """Return the command for an image's arguments.
+
+    The platform appends ``serve`` to the arguments of the entrypoint, which may contain flags.
+    """
     if words[:1] == ["serve"]:
         words = words[1:]
     elif words[-1:] == ["serve"]:
@@ -101,10 +103,10 @@ def _front(
     unused: Sequence[tuple[str, str]] = (),
 ) -> ServiceFactory:
     def front(inside: ServerContext) -> Service:
-        for name, why in unused:  # now that the log is as it was asked for
-            _log.warning("%s changes nothing: %s", name, why)
+        for name, why in unused:  # once logging is configured
+            _log.warning("%s has no effect: %s", name, why)
         from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
-        from remora_adapters.sagemaker.hosted import HostedModels  # after the models have begun to load
+        from remora_adapters.sagemaker.hosted import HostedModels  # imported while the models load
         from remora_adapters.sagemaker.routes import binary_headers
 
         over = partial(inside.rest.over, malformed=MALFORMED, binary_headers=binary_headers)
@@ -134,18 +136,17 @@ def _server_options(settings: SageMakerSettings) -> ServerOptions:
 
 
 def _default(layout: Layout, named: str, folder: Path) -> str:
-    """The model that answers: the one that is named, or the only one. Raises ValueError ([N08]: it exits)."""
+    """Return the default model, the named or only one. Raises ValueError [N08]."""
     if not layout.models:
         return named if named and (folder / named).is_dir() else ""
     if named and named not in layout.models:
         raise ValueError(
-            f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME={named}: there is no such folder in {folder}, only "
-            f"{', '.join(layout.models)}"
+            f"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME={named}: no such folder in {folder}, only {', '.join(layout.models)}"
         )
     if not named and len(layout.models) > 1:
         raise ValueError(
-            f"{folder} holds {len(layout.models)} models ({', '.join(layout.models)}): say in "
-            "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME which of them answers"
+            f"{folder} holds {len(layout.models)} models ({', '.join(layout.models)}): set "
+            "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME to the one to serve"
         )
     return named or layout.models[0]
 

@@ -1,4 +1,4 @@
-"""``python -m remora_adapters.sagemaker serve``: what a SageMaker image has as its entry point."""
+"""Entry point of a SageMaker image, ``python -m remora_adapters.sagemaker serve``."""
 
 import sys
 

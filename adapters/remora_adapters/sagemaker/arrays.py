@@ -1,4 +1,7 @@
-"""Arrays as CSV, JSON and .npy bodies and back; the law: claims are held against their length, no object is read."""
+"""Conversion between arrays and CSV, JSON and .npy bodies.
+
+Invariant: declared sizes are checked against the body's length, and no pickled object is read.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,17 @@ LINES = "application/jsonlines"
 _CELLS_AT_ONCE = 65_536
 _NPY_HEADER_LIMIT = 10_000
 _TEXT_ROOM_BYTES = 16 << 20
-"""As numpy's own, texts get the room of the longest each, 4 bytes a character; what would take more stays Python's."""
+"""Memory limit of a numpy text array; larger arrays hold Python strings.
+
+Each text takes 4 bytes per character of the longest.
+"""
 
 
 def tables_of_csv(body: bytes) -> Iterator[Array]:
-    """The cells of a CSV body as texts, some rows at a time; empty lines at the end do not count. Raises ValueError.
+    """Yield the cells of a CSV body as texts, some rows at a time. Raises ValueError.
 
-    A field may not be longer than csv's own limit, 128 KiB. Texts take ten times the room of the numbers that they
-    stand for and more: a body of a gigabyte, as asynchronous endpoints get them, is never all texts at once.
+    Empty lines at the end are ignored. A field is limited to csv's 128 KiB. Texts take at least ten times the memory of
+    their numbers, so a body of a gigabyte (asynchronous endpoints) is never converted at once.
     """
     rows: list[list[str]] = []
     width, blank = 0, False
@@ -57,12 +63,15 @@ def tables_of_csv(body: bytes) -> Iterator[Array]:
 
 
 def array_of_csv(body: bytes) -> Array:
-    """Numbers of a CSV body, float64, one row of the array for each line. Raises ValueError."""
+    """Return the numbers of a CSV body as float64, one row per line. Raises ValueError."""
     return np.concatenate([cells.astype(np.float64) for cells in tables_of_csv(body)])
 
 
 def array_of_json(body: bytes | str) -> Array:
-    """The values of a JSON body in the type that numpy gives them, but long texts as objects. Raises ValueError."""
+    """Return the values of a JSON body in numpy's type, long texts as objects.
+
+    Raises ValueError.
+    """
     values = orjson.loads(body)
     try:
         flat, kinds = flatten(values, MAX_DEPTH) if isinstance(values, list) else ([], set[type]())
@@ -77,16 +86,19 @@ def array_of_json(body: bytes | str) -> Array:
 
 
 def array_of_npy(body: bytes | memoryview) -> Array:
-    """The array of a .npy body, a view of its bytes in C order. Raises ValueError for objects and for wrong sizes."""
+    """Return the array of a .npy body as a view in C order.
+
+    Raises ValueError for objects and wrong sizes.
+    """
     file = io.BytesIO(body[: _NPY_HEADER_LIMIT + 16])
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file, max_header_size=_NPY_HEADER_LIMIT)
-    except Exception as error:  # numpy parses the header as a Python literal: anything may be wrong with it
+    except Exception as error:  # numpy parses the header as a Python literal, which can raise anything
         raise ValueError(f"not a .npy file: {error}") from error
-    if dtype.hasobject or any(type(dim) is not int or dim < 0 for dim in shape):  # to numpy True is a size as well
-        raise ValueError("a .npy file of objects, or with sizes that are none, is not read")
+    if dtype.hasobject or any(type(dim) is not int or dim < 0 for dim in shape):  # numpy accepts True as a size
+        raise ValueError("a .npy file with objects or invalid sizes is not supported")
     data = memoryview(body)[file.tell() :]
     if math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"it claims {math.prod(shape)} elements of {dtype} and has {len(data)} bytes of data")
@@ -95,7 +107,10 @@ def array_of_npy(body: bytes | memoryview) -> Array:
 
 
 def npy_of_array(array: Array) -> bytes:
-    """A .npy body. BYTES arrays become fixed-length byte strings. Raises ValueError for what has no such form."""
+    """Return a .npy body, with BYTES as fixed-length byte strings.
+
+    Raises ValueError if unsupported.
+    """
     if array.dtype.hasobject:
         array = np.array([_bytes_of(item) for item in array.reshape(-1)]).reshape(array.shape)
     file = io.BytesIO()
@@ -104,9 +119,9 @@ def npy_of_array(array: Array) -> bytes:
 
 
 def csv_of_arrays(arrays: Sequence[Array]) -> bytes:
-    """One line for each row; the arrays' cells one after the other. An array of one dimension is one column.
+    """Return one line per row with the cells of all arrays, a vector being one column.
 
-    Raises ValueError when the arrays have different numbers of rows.
+    Raises ValueError for arrays with different numbers of rows.
     """
     tables = [array.reshape(len(array), math.prod(array.shape[1:])) for array in same_rows(arrays)]
     # As text numpy prints the shortest number that reads back as the same float of its width.
@@ -119,7 +134,7 @@ def csv_of_arrays(arrays: Sequence[Array]) -> bytes:
 
 
 def same_rows(arrays: Sequence[Array]) -> list[Array]:
-    """The arrays, a single number as one row. Raises ValueError when they have different numbers of rows."""
+    """Return the arrays, a scalar as one row. Raises ValueError for different numbers of rows."""
     found = [np.atleast_1d(array) for array in arrays]
     if len({len(array) for array in found}) > 1:
         raise ValueError(f"the outputs have {', '.join(str(len(array)) for array in found)} rows")

@@ -1,8 +1,9 @@
-"""Bodies that are not V2, and the V2 requests that they stand for; the law: pure, and the model's signature decides.
+"""Conversion of bodies that are not V2 to V2 requests by the model's signature.
 
-CSV, JSON lines and .npy become the model's inputs, in chunks of what it takes at once; images and plain text become the
-one element of a BYTES input. The answer comes back in the form that the client accepts. Rows keep their order, one out
-for each one in, which is what batch transform counts on.
+The functions are pure. CSV, JSON lines and .npy become the model's inputs, in chunks of at most its batch size; images
+and plain text become the single element of a BYTES input. The answer has the form that the client accepts.
+
+Invariant: rows keep their order, one output per input, as batch transform requires.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from remora_adapters.sagemaker.arrays import (
 
 _WHOLE = ("text/plain", "application/x-image")
 _MAX_PARTS = 1 << 16
-"""How many requests one body may make: each takes its time and its room, and a line of two bytes may make one."""
+"""Limit of the requests per body, because a line of two bytes may make one."""
 _LINES_AT_ONCE = 4_096
 _LINE = re.compile(rb"[^\r\n]+")
 _NUMBERS = {bool, int, float}
@@ -44,14 +45,14 @@ _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Part(NamedTuple):
-    """One V2 request: its body, and the length of the JSON before the tensors, None when it is all JSON."""
+    """V2 request, with the length of the JSON before the tensors or None for JSON only."""
 
     body: bytes
     json_length: int | None
 
 
 class Translated(NamedTuple):
-    """What a body stands for. ``own`` marks lines that were V2 requests: their answers are lines as they are."""
+    """V2 requests of a body, with ``own`` True for lines that were V2 requests already."""
 
     parts: list[Part]
     media: str
@@ -59,14 +60,15 @@ class Translated(NamedTuple):
 
 
 def is_translated(media: str) -> bool:
-    """Whether bodies of this type are read here; all others are V2's."""
+    """Return True for a content type that this module converts."""
     return media in (CSV, LINES, NPY, *_WHOLE) or media.startswith("image/")
 
 
 def translate(media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: int) -> Translated:
-    """The V2 requests for a body, for a model with these inputs that takes ``max_rows`` rows at once (0: no batches).
+    """Return the V2 requests for a body and a model with these inputs.
 
-    Raises ValueError for a body that cannot be read or does not fit the inputs.
+    ``max_rows`` is the model's batch size, 0 without batching. Raises ValueError for an invalid body or one that does
+    not fit the inputs.
     """
     if media == CSV:
         return Translated(_chunks(_columns(tables_of_csv(bytes(body)), inputs, max_rows), max_rows), media)
@@ -87,13 +89,13 @@ def translate(media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: 
     if row.datatype == "UINT8":
         octets = np.frombuffer(body, np.uint8).reshape((*shape[:-1], -1))
         return Translated(_chunks({row: octets}, max_rows), media)
-    raise ValueError(f"the model's input '{row.name}' is {row.datatype}: send its values, {media} needs BYTES or UINT8")
+    raise ValueError(f"the model's input '{row.name}' is {row.datatype}: send its values; {media} needs BYTES or UINT8")
 
 
 def answer_of(translated: Translated, answers: Sequence[HttpAnswer], accept: str) -> HttpAnswer:
-    """The answers of all parts as one, in the first form that ``accept`` names; the body's own form for any other.
+    """Return the successful answers of all parts as one, in a form that ``accept`` names.
 
-    Raises ValueError for outputs that have no such form. The answers must be good ones.
+    The default is the body's form. Raises ValueError for outputs without such a form.
     """
     if translated.own:
         return _answer(LINES, b"".join(b"".join(answer.body) + b"\n" for answer in answers))
@@ -112,7 +114,7 @@ def answer_of(translated: Translated, answers: Sequence[HttpAnswer], accept: str
     return _answer(JSON, orjson.dumps(listed))
 
 
-# -- in -------------------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 def _only(inputs: Sequence[TensorInfo], media: str) -> Sequence[TensorInfo]:
@@ -122,7 +124,7 @@ def _only(inputs: Sequence[TensorInfo], media: str) -> Sequence[TensorInfo]:
 
 
 def _columns(tables: Iterator[Array], inputs: Sequence[TensorInfo], max_rows: int) -> dict[TensorInfo, Array]:
-    """Tables of cells as the model's inputs, which take the columns one after the other."""
+    """Convert tables of cells to the model's inputs, which take consecutive columns."""
     shapes = [_shape_of_one(row, max_rows) for row in inputs]
     sizes: list[int] = []
     read: dict[TensorInfo, list[Array]] = {row: [] for row in inputs}
@@ -136,12 +138,12 @@ def _columns(tables: Iterator[Array], inputs: Sequence[TensorInfo], max_rows: in
 
 
 def _shape_of_one(row: TensorInfo, max_rows: int) -> tuple[int, ...]:
-    """The shape that one record has in an input."""
+    """Return the shape of one record in an input."""
     return row.shape[1:] if max_rows or row.shape[:1] == (-1,) else row.shape
 
 
 def _whole(read: dict[TensorInfo, list[Array]], max_rows: int) -> dict[TensorInfo, Array]:
-    """The inputs of all records, which were read some at a time."""
+    """Concatenate the blocks of records of each input."""
     found: dict[TensorInfo, Array] = {}
     for row, pieces in read.items():
         array = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -149,17 +151,17 @@ def _whole(read: dict[TensorInfo, list[Array]], max_rows: int) -> dict[TensorInf
         if not max_rows and row.shape[:1] != (-1,):
             if len(array) != 1:
                 raise ValueError(f"the model takes one row at a time, the body has {len(array)}")
-            array = array.reshape(array.shape[1:])  # and not array[0], which of texts without a shape is no array
+            array = array.reshape(array.shape[1:])  # array[0] of a text without a shape would not be an array
         found[row] = array
     return found
 
 
 def _sizes(shapes: Sequence[Sequence[int]], width: int) -> list[int]:
-    """How many of a row's cells go to each input; the only one whose shape varies gets all."""
+    """Return the number of cells for each input, or all for a single input of variable shape."""
     sizes = [math.prod(shape) if -1 not in shape else -1 for shape in shapes]
     if -1 in sizes:
         if len(sizes) > 1 or list(shapes[0]).count(-1) > 1:
-            raise ValueError("the model's inputs have shapes that vary: columns cannot be told apart")
+            raise ValueError("the model's inputs have variable shapes: the columns are ambiguous")
         return [width]
     if sum(sizes) != width:
         raise ValueError(f"a row has {width} cells and the model takes {sum(sizes)}")
@@ -167,7 +169,7 @@ def _sizes(shapes: Sequence[Sequence[int]], width: int) -> list[int]:
 
 
 def _parsed(cells: Array, row: TensorInfo) -> Array:
-    """Cells, text or what JSON has, in an input's datatype. Raises ValueError."""
+    """Convert cells (text or JSON values) to an input's datatype. Raises ValueError."""
     if row.datatype == "BYTES":
         flat = [value.encode() if isinstance(value, str) else orjson.dumps(value) for value in cells.ravel().tolist()]
         found = np.empty(len(flat), object)
@@ -185,22 +187,25 @@ def _parsed(cells: Array, row: TensorInfo) -> Array:
     if dtype.kind == "f":
         return cells.astype(dtype)
     wide = np.uint64 if row.datatype == "UINT64" else np.int64
-    # Numbers are compared before they are cast, which would wrap them around; texts are Python's to refuse.
+    # Compare numbers before the cast, because it would wrap them around; numpy refuses invalid texts.
     values = cells.astype(wide) if cells.dtype.kind in "USO" else _integral(cells)
     bounds = np.iinfo(dtype)
     if values.size and not bounds.min <= int(values.min()) <= int(values.max()) <= bounds.max:
-        raise ValueError(f"the model's input '{row.name}' is {row.datatype}: a value is beyond it")
+        raise ValueError(f"the model's input '{row.name}' is {row.datatype}: a value is out of range")
     return values.astype(dtype)
 
 
 def _integral(values: Array) -> Array:
     if values.dtype.kind == "f" and not np.array_equal(values, np.trunc(values)):
-        raise ValueError("whole numbers are wanted and there are fractions")
+        raise ValueError("expected integers, got fractions")
     return values
 
 
 def _cast(array: Array, row: TensorInfo) -> Array:
-    """An array in an input's datatype, where that loses nothing but float precision. Raises ValueError."""
+    """Convert an array to an input's datatype without loss except float precision.
+
+    Raises ValueError.
+    """
     dtype = DTYPES[row.datatype]
     if row.datatype == "BYTES":
         if array.dtype.kind not in "SU":
@@ -233,7 +238,7 @@ def _lines(body: bytes, inputs: Sequence[TensorInfo], max_rows: int) -> Translat
 
 
 def _records(body: bytes) -> Iterator[list[tuple[bytes, Any]]]:
-    """The lines and what they say, some at a time: as objects they take many times their room."""
+    """Yield lines with their JSON values in blocks, because all objects take much memory."""
     lines = (match[0] for match in _LINE.finditer(body) if match[0].strip())
     block = list(islice(lines, _LINES_AT_ONCE))
     if not block:
@@ -242,12 +247,12 @@ def _records(body: bytes) -> Iterator[list[tuple[bytes, Any]]]:
         try:
             yield [(line, orjson.loads(line)) for line in block]
         except orjson.JSONDecodeError as error:
-            raise ValueError(f"a line is no JSON: {error}") from error
+            raise ValueError(f"a line is not JSON: {error}") from error
         block = list(islice(lines, _LINES_AT_ONCE))
 
 
 def _by_input(records: list[Any], inputs: Sequence[TensorInfo]) -> dict[TensorInfo, list[Any]]:
-    """What records say for each input: they name them all, or are the values of the only one."""
+    """Return the records' values by input, where plain values belong to the only input."""
     if not all(isinstance(record, dict) for record in records):
         (row,) = _only(inputs, LINES)
         return {row: records}
@@ -259,35 +264,35 @@ def _by_input(records: list[Any], inputs: Sequence[TensorInfo]) -> dict[TensorIn
 
 
 def _is_v2(record: object, inputs: Sequence[TensorInfo]) -> bool:
-    """Whether a line is a V2 request; a model may have an input of that name too, and V2's are objects."""
+    """Return True if a line is a V2 request, whose ``inputs`` is a list of objects."""
     if not isinstance(record, dict) or "inputs" not in record:
         return False
-    said = record["inputs"]
-    objects = isinstance(said, list) and all(isinstance(each, dict) for each in said)
+    inputs_value = record["inputs"]
+    objects = isinstance(inputs_value, list) and all(isinstance(each, dict) for each in inputs_value)
     return objects or all(row.name != "inputs" for row in inputs)
 
 
 def _stacked(values: list[Any], row: TensorInfo, shape: tuple[int, ...]) -> Array:
-    """One value for each record, of that shape, in an input's datatype."""
+    """Return one value per record, of that shape, in an input's datatype."""
     try:
         flat, kinds = flatten(values, MAX_DEPTH)
     except RemoraError as error:
         raise ValueError(error.message) from error
     if row.datatype == "BYTES" or kinds == {str}:
         array = np.array(values, object)
-        if array.size != len(flat):  # numpy keeps rows that differ as they are
-            raise ValueError(f"the values for '{row.name}' are not equally many in each row")
+        if array.size != len(flat):  # numpy keeps ragged rows as objects
+            raise ValueError(f"the values for '{row.name}' differ in number between rows")
     elif kinds <= _NUMBERS:
         array = np.array(values)
     else:
-        raise ValueError(f"the values for '{row.name}' are no numbers")
+        raise ValueError(f"the values for '{row.name}' are not numbers")
     if -1 not in shape and array.size == len(values) * math.prod(shape):
         array = array.reshape(len(values), *shape)
     return _parsed(array, row)
 
 
 def _chunks(columns: dict[TensorInfo, Array], max_rows: int) -> list[Part]:
-    """V2 requests of at most ``max_rows`` rows each; one of all where the model knows no batches."""
+    """Return V2 requests of at most ``max_rows`` rows each, or one without batching."""
     if not columns:
         raise ValueError("the model has no inputs: send a V2 request")
     rows = len(next(iter(columns.values()))) if max_rows else 1
@@ -303,8 +308,8 @@ def _chunks(columns: dict[TensorInfo, Array], max_rows: int) -> list[Part]:
 def _check_parts(count: int) -> None:
     if count > _MAX_PARTS:
         raise ValueError(
-            f"it makes {count} requests of what the model takes at a time, at most {_MAX_PARTS} are made: send fewer "
-            "rows, or give the model a greater max_batch_size"
+            f"it needs {count} requests of the model's batch size, and the limit is {_MAX_PARTS}: send fewer "
+            "rows, or raise the model's max_batch_size"
         )
 
 
@@ -329,24 +334,24 @@ def _serialized(array: Array) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-# -- out ------------------------------------------------------------------------------------------------------------
+# -- answers --------------------------------------------------------------------------------------------------------
 
 
 def _accepted(accept: str, media: str) -> str:
-    for wish in accept.lower().split(","):
-        wanted = wish.partition(";")[0].strip()
-        if wanted in (JSON, CSV, NPY, LINES):
-            return wanted
+    for entry in accept.lower().split(","):
+        media_range = entry.partition(";")[0].strip()
+        if media_range in (JSON, CSV, NPY, LINES):
+            return media_range
     return media if media in (CSV, NPY, LINES) else JSON
 
 
 def _outputs(answer: HttpAnswer) -> list[tuple[str, Array]]:
-    """The outputs of a V2 answer of our own."""
+    """Return the outputs of a V2 answer of this server."""
     at = len(answer.body[0])  # the JSON
     whole = b"".join(answer.body)
-    said = orjson.loads(whole[:at])
+    header = orjson.loads(whole[:at])
     found = []
-    for output in said["outputs"]:
+    for output in header["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size", 0)
         found.append((output["name"], _array(output, whole[at : at + size])))
         at += size
@@ -381,7 +386,7 @@ def _line(names: list[str], arrays: list[Array], at: int) -> bytes:
 
 
 def _plain(array: Array) -> list[Any]:
-    """What JSON can hold of an array; floats that it cannot become null."""
+    """Return an array as JSON values, with null for floats without a JSON form."""
     if array.dtype.kind != "O":
         listed: list[Any] = array.tolist()
         return listed

@@ -1,8 +1,8 @@
-"""`remora deploy sagemaker`: a model, an endpoint configuration, an endpoint and its scaling; the law: calls are data.
+"""Command `remora deploy sagemaker`, which creates or updates an endpoint and its scaling.
 
-What is to be called follows from the plan alone (`calls_of`), so a dry run needs neither credentials nor boto3. Names
-carry a digest of the plan: the same plan again finds everything there and changes nothing; another one makes new
-objects and moves the endpoint over, which the platform does without a pause. Nothing is deleted.
+Calls are data that follow from the plan alone (`calls_of`), so a dry run needs neither credentials nor boto3. Names
+contain a digest of the plan: the same plan again has no effect, and another plan creates new objects and updates the
+endpoint without downtime. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from typing import Any, NamedTuple
 from remora.system.install_advice import install_command
 
 _NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
-"""As long as leaves room for the digest in the 63 characters of a name."""
+"""Pattern that leaves room for the digest within the 63 characters of a name."""
 _VARIANT = "AllTraffic"
 _INSTANCE = "ml.c6i.xlarge"
 _GPU = re.compile(r"ml\.(?:g|p)[0-9]")
 _GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
-"""The only one whose driver is for CUDA 13, which current runtimes are built for."""
+"""AMI with a driver for CUDA 13, which current runtimes require."""
 _ARCHIVES = (".tar.gz", ".tgz")
 _DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 _CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 _OUT_S = 60
-"""How long scaling waits after instances have come."""
+"""Cooldown after a scale-out, in seconds."""
 _POLICY = "ARN-OF-THE-POLICY-BEFORE"
-"""Stands for what the call before answers, which no plan knows."""
+"""Placeholder for the answer of the previous call."""
 _SERVERLESS_MB = range(1024, 6145, 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is wanted.
+    """Desired state of an endpoint.
 
     Attributes:
-        name: of the endpoint.
-        image: the container, by digest or tag.
-        model: the archive or the folder in S3; for many models the prefix of their archives.
-        role: the ARN of the role that the endpoint runs as.
-        instance: the instance type.
-        least, most: how many instances; scaling is set up when they differ.
-        target: concurrent requests for each instance that scaling aims at; of an asynchronous endpoint, waiting ones.
-        startup_s: how long a container may take to be ready, 60 to 3600.
-        multi_model: whether ``model`` is a prefix of archives that come and go.
-        answers: where in S3 an asynchronous endpoint puts its answers; "" for one that answers at once.
-        serverless: memory in MB and most invocations at a time, None for instances.
-        environ: variables of the container.
+        name: name of the endpoint.
+        image: container image, by digest or tag.
+        model: archive or folder in S3; with ``multi_model`` the prefix of the archives.
+        role: ARN of the endpoint's execution role.
+        instance: instance type.
+        least, most: limits of the instance count; scaling is set up if they differ.
+        target: concurrent requests per instance that scaling aims at; queued ones for an asynchronous endpoint.
+        startup_s: startup timeout of a container, 60 to 3600.
+        multi_model: True if ``model`` is a prefix of archives that are loaded on demand.
+        answers: S3 location of an asynchronous endpoint's answers; "" for a synchronous one.
+        serverless: memory in MB and maximum concurrency, None for instances.
+        environ: environment of the container.
     """
 
     name: str
@@ -71,42 +71,42 @@ class Plan:
     environ: tuple[tuple[str, str], ...] = ()
 
     def check(self) -> None:
-        """Raises ValueError for what the platform would refuse, or would accept and not serve."""
+        """Raise ValueError for values that the platform would refuse, or accept and not serve."""
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"{self.name}: a name has at most 52 letters and digits, with hyphens between them")
         if not self.model.startswith("s3://"):
             raise ValueError(f"{self.model}: the model must be in S3, such as s3://bucket/models/digits/")
         if not 60 <= self.startup_s <= 3600:
-            raise ValueError(f"--startup-timeout={self.startup_s}: from 60 to 3600 seconds")
+            raise ValueError(f"--startup-timeout={self.startup_s}: expected 60 to 3600 seconds")
         if not (0 <= self.least <= self.most and self.most > 0):
             raise ValueError(
-                f"--instances={self.least} --max-instances={self.most}: the most is at least 1 and the least"
+                f"--instances={self.least} --max-instances={self.most}: the maximum must be at least 1 and the minimum"
             )
         if not 0 < self.target < math.inf:
-            raise ValueError(f"--target={self.target:g}: a number of requests above 0")
+            raise ValueError(f"--target={self.target:g}: expected a positive number of requests")
         if self.least == 0 and not self.answers:
             raise ValueError("--instances=0: only an asynchronous endpoint (--async) can have no instance")
         if self.serverless and (self.multi_model or self.answers or self.most != self.least):
             raise ValueError("a serverless endpoint has one model, answers at once and scales by itself")
         if self.multi_model and _GPU.match(self.instance):
             raise ValueError(
-                f"--multi-model --instance-type={self.instance}: on GPUs SageMaker takes no container but Triton's for "
-                "many models; take an instance without, or inference components"
+                f"--multi-model --instance-type={self.instance}: on GPUs SageMaker accepts only Triton's container for "
+                "many models; use an instance without a GPU, or inference components"
             )
         if self.serverless and (self.serverless[0] not in _SERVERLESS_MB or not 1 <= self.serverless[1] <= 200):
-            raise ValueError("--serverless=MB:CONCURRENCY: 1024, 2048 ... 6144 MB and 1 to 200 at a time")
+            raise ValueError("--serverless=MB:CONCURRENCY: expected 1024, 2048 ... 6144 MB and 1 to 200")
         if self.answers and not self.answers.startswith("s3://"):
-            raise ValueError(f"--async={self.answers}: answers go to S3, such as s3://bucket/answers/")
+            raise ValueError(f"--async={self.answers}: expected an S3 location, such as s3://bucket/answers/")
 
     @property
-    def made_name(self) -> str:
-        """The name of the model and the configuration: the endpoint's, and a digest of the plan."""
+    def object_name(self) -> str:
+        """Name of the model and the configuration, made of the endpoint's and the plan's digest."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return f"{self.name}-{digest[:10]}"
 
 
 class ApiCall(NamedTuple):
-    """One call of an AWS service: ``boto3.client(service).operation(**arguments)``."""
+    """Call of an AWS service, ``boto3.client(service).operation(**arguments)``."""
 
     service: str
     operation: str
@@ -114,11 +114,12 @@ class ApiCall(NamedTuple):
 
 
 def calls_of(plan: Plan, *, exists: bool, instances: int = 0) -> list[ApiCall]:
-    """What makes a plan true, in order; ``exists`` says whether the endpoint is there already, with ``instances``.
+    """Return the calls that apply a plan, in order.
 
-    One that scales keeps as many as it has: a configuration alone would bring it down to the least, under all its load.
+    ``exists`` is True for an existing endpoint, with ``instances``. A scaling endpoint retains its instance count,
+    because the new configuration would reset it to the minimum under load.
     """
-    name = plan.made_name
+    name = plan.object_name
     endpoint: dict[str, Any] = {"EndpointName": plan.name, "EndpointConfigName": name}
     if exists and instances and scaling_of(plan):
         endpoint["RetainAllVariantProperties"] = True
@@ -134,7 +135,7 @@ def calls_of(plan: Plan, *, exists: bool, instances: int = 0) -> list[ApiCall]:
 
 
 def scaling_of(plan: Plan) -> list[ApiCall]:
-    """What sets up scaling; only once the endpoint is in service, before that the platform refuses it."""
+    """Return the calls that set up scaling, valid once the endpoint is in service."""
     if plan.serverless or plan.least == plan.most:
         return []
     where = {
@@ -174,7 +175,7 @@ def scaling_of(plan: Plan) -> list[ApiCall]:
 
 
 def _waking(plan: Plan, where: dict[str, str]) -> list[ApiCall]:
-    """A backlog for each of no instances has no value: the first instance comes by an alarm of its own."""
+    """Return the calls that start the first instance, for which a backlog is undefined."""
     step = {"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}
     policy = {
         "AdjustmentType": "ChangeInCapacity",
@@ -244,16 +245,16 @@ def _config(plan: Plan, name: str) -> dict[str, Any]:
     return config
 
 
-# -- doing it -------------------------------------------------------------------------------------------------------
+# -- applying a plan ------------------------------------------------------------------------------------------------
 
 
 def deploy(
     plan: Plan, clients: Any, *, wait: bool = True, make: Callable[[ApiCall], object] | None = None
 ) -> Iterator[str]:
-    """Make a plan true; yields what was done, a line for each step. ``clients`` makes the client of a service.
+    """Apply a plan and yield a line for each step.
 
-    ``make`` makes the calls of SageMaker's that create or move something, if its client is not to.
-    Raises botocore's ClientError and WaiterError.
+    ``clients`` returns the client of a service. ``make`` replaces the client for SageMaker's calls that create or
+    update. Raises botocore's ClientError and WaiterError.
     """
 
     def by_client(call: ApiCall) -> dict[str, Any]:
@@ -263,14 +264,14 @@ def deploy(
     make = make or by_client
     sagemaker = clients("sagemaker")
     missing = sagemaker.exceptions.ClientError
-    name = plan.made_name
+    name = plan.object_name
 
     def found(operation: str, **arguments: str) -> dict[str, Any] | None:
         try:
             answer: dict[str, Any] = getattr(sagemaker, operation)(**arguments)
             return answer
         except missing as error:
-            if error.response["Error"]["Code"] != "ValidationException":  # how SageMaker says that it is not there
+            if error.response["Error"]["Code"] != "ValidationException":  # SageMaker's code for a missing object
                 raise
             return None
 
@@ -280,13 +281,13 @@ def deploy(
     model, config, change = calls_of(plan, exists=endpoint is not None, instances=instances)
     if found("describe_model", ModelName=name) is None:
         make(model)
-        yield _said(model)
+        yield _describe(model)
     if found("describe_endpoint_config", EndpointConfigName=name) is None:
         make(config)
-        yield _said(config)
+        yield _describe(config)
     if endpoint is None or endpoint["EndpointConfigName"] != name:
         make(change)
-        yield _said(change)
+        yield _describe(change)
     if not wait:
         return
     sagemaker.get_waiter("endpoint_in_service").wait(EndpointName=plan.name)
@@ -296,95 +297,108 @@ def deploy(
         if "AlarmActions" in call.arguments:
             call = call._replace(arguments={**call.arguments, "AlarmActions": [policy]})
         policy = by_client(call).get("PolicyARN", "")
-        yield _said(call)
+        yield _describe(call)
 
 
-def _said(call: ApiCall) -> str:
+def _describe(call: ApiCall) -> str:
     named = next((value for key, value in call.arguments.items() if key.endswith("Name")), "")
     return f"{call.operation} {named}".rstrip()
 
 
-# -- the command ----------------------------------------------------------------------------------------------------
+# -- command line ---------------------------------------------------------------------------------------------------
 
 
 def plan_of(arguments: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    """A plan from the command line, and how to go about it. Raises ValueError."""
+    """Parse the command line to a plan and the other options. Raises ValueError."""
     parser = argparse.ArgumentParser(
-        prog="remora deploy sagemaker", description="Make or update a SageMaker endpoint that serves a model from S3."
+        prog="remora deploy sagemaker", description="Create or update a SageMaker endpoint that serves a model from S3."
     )
-    parser.add_argument("name", metavar="NAME", help="of the endpoint")
-    parser.add_argument("--image", required=True, metavar="URI", help="the container, in ECR")
+    parser.add_argument("name", metavar="NAME", help="name of the endpoint")
+    parser.add_argument("--image", required=True, metavar="URI", help="container image in ECR")
     parser.add_argument(
-        "--model", required=True, metavar="S3", help="a folder or a .tar.gz, such as s3://bucket/digits/"
+        "--model", required=True, metavar="S3", help="model folder or .tar.gz, such as s3://bucket/digits/"
     )
-    parser.add_argument("--role", required=True, metavar="ARN", help="the role that the endpoint runs as")
-    parser.add_argument("--instance-type", default=_INSTANCE, metavar="TYPE", help="(default %(default)s)")
-    parser.add_argument("--instances", type=int, default=1, metavar="N", help="the least number (default %(default)s)")
-    parser.add_argument("--max-instances", type=int, default=0, metavar="N", help="scale up to so many")
-    parser.add_argument("--target", type=float, default=8.0, metavar="N", help="requests at a time for each instance")
+    parser.add_argument("--role", required=True, metavar="ARN", help="execution role of the endpoint")
+    parser.add_argument("--instance-type", default=_INSTANCE, metavar="TYPE", help="type (default %(default)s)")
+    parser.add_argument("--instances", type=int, default=1, metavar="N", help="minimum (default %(default)s)")
+    parser.add_argument("--max-instances", type=int, default=0, metavar="N", help="maximum; enables scaling")
+    parser.add_argument("--target", type=float, default=8.0, metavar="N", help="requests per instance (default 8)")
     parser.add_argument(
-        "--startup-timeout", type=int, default=600, metavar="S", help="to be ready (default %(default)s)"
+        "--startup-timeout",
+        type=int,
+        default=600,
+        metavar="S",
+        help="startup timeout, in seconds (default %(default)s)",
     )
-    parser.add_argument("--multi-model", action="store_true", help="--model is a prefix of archives that come and go")
+    parser.add_argument("--multi-model", action="store_true", help="take --model as a prefix of archives")
     parser.add_argument(
-        "--async", dest="answers", default="", metavar="S3", help="answer asynchronously, into this place"
+        "--async",
+        dest="answers",
+        default="",
+        metavar="S3",
+        help="create an asynchronous endpoint with answers in this location",
     )
-    parser.add_argument("--serverless", default="", metavar="MB:CONCURRENCY", help="instead of instances")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable; may be repeated")
-    parser.add_argument("--region", default=None, help="the one that AWS is configured for if not given")
     parser.add_argument(
-        "--via", choices=("boto3", "sdk"), default="boto3", help="sdk: the sagemaker SDK, with the defaults of its file"
+        "--serverless", default="", metavar="MB:CONCURRENCY", help="no instances; memory and concurrency"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the calls and make none; needs no credentials")
-    parser.add_argument("--no-wait", action="store_true", help="do not wait for the endpoint, and set up no scaling")
-    given = parser.parse_args(arguments)
-    memory, _, concurrency = given.serverless.partition(":")
-    if given.serverless and not (memory.isdigit() and concurrency.isdigit()):
-        raise ValueError(f"--serverless={given.serverless}: expected MB:CONCURRENCY, such as 2048:20")
-    if any("=" not in pair for pair in given.env):
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="variable; repeatable")
+    parser.add_argument("--region", default=None, help="AWS region (default: the configured one)")
+    parser.add_argument(
+        "--via",
+        choices=("boto3", "sdk"),
+        default="boto3",
+        help="client of the calls; sdk: the sagemaker SDK with its configured defaults",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the calls only, without credentials")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the endpoint or set up scaling")
+    options = parser.parse_args(arguments)
+    memory, _, concurrency = options.serverless.partition(":")
+    if options.serverless and not (memory.isdigit() and concurrency.isdigit()):
+        raise ValueError(f"--serverless={options.serverless}: expected MB:CONCURRENCY, such as 2048:20")
+    if any("=" not in pair for pair in options.env):
         raise ValueError("--env: expected NAME=VALUE")
     plan = Plan(
-        given.name,
-        given.image,
-        given.model,
-        given.role,
-        given.instance_type,
-        given.instances,
-        given.max_instances or max(given.instances, 1),
-        given.target,
-        given.startup_timeout,
-        given.multi_model,
-        given.answers,
-        (int(memory), int(concurrency)) if given.serverless else None,
-        tuple((name, value) for name, _, value in (pair.partition("=") for pair in given.env)),
+        options.name,
+        options.image,
+        options.model,
+        options.role,
+        options.instance_type,
+        options.instances,
+        options.max_instances or max(options.instances, 1),
+        options.target,
+        options.startup_timeout,
+        options.multi_model,
+        options.answers,
+        (int(memory), int(concurrency)) if options.serverless else None,
+        tuple((name, value) for name, _, value in (pair.partition("=") for pair in options.env)),
     )
     plan.check()
-    return plan, given
+    return plan, options
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     try:
-        plan, given = plan_of(arguments)
+        plan, options = plan_of(arguments)
     except ValueError as error:
         print(f"remora deploy sagemaker: {error}", file=sys.stderr)
         return 2
-    if given.dry_run:
+    if options.dry_run:
         for call in (*calls_of(plan, exists=False), *scaling_of(plan)):
             print(f"{call.service} {call.operation} {json.dumps(call.arguments, indent=1)}")
-        print("An endpoint that is there already is updated (update_endpoint) instead of created.")
+        print("An existing endpoint is updated (update_endpoint) instead of created.")
         return 0
     try:
-        import boto3  # 0.2 s and a dependency that only this command has
+        import boto3  # imported here because only this command needs it and it takes 0.2 s
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         print(f"remora deploy sagemaker: needs boto3: {install_command('deploy-sagemaker')}", file=sys.stderr)
         return 1
-    session = boto3.Session(region_name=given.region)
+    session = boto3.Session(region_name=options.region)
     make = None
-    if given.via == "sdk":
+    if options.via == "sdk":
         try:
-            make = import_module("remora_adapters.sagemaker.sdk_session").maker(session)
+            make = import_module("remora_adapters.sagemaker.sdk_session").make_caller(session)
         except ImportError:
             print(f"remora deploy sagemaker: needs the SDK: {install_command('sagemaker-sdk')}", file=sys.stderr)
             return 1
@@ -392,7 +406,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"remora deploy sagemaker: {error}", file=sys.stderr)
             return 1
     try:
-        for line in deploy(plan, session.client, wait=not given.no_wait, make=make):
+        for line in deploy(plan, session.client, wait=not options.no_wait, make=make):
             print(line, flush=True)
     except (BotoCoreError, ClientError) as error:
         print(f"remora deploy sagemaker: {error}", file=sys.stderr)

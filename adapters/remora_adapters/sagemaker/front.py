@@ -1,7 +1,7 @@
-"""SageMaker's routes: what the platform asks on its one port; the law: an invocation is a V2 request in disguise.
+"""SageMaker's routes on the platform's port, served by V2.
 
-V2 bodies go on as they are, other bodies by `bodies`, those of an ``inference.py`` whole. The V2 service answers, and
-what it answers is put into SageMaker's headers. The multi-model API is here too, over `hosted`.
+V2 bodies are passed on unchanged, other bodies through `bodies`, those of an ``inference.py`` whole. The V2 service's
+answers get SageMaker's headers. The multi-model API is here too, over `hosted`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ _NOT_READY = HttpAnswer(400, (PLAIN,), [])
 _GONE = HttpAnswer(404, (PLAIN,), [])
 _IDLE_S = 3600
 _ASIDE_BYTES = 65_536
-"""Longer bodies than this are translated in another thread: /ping has to be answered meanwhile."""
+"""Limit of bodies converted in the event loop, because /ping must be answered meanwhile."""
 _PAGE = 100
 MALFORMED = 400
-"""The status of a body that cannot be read: the client's fault, where Triton says 500 [H13] but of the models of a
-multi-model endpoint. A platform that sees a 500 blames the container, and a client that sees one tries again."""
+"""Status of an invalid body, which is the client's fault.
+
+Triton answers 500 [H13] except on multi-model endpoints, but on a 500 the platform blames the container and the client
+retries.
+"""
 _NOT_EXPLICIT = "repository registration is not allowed if model control mode is not EXPLICIT"
-_NO_MODEL = "there is no single model to answer: name it in SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+_NO_MODEL = "there is no single model: set SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 
 
 class Model(NamedTuple):
-    """Who answers an invocation: a service over an engine, the model's name there, and whether it is a script's."""
+    """Model of an invocation, with its service, engine and name, and True for a script."""
 
     rest: RestService
     engine: Engine
@@ -58,14 +61,14 @@ class Model(NamedTuple):
 
 
 class _Plan:
-    """What a head asks for, worked out once and kept with the head."""
+    """Parsed head of a request, cached with the head."""
 
     __slots__ = ("extra", "media", "model", "refusal", "route", "session", "v2")
 
     def __init__(self, head: Head, *, as_triton: bool) -> None:
         self.refusal: HttpAnswer | None = None
         self.route = routes.Route("")
-        self.model: Model | None = None  # whom `v2` was made for
+        self.model: Model | None = None  # the model of `v2`
         self.v2: Head | None = None
         self.media = ""
         self.session: bytes | None = None
@@ -82,13 +85,13 @@ class _Plan:
 
 
 class SageMakerService:
-    """What answers on the platform's port.
+    """Service of the platform's port.
 
     Args:
         inside: the engine and the V2 service.
-        rules: how.
+        rules: how requests are answered.
         hosted: the models of a multi-model endpoint.
-        script: whether the one model is an ``inference.py``.
+        script: True if the single model is an ``inference.py``.
     """
 
     def __init__(self, inside: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
@@ -99,7 +102,7 @@ class SageMakerService:
         self._rules = rules
         self._hosted = hosted
         self._script = script
-        self._only: Model | None = None  # who answered the last invocation
+        self._only: Model | None = None  # model of the last invocation
         self._hosts: dict[str, Model] = {}
         self._act: dict[str, Callable[[_Plan, Head, Buffer, Exchange], Cancellable | None]] = {
             "invoke": self._invoke,
@@ -113,7 +116,10 @@ class SageMakerService:
         }
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request through ``exchange``, now or later. The ticket, if any, can be cancelled."""
+        """Answer one request through ``exchange``, now or later.
+
+        The returned ticket, if any, can be cancelled.
+        """
         plan = head.note
         if not isinstance(plan, _Plan):
             plan = head.note = _Plan(head, as_triton=self._rules.as_triton)
@@ -129,7 +135,7 @@ class SageMakerService:
         return self._rest.when_loaded(self._invoke_only, head, body, back)
 
     def _invoke_only(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Raises LoadingError when the request may wait for its model."""
+        """Run an invocation of the default model. Raises LoadingError if it may wait for the model."""
         name = self._rules.model or self._engine.only_model()
         plan = head.note
         assert isinstance(plan, _Plan)  # from `handle`
@@ -146,7 +152,7 @@ class SageMakerService:
         if row is None or row.rest is None or row.engine is None:
             exchange.respond(_GONE)
             return None
-        if self._rules.as_triton:  # which knows a model by the target's name alone [N07]
+        if self._rules.as_triton:  # which identifies a model by the target's name only [N07]
             asked = _target(head) or row.name
             if asked != row.target:
                 exchange.respond(failure(400, f"Request for unknown model: '{asked}' is not found", plain=False))
@@ -157,7 +163,7 @@ class SageMakerService:
         return self._run(plan, model, head, body, HeaderExchange(exchange, plan.extra, memory=True))
 
     def _run(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Send a body on to V2, in whatever form it is."""
+        """Pass a body of any form on to V2."""
         if model.script:
             return self._run_script(plan, model, head, body, exchange)
         if plan.media:
@@ -200,7 +206,7 @@ class SageMakerService:
         return model.rest.handle(v2, text, HeaderExchange(exchange, extra, only_good=True))
 
     def _idle_s(self, model: Model) -> int:
-        """How long a session may stay silent: as long as a sequence of the model."""
+        """Return the idle timeout of a session, which is that of the model's sequences."""
         try:
             config = model.engine.resolve(model.name).config
         except RemoraError:
@@ -232,7 +238,7 @@ class SageMakerService:
 
         if len(body) > _ASIDE_BYTES:
             AfterWork.run(self._later, read, gathering.submit, exchange)
-            return gathering  # which can be cancelled before anything was sent on
+            return gathering  # cancellable before its first request
         refusal = read()
         if refusal is not None:
             exchange.respond(refusal)
@@ -250,7 +256,7 @@ class SageMakerService:
         v2 = self._v2_head(head, model, b"%d" % length, infers=True)
         return model.rest.handle(v2, text, ScriptBack(exchange))
 
-    # -- the platform's questions -----------------------------------------------------------------------------------
+    # -- management -------------------------------------------------------------------------------------------------
 
     def _ping(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         good = bool(self._engine.perform(ServerLive() if self._rules.ping_live else ServerReady()))
@@ -269,13 +275,13 @@ class SageMakerService:
             ),
             default=1,
         )
-        said: dict[str, int | str] = {
+        parameters: dict[str, int | str] = {
             "MaxConcurrentTransforms": max(min(at_once, 100), 1),
             "MaxPayloadInMB": self._rules.payload_mb,
         }
-        if self._rules.strategy:  # the platform always says one; the SDKs' local mode does not, and reads no default
-            said["BatchStrategy"] = self._rules.strategy
-        exchange.respond(HttpAnswer(200, (JSON,), [orjson.dumps(said)]))
+        if self._rules.strategy:  # the SDKs' local mode has no default for it
+            parameters["BatchStrategy"] = self._rules.strategy
+        exchange.respond(HttpAnswer(200, (JSON,), [orjson.dumps(parameters)]))
 
     # -- the multi-model API ----------------------------------------------------------------------------------------
 
@@ -285,7 +291,7 @@ class SageMakerService:
             exchange.respond(locked)
             return
         rows = self._hosted.loaded()
-        if self._rules.as_triton:  # which looks for its models by another name than it gave them [N06]
+        if self._rules.as_triton:  # which looks up its models by another name [N06]
             exchange.respond(_models([_entry(row) if row.target == row.name else {} for row in rows]))
             return
         start = _page_of(head.query)
@@ -305,7 +311,7 @@ class SageMakerService:
             exchange.respond(refusal)
             return
         try:
-            name, url = _asked(body)
+            name, url = _parse_load(body)
             target = _target(head) or name
             work = self._hosted.add(name, url, target)
         except InvalidArgumentError as error:
@@ -349,20 +355,20 @@ class SageMakerService:
         self._later(unload, exchange, lasts=True)
 
 
-def _asked(body: Buffer) -> tuple[str, str]:
-    """The name and the URL of a load request. Raises InvalidArgumentError."""
+def _parse_load(body: Buffer) -> tuple[str, str]:
+    """Return the name and the URL of a load request. Raises InvalidArgumentError."""
     try:
-        asked: Any = orjson.loads(memoryview(body))
+        document: Any = orjson.loads(memoryview(body))
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"failed to parse the request JSON buffer: {error}") from error
     found = []
     for key in ("model_name", "url"):
-        value = asked.get(key) if isinstance(asked, dict) else None
+        value = document.get(key) if isinstance(document, dict) else None
         if not isinstance(value, str) or not value or len(value) > 1024 or "\0" in value:
-            raise InvalidArgumentError(f"the load request needs '{key}': a text of at most 1024 characters")
+            raise InvalidArgumentError(f"the load request needs '{key}': a string of at most 1024 characters")
         found.append(value)
     if "/" in found[0]:
-        raise InvalidArgumentError("a model_name has no slash")
+        raise InvalidArgumentError("a model_name must not contain a slash")
     return found[0], found[1]
 
 

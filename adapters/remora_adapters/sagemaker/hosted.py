@@ -1,9 +1,11 @@
-"""The models of a multi-model endpoint: each has an engine of its own; the law: a URL never leads out of its root.
+"""Table of the models of a multi-model endpoint, with a dedicated engine for each.
 
-The platform names a model by an opaque string and says where it has unpacked it. An engine for each means that names
-inside one model meet no other's, that an ensemble comes and goes with its steps, and that DELETE can wait until the
-memory is free. The table is the event loop's, but for `forget`, which work in other threads calls at its end: so it is
-looked at in copies, which are made at once.
+The platform gives a model an opaque name and the URL of its unpacked folder. With an engine per model, names inside one
+model cannot collide with another's, an ensemble is loaded and unloaded with its steps, and DELETE can wait until the
+memory is free. The table belongs to the event loop except for `forget`, which other threads call, so it is read from
+copies.
+
+Invariant: a URL never leads outside the root.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from remora_adapters.sagemaker.layout import Layout, find_models
 _log = logging.getLogger("remora.sagemaker")
 
 _UNLOAD_S = 350.0
-"""The platform waits 360 s for a DELETE."""
+"""Less than the platform's timeout of 360 s for a DELETE."""
 _STOP_S = 2.0
 _MAX_FAILED = 1024
 _PART = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._\-]*")
@@ -35,8 +37,11 @@ _PART = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._\-]*")
 
 @dataclass(slots=True)
 class Hosted:
-    """One model of the endpoint. ``rest`` answers for it, under the name ``inner`` that its folder has; None while it
-    is being loaded or closed. ``target`` is what clients call it, ``script`` whether it is an ``inference.py``."""
+    """Model of the endpoint.
+
+    ``rest`` serves it under its folder's name ``inner``, and is None while it is loaded or closed. ``target`` is the
+    client's name for it; ``script`` is True for an ``inference.py``.
+    """
 
     name: str
     url: str
@@ -48,14 +53,16 @@ class Hosted:
 
 
 class HostedModels:
-    """The table of models. `add` and `remove` are called in the loop; the work they return is run in other threads.
+    """Table of models.
+
+    `add` and `remove` run in the event loop; the work that they return runs in other threads.
 
     Args:
         root: every model's URL is a folder below it, ``<root>/<id>/model[/...]``.
-        main: the server's own engine: theirs have its options, all but where their models are, and its traces.
-        scratch: where generated files may be put.
-        over: makes the service of an engine, which its answers call by the second argument.
-        find: looks at a model's folder, with a place for generated files.
+        main: the server's engine, whose options (except model locations) and traces the models' engines share.
+        scratch: folder for generated files.
+        over: returns the service of an engine, with the client's model name as second argument.
+        find: returns the layout of a model's folder, with a folder for generated files.
     """
 
     def __init__(
@@ -76,26 +83,26 @@ class HostedModels:
         self._find = find
         self._table: dict[str, Hosted] = {}
         self.failed: dict[str, None] = {}
-        """The targets whose model was found and failed to load, until it loads: in Triton the server is not ready."""
+        """Targets whose last load failed, which makes the server not ready in Triton."""
 
     def get(self, name: str) -> Hosted | None:
-        """The model of that name, if it is loaded."""
+        """Return the model of that name if it is loaded."""
         found = self._table.get(name)
         return found if found is not None and found.rest is not None else None
 
     def loaded(self) -> list[Hosted]:
-        """All that are loaded, by name."""
+        """Return all loaded models by name."""
         return [row for _, row in sorted(self._table.copy().items()) if row.rest is not None]
 
     def served(self) -> list[ServedModel]:
-        """What serves in all their engines."""
+        """Return the served models of all engines."""
         return [model for row in self.loaded() if row.engine is not None for model in row.engine.models()]
 
     def add(self, name: str, url: str, target: str) -> Callable[[], None] | None:
-        """Take a model into the table; returns the work that loads it, None when the name or its URL is there already.
+        """Add a model and return the work that loads it, or None for a known name or URL.
 
-        The work raises RemoraError when it cannot be loaded; the caller then calls `forget`. Raises
-        InvalidArgumentError for a URL that is not below the root.
+        The work raises RemoraError on failure, after which the caller calls `forget`. Raises InvalidArgumentError for a
+        URL outside the root.
         """
         place = self._place(url)
         if name in self._table or any(row.url == url for row in self._table.copy().values()):
@@ -104,13 +111,13 @@ class HostedModels:
         return lambda: self._load(row, place)
 
     def forget(self, name: str) -> None:
-        """Take out of the table what could not be loaded."""
+        """Remove a model that failed to load or was unloaded."""
         self._table.pop(name, None)
 
     def remove(self, name: str) -> Callable[[], None] | None:
-        """End the service of a model; returns the work that gives its memory back, None when it is not loaded.
+        """Stop serving a model and return the work that frees its memory, or None if not loaded.
 
-        The name stays taken until the work is done and `forget` is called.
+        The name stays reserved until the caller calls `forget` after the work.
         """
         row = self.get(name)
         if row is None:
@@ -119,27 +126,27 @@ class HostedModels:
         return lambda: _close(row, _UNLOAD_S)
 
     def close(self) -> None:
-        """End all of them, when the server stops."""
+        """Close all engines at shutdown."""
         for row in self._table.copy().values():
             row.rest = None
             _close(row, _STOP_S)
 
     def _place(self, url: str) -> Path:
-        """The folder that a URL names. Nothing on disk is looked at before its text is found to be in order."""
+        """Return the folder of a URL, whose text is checked before the disk is accessed."""
         root = str(self._root)
         parts = url[len(root) + 1 :].split("/") if url.startswith(f"{root}/") else []
         if len(parts) < 2 or parts[1] != "model" or not all(_PART.fullmatch(part) for part in parts if part):
-            raise self._elsewhere(url)
+            raise self._outside_root(url)
         try:
             place = Path(url).resolve()
-        except (OSError, RuntimeError) as error:  # links that lead round in a circle
-            raise InvalidArgumentError(f"the model's url '{url[:200]}' leads nowhere: {error}") from error
+        except (OSError, RuntimeError) as error:  # a cycle of links
+            raise InvalidArgumentError(f"the model's url '{url[:200]}' cannot be resolved: {error}") from error
         if not place.is_relative_to(self._root.resolve() / parts[0]):
-            raise self._elsewhere(url)
+            raise self._outside_root(url)
         return place
 
-    def _elsewhere(self, url: str) -> InvalidArgumentError:
-        # The text of Triton's newer releases; 2.51 looks in any folder.
+    def _outside_root(self, url: str) -> InvalidArgumentError:
+        # The text of newer Triton releases; 2.51 accepts any folder.
         return InvalidArgumentError(
             f"Invalid \"url\" '{url[:200]}': expected a path of the form {self._root}/<hash>/model[/<subdir>]"
         )
@@ -147,7 +154,7 @@ class HostedModels:
     def _load(self, row: Hosted, place: Path) -> None:
         if not place.exists():
             raise InvalidArgumentError(f"failed to register '{row.url}', repository not found")
-        # The name is the platform's and no path: what is generated for it lies under its digest.
+        # Generated files are under the name's digest, because the name is not a path.
         layout = self._find(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
         engine = Engine(options=replace(self._options, **layout.places), traces=self._traces)
         try:
@@ -161,7 +168,7 @@ class HostedModels:
         except BaseException:
             engine.stop(0.0)
             raise
-        for model in engine.models():  # names inside one model may be those inside another
+        for model in engine.models():  # because models of two folders may have equal names
             model.metric_labels = (("target", row.target), ("hosted", row.name))
         self.failed.pop(row.target, None)
         row.engine, row.inner, row.script = engine, inner, layout.script
@@ -183,7 +190,7 @@ def _close(row: Hosted, timeout_s: float) -> None:
 
 
 def _entry(engine: Engine, layout: Layout) -> str:
-    """The model that answers invocations: the only one, or the ensemble among them [N05]."""
+    """Return the model for invocations, which is the only one or the only ensemble [N05]."""
     if layout.default:
         return layout.default
     names = layout.models or [entry.name for entry in engine.perform(RepositoryIndex())]
@@ -191,7 +198,7 @@ def _entry(engine: Engine, layout: Layout) -> str:
     if len(ensembles) != 1:
         what = f"{len(names)} models and {len(ensembles)} ensembles" if names else "no model"
         raise InvalidArgumentError(
-            f"the model's folder holds {what}: one model, or one ensemble and its steps, is served"
+            f"the model's folder holds {what}: expected one model, or one ensemble and its steps"
         )
     return ensembles[0]
 
@@ -202,11 +209,11 @@ def _is_ensemble(layout: Layout, name: str) -> bool:
             path = find_config(repository / name)
             if path is not None and read_config(path).platform == "ensemble":
                 return True
-        except ConfigError:  # whoever loads it says what is wrong
+        except ConfigError:  # the load reports the error
             continue
     return False
 
 
 def _renamed(error: RemoraError, inner: str, target: str) -> RemoraError:
-    """The error in the words of a client that knows the model by its target name."""
+    """Return the error with the client's name of the model."""
     return type(error)(error.message.replace(f"'{inner}'", f"'{target}'"))

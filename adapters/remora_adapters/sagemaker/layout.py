@@ -1,4 +1,4 @@
-"""What lies in a model's folder and how it is served: a repository, one model, a bare file, or an ``inference.py``."""
+"""Layout of a model's folder, which is a repository, a model, a file or an ``inference.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
 
 _SCRIPTS = ("code/inference.py", "inference.py")
 SCRIPT_MODEL = "inference"
-"""What the model is called that runs an ``inference.py``."""
+"""Name of the model that runs an ``inference.py``."""
 
 _CONFIG = """\
 # Written by remora: runs {script} through functions of the SageMaker toolkits' names.
@@ -35,14 +35,17 @@ _MODEL = '"""Runs an inference.py; see the configuration beside."""\n\n' + (
 
 
 class Places(TypedDict, total=False):
-    """The fields of EngineOptions that say where models are."""
+    """Fields of EngineOptions with the locations of models."""
 
     paths: tuple[Path, ...]
 
 
 class Layout(NamedTuple):
-    """How a folder is served: where the engine looks, the model that answers invocations ("" when the folder leaves it
-    open), and whether that is an ``inference.py``. ``models`` names the folder's models when it is a repository."""
+    """Serving layout of a folder.
+
+    ``places`` are the engine's locations, ``default`` is the model for invocations ("" if undetermined), ``script`` is
+    True for an ``inference.py``, and ``models`` names the models of a repository.
+    """
 
     places: Places
     default: str = ""
@@ -51,10 +54,10 @@ class Layout(NamedTuple):
 
 
 def find_models(folder: Path, scratch: Path, workers: int = 1, script: str = "") -> Layout:
-    """Look at a model's folder; nothing is written in it.
+    """Return the layout of a model's folder, without writing to it.
 
-    ``scratch`` is where a model is generated for an ``inference.py``, with ``workers`` instances; ``script`` is another
-    name for it, relative to the folder or its ``code``.
+    ``scratch`` is the folder of the model generated for an ``inference.py``, with ``workers`` instances; ``script`` is
+    another name of that file, relative to the folder or its ``code``.
     """
     names = (f"code/{script}", script) if script else _SCRIPTS
     for name in names:
@@ -71,7 +74,7 @@ def _is_one_model(folder: Path) -> bool:
 
 
 def _is_model(entry: Path) -> bool:
-    """Whether a folder of a repository is a model; one for a tokenizer's files beside it, or for code, is none."""
+    """Return True for a model of a repository, and False for folders of code or other files."""
     return entry.is_dir() and not entry.name.startswith(".") and entry.name != "code" and _is_one_model(entry)
 
 

@@ -1,8 +1,7 @@
-"""What a SageMaker request asks for, and the V2 request that it stands for; the law: pure, and worked out once a head.
+"""Routes of SageMaker and the conversion of an invocation's head to V2.
 
-An invocation becomes a V2 request: the head is rewritten here, the body is what it was. So whatever V2 has, limits,
-restrictions, deadlines, streams, an invocation has too. What Triton's own front end answers to other paths and methods
-[N02] is answered here: its refusals have no body.
+The functions are pure. The body of an invocation stays unchanged, so all of V2 (limits, restrictions, deadlines,
+streams) applies to it. Other paths and methods get Triton's refusals without a body [N02].
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import PLAIN, Headers, HttpAnswer, Refusal, failure
 
 BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
-"""The content type of a V2 body with raw tensors; the JSON part's length in decimal digits follows."""
+"""Content type of a V2 body with raw tensors, followed by the JSON length in decimal digits."""
 
 ATTRIBUTES = b"X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = b"x-amzn-sagemaker-target-model"
@@ -22,7 +21,7 @@ SESSION = b"x-amzn-sagemaker-session-id"
 _ATTRIBUTES = ATTRIBUTES.lower()
 _ATTRIBUTE_LIMIT = 1024
 _OWN_HEADERS = frozenset(
-    # What V2 reads in them is said otherwise here, or not at all: SageMaker has no compressed bodies [N04].
+    # SageMaker replaces these, or does not support them, such as compressed bodies [N04].
     (b"content-type", b"content-length", b"content-encoding", b"accept-encoding", b"inference-header-content-length")
 )
 _TRACE = re.compile(rb"(?:^|[;,\s])(traceparent|tracestate)=([!-+\--:<-~]{1,512})")
@@ -32,14 +31,17 @@ _NOTHING = HttpAnswer(400, (PLAIN,), [])
 
 
 class Route(NamedTuple):
-    """What is asked for: an action, and for those of a multi-model endpoint the model's name."""
+    """Action of a request, with the model's name on a multi-model endpoint."""
 
     action: str
     model: str = ""
 
 
 def route(method: str, path: str) -> Route:
-    """The route of a request. Raises Refusal (405), or NotAsked for what has no route."""
+    """Return the route of a request.
+
+    Raises Refusal (405), or NotAskedError for an unknown route.
+    """
     match path.split("/")[1:]:
         case ["ping"]:
             return _only("GET", method, Route("ping"))
@@ -50,9 +52,9 @@ def route(method: str, path: str) -> Route:
         case ["models"] | ["models", ""] if method in ("GET", "POST"):
             return Route("list" if method == "GET" else "load")
         case ["models"] | ["models", ""] if method == "DELETE":
-            return Route("unload")  # of no model: Triton says 404
+            return Route("unload")  # without a model: Triton answers 404
         case ["models", name] if name and method == "POST":
-            return Route("load")  # the body says which
+            return Route("load")  # the body names the model
         case ["models", name] if name and method in ("GET", "DELETE"):
             return Route("get" if method == "GET" else "unload", name)
         case ["models", name, "invoke"] if name and method == "POST":
@@ -67,11 +69,11 @@ def _only(right: str, method: str, found: Route) -> Route:
 
 
 class NotAskedError(Exception):
-    """A path and method that the platform never sends."""
+    """Path and method that the platform never sends."""
 
 
 def refusal_of(error: Refusal | NotAskedError) -> HttpAnswer:
-    """The answer to a request without a route."""
+    """Return the answer to a request without a route."""
     return error.answer if isinstance(error, Refusal) else _NOTHING
 
 
@@ -79,14 +81,14 @@ def refusal_of(error: Refusal | NotAskedError) -> HttpAnswer:
 
 
 def media_type(head: Head) -> bytes:
-    """The body's type in lower case, without parameters; empty without one."""
+    """Return the body's media type in lower case without parameters, or empty."""
     return (head.get(b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 def header_length(head: Head) -> bytes | None:
-    """The length of the JSON part that the content type names, as it is written; None for a body that is all JSON.
+    """Return the JSON length in the content type as text, or None for a JSON body.
 
-    Raises Refusal when the type is not at the very beginning of the header's value, as Triton does.
+    Raises Refusal if the type is not at the start of the header's value, as Triton does.
     """
     value = head.get(b"content-type") or b""
     at = value.find(BINARY)
@@ -97,21 +99,21 @@ def header_length(head: Head) -> bytes | None:
 
 
 def wants_events(head: Head) -> bool:
-    """Whether the client of a streaming invocation asks for events."""
+    """Return True if the client of a streaming invocation accepts events."""
     return _EVENTS in (head.get(b"accept") or b"").lower()
 
 
 def attributes(head: Head) -> bytes:
-    """The custom attributes to send back; empty when there are none, or none that the platform would let through."""
+    """Return the custom attributes to send back, or empty if the platform would refuse them."""
     value = head.get(_ATTRIBUTES) or b""
     return value if len(value) <= _ATTRIBUTE_LIMIT and _VISIBLE.fullmatch(value) else b""
 
 
 def v2_head(head: Head, path: str, json_length: bytes | None, timeout_ms: int = 0) -> Head:
-    """The head of the V2 request to ``path`` that ``head`` stands for.
+    """Return the head of the V2 request to ``path`` for an invocation.
 
-    The trace context, which the platform would not carry in headers, is taken out of the custom attributes.
-    ``timeout_ms`` is the longest it may take, 0 for any time.
+    The trace context is taken from the custom attributes, because the platform does not forward its headers.
+    ``timeout_ms`` is the request's timeout, 0 for none.
     """
     kept = [(name, value) for name, value in head.headers if name.lower() not in _OWN_HEADERS]
     kept += [(match[1], match[2]) for match in _TRACE.finditer(attributes(head))]
@@ -126,7 +128,7 @@ def v2_head(head: Head, path: str, json_length: bytes | None, timeout_ms: int = 
 
 
 def binary_headers(json_length: int) -> Headers:
-    """The headers of an answer with raw tensors: the content type holds the JSON part's length."""
+    """Return the headers of an answer with raw tensors, including the JSON length."""
     return ((b"Content-Type", b"%b%d" % (BINARY, json_length)),)
 
 
@@ -138,17 +140,20 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(text: bytes) -> bool:
-    """Whether an error is about memory or room on disk: the platform then unloads other models and comes back."""
+    """Return True for an error about memory or disk space, on which the platform unloads models."""
     return _OUT_OF_MEMORY.search(text) is not None
 
 
 def memory_aware(answer: HttpAnswer) -> HttpAnswer:
-    """The answer, with 507 in the place of another error when memory was what was missing."""
+    """Return the answer, with status 507 for an error about memory."""
     if answer.status >= 400 and any(is_out_of_memory(bytes(piece)) for piece in answer.body):
         return answer._replace(status=507, wire=None)
     return answer
 
 
 def refused(status: int, text: str = "") -> HttpAnswer:
-    """A refusal of the multi-model API: ``{"error": text}``, or nothing, as text/plain [N05, N06]."""
+    """Return a text/plain refusal of the multi-model API, with or without an error text.
+
+    The body is ``{"error": text}`` or empty [N05, N06].
+    """
     return failure(status, text, plain=True) if text else HttpAnswer(status, (PLAIN,), [])

@@ -1,13 +1,14 @@
-"""Runs an ``inference.py`` unchanged: the functions of SageMaker's toolkits, called as the toolkits call them.
+"""Python model that runs an ``inference.py`` of SageMaker's toolkits unchanged.
 
-    model_fn(model_dir[, context])                       the model; without it, what `predict_fn` gets is None
-    transform_fn(model, data, content_type, accept[, context])   all of a request, instead of the three below
-    input_fn(data, content_type[, context])              text for JSON, CSV and plain text, bytes for all else
+    model_fn(model_dir[, context])                       the model; without it, `predict_fn` gets None
+    transform_fn(model, data, content_type, accept[, context])   the whole request, instead of the three below
+    input_fn(data, content_type[, context])              text for JSON, CSV and plain text, else bytes
     predict_fn(input, model[, context])
     output_fn(prediction, accept[, context])             a body, or a pair of body and content type
 
-Without `input_fn` and `output_fn` JSON, CSV and .npy become numpy arrays and back. The law: what the script raises is
-its client's to see as a 4xx or 5xx answer, and never ends the worker.
+Without `input_fn` and `output_fn`, JSON, CSV and .npy are converted to numpy arrays and back.
+
+Invariant: an exception of the script becomes a 4xx or 5xx answer and never ends the worker.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ _TEXT = (JSON, CSV, "application/jsonlines", "text/plain")
 _OK, _BAD, _BAD_TYPE, _NOT_ACCEPTABLE, _FAILED = 200, 400, 415, 406, 500
 
 
-class _Refused(Exception):  # noqa: N818 - it is an answer, not a failure
+class _Refused(Exception):  # noqa: N818 - an answer, not a failure
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
 class TritonPythonModel:
-    """One instance of the script's model."""
+    """Instance of the script's model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Import the script and load its model. Raises what it raises: the model then does not become ready."""
+        """Import the script and load its model. An exception keeps the model from becoming ready."""
         parameters = orjson.loads(args["model_config"])["parameters"]
         script = Path(parameters["script"]["string_value"])
         directory = parameters["model_directory"]["string_value"]
@@ -65,7 +66,7 @@ class TritonPythonModel:
         self._model = load(directory) if load is not None else None
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request; one that fails fails alone."""
+        """Answer each request, with separate errors."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -80,7 +81,7 @@ class TritonPythonModel:
             answer, answer_type, status = orjson.dumps({"error": str(refusal)}), JSON, refusal.status
         except MemoryError as error:
             raise pb_utils.TritonModelException(f"MemoryError: {error}") from error
-        except (Exception, SystemExit) as error:  # a script that ends itself fails no other's request
+        except (Exception, SystemExit) as error:  # SystemExit in a script must not fail other requests
             print(traceback.format_exc(), file=sys.stderr, flush=True)
             text = f"{type(error).__name__}: {error}"
             answer, answer_type, status = orjson.dumps({"error": text}), JSON, _FAILED
@@ -96,7 +97,7 @@ class TritonPythonModel:
         try:
             data: str | bytes = body.decode("utf-8") if content_type in _TEXT else body
         except UnicodeDecodeError as error:
-            raise _Refused(_BAD, f"the body is no {content_type} in UTF-8: {error}") from error
+            raise _Refused(_BAD, f"the body is not {content_type} in UTF-8: {error}") from error
         if self._transform is not None:
             result = self._transform(self._model, data, content_type, accept)
         else:
@@ -118,7 +119,7 @@ def _octets(result: Any) -> bytes:
 
 
 def _imported(script: Path) -> ModuleType:
-    """The script as a module; its folder is where it imports its own modules from."""
+    """Import the script with its folder on the module path."""
     sys.path.insert(0, str(script.parent))
     spec = importlib.util.spec_from_file_location("inference", script)
     if spec is None or spec.loader is None:
@@ -130,7 +131,7 @@ def _imported(script: Path) -> ModuleType:
 
 
 def _function(module: ModuleType, name: str, plain: int) -> Callable[..., Any] | None:
-    """A function of the script, called with ``plain`` arguments; one that takes a context besides gets None for it."""
+    """Return a function of the script for ``plain`` arguments, with None as its context."""
     function = getattr(module, name, None)
     if function is None:
         return None
@@ -154,7 +155,7 @@ def _default_input(data: str | bytes, content_type: str) -> Any:
         if content_type == NPY:
             return array_of_npy(data.encode() if isinstance(data, str) else data)
     except ValueError as error:
-        raise _Refused(_BAD, f"the body is no {content_type}: {error}") from error
+        raise _Refused(_BAD, f"the body is not {content_type}: {error}") from error
     raise _Refused(_BAD_TYPE, f"content type {content_type} is not supported: the script has no input_fn for it")
 
 
@@ -166,4 +167,4 @@ def _default_output(prediction: Any, accept: str) -> tuple[bytes, str]:
         return csv_of_arrays([np.asarray(prediction)]), CSV
     if accept == NPY:
         return npy_of_array(np.asarray(prediction)), NPY
-    raise _Refused(_NOT_ACCEPTABLE, f"{accept} cannot be given: the script has no output_fn for it")
+    raise _Refused(_NOT_ACCEPTABLE, f"{accept} is not supported: the script has no output_fn for it")

@@ -1,4 +1,7 @@
-"""A request to an ``inference.py`` as a V2 request and back; the law: body, type and accept travel untouched."""
+"""Conversion between requests to an ``inference.py`` and V2.
+
+Body, content type and accept header are passed on unchanged.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from remora.protocols.rest.answer import HttpAnswer
 
 _NAMES = ("body", "content_type", "accept")
 _PREFIX = 4
-"""A BYTES element has its length before it, little-endian."""
+"""Length of the little-endian prefix of a BYTES element."""
 
 
 def script_request(body: Buffer, media: bytes, accept: bytes) -> tuple[bytes, int]:
-    """The V2 request for the model that runs the script, and the length of its JSON part in bytes."""
+    """Return the V2 request for the script's model, and the length of its JSON part."""
     pieces = [len(piece).to_bytes(_PREFIX, "little") + bytes(piece) for piece in (body, media, accept)]
     inputs = [
         {"name": name, "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(piece)}}
@@ -24,7 +27,7 @@ def script_request(body: Buffer, media: bytes, accept: bytes) -> tuple[bytes, in
 
 
 def answer_of_script(answer: HttpAnswer) -> HttpAnswer:
-    """The script's own body, content type and status out of the model's good answer."""
+    """Return the script's body, content type and status from the model's successful answer."""
     length = len(answer.body[0])
     whole = b"".join(answer.body)
     found, at = {}, length

@@ -1,7 +1,7 @@
-"""A deployment's calls made by the session of SageMaker's own SDK (version 3); the law: it adds, it changes nothing.
+"""Calls of a deployment through the session of SageMaker's SDK (version 3).
 
-What an organisation keeps in that SDK's configuration file (VPC, KMS key, tags, network isolation) is added to a model
-and an endpoint configuration. Needs `sagemaker-core`, the part of `sagemaker` that has the session.
+The session adds the values of the SDK's configuration file (VPC, KMS key, tags, network isolation) to a model and an
+endpoint configuration. Needs `sagemaker-core`, the part of `sagemaker` with the session.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 from remora_adapters.sagemaker.deploying import ApiCall
 
 
-def maker(boto_session: Any) -> Callable[[ApiCall], None]:
-    """What makes a call of SageMaker's. Raises ImportError where the SDK is not installed."""
+def make_caller(boto_session: Any) -> Callable[[ApiCall], None]:
+    """Return the function that makes SageMaker's calls. Raises ImportError without the SDK."""
     session = import_module("sagemaker.core.helper.session_helper").Session(boto_session)
 
     def make(call: ApiCall) -> None:
-        given = call.arguments
+        arguments = call.arguments
         if call.operation == "create_model":
-            session.create_model(given["ModelName"], given["ExecutionRoleArn"], given["PrimaryContainer"])
+            session.create_model(arguments["ModelName"], arguments["ExecutionRoleArn"], arguments["PrimaryContainer"])
         elif call.operation == "create_endpoint_config":
             session.create_endpoint_config(
-                given["EndpointConfigName"],
-                given["ProductionVariants"],
-                async_inference_config_dict=given.get("AsyncInferenceConfig"),
+                arguments["EndpointConfigName"],
+                arguments["ProductionVariants"],
+                async_inference_config_dict=arguments.get("AsyncInferenceConfig"),
             )
         elif call.operation == "create_endpoint":
-            session.create_endpoint(given["EndpointName"], given["EndpointConfigName"], wait=False)
-        else:  # of which it knows half the arguments, and to which it adds nothing
-            session.sagemaker_client.update_endpoint(**given)
+            session.create_endpoint(arguments["EndpointName"], arguments["EndpointConfigName"], wait=False)
+        else:  # because the session lacks half of its arguments and adds nothing
+            session.sagemaker_client.update_endpoint(**arguments)
 
     return make

@@ -1,8 +1,8 @@
-"""Sticky sessions: SageMaker's session headers and the sequences they stand for; the law: pure, texts in and out.
+"""Conversion of SageMaker's session headers to sequences.
 
-A client opens a session with ``NEW_SESSION``; the container names it, and the platform brings every further request of
-that name to the same instance, where it is a sequence of that id. A request that ends its sequence (parameter
-``sequence_end``) closes the session.
+The functions are pure. A client opens a session with ``NEW_SESSION``; the container names it, and the platform routes
+all requests of that name to the same instance, where they are a sequence of that id. A request that ends its sequence
+(parameter ``sequence_end``) closes the session.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _OPENED = b"X-Amzn-SageMaker-New-Session-Id"
 _CLOSED = b"X-Amzn-SageMaker-Closed-Session-Id"
 _ID = re.compile(r"[A-Za-z0-9](?:-*[A-Za-z0-9])*")
 _ID_LIMIT = 128
-"""As long as a sequence's id may be."""
+"""Limit of a sequence's id."""
 
 
 class Session(NamedTuple):
-    """One request of a session; ``opens`` marks its first one."""
+    """Session of a request, with ``opens`` True for its first."""
 
     id: str
     opens: bool
 
 
 def session_of(value: bytes | None, new_id: str) -> Session | None:
-    """The session that a request belongs to; ``new_id`` names it when it is to be opened.
+    """Return the session of a request, or None without a header.
 
-    None without a header. Raises ValueError for an id that the platform would not have passed on.
+    ``new_id`` is the id of a session to open. Raises ValueError for an id that the platform would refuse.
     """
     if value is None:
         return None
@@ -47,10 +47,10 @@ def session_of(value: bytes | None, new_id: str) -> Session | None:
 
 
 def as_sequence(body: Buffer, json_length: int, session: Session) -> tuple[bytes, int, bool]:
-    """The V2 body with the session as its sequence, its JSON part's length, and whether it ends the sequence.
+    """Return the V2 body with the session as its sequence, its JSON length, and True if it ends.
 
-    What the body says itself of its sequence holds. One that cannot be read as JSON is left as it is: whoever reads it
-    next refuses it.
+    Sequence parameters in the body take precedence. A body that is not JSON is returned unchanged, because the V2
+    decoder refuses it.
     """
     view = memoryview(body)
     try:
@@ -67,7 +67,7 @@ def as_sequence(body: Buffer, json_length: int, session: Session) -> tuple[bytes
 
 
 def headers_of(session: Session, *, ends: bool, now_s: float, idle_s: int) -> Headers:
-    """What tells the platform that a session begins or ends. ``idle_s`` is how long one may stay silent."""
+    """Return the headers that open or close a session with the idle timeout ``idle_s``."""
     found: list[tuple[bytes, bytes]] = []
     if session.opens:
         until = datetime.fromtimestamp(now_s, UTC) + timedelta(seconds=idle_s)

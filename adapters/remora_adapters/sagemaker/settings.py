@@ -1,7 +1,8 @@
-"""What a SageMaker container's environment says; the law: read here and nowhere else, misfits are errors at the start.
+"""Settings from a SageMaker container's environment, checked at startup.
 
-Three families: the platform's own (``SAGEMAKER_BIND_TO_PORT`` ...), those of Triton's start script
-(``SAGEMAKER_TRITON_...``, [N08]), and the toolkits' (``SAGEMAKER_MODEL_SERVER_WORKERS`` ...).
+Only this module reads the environment, which has three families of variables: the platform's
+(``SAGEMAKER_BIND_TO_PORT`` ...), those of Triton's start script (``SAGEMAKER_TRITON_...``, [N08]), and the toolkits'
+(``SAGEMAKER_MODEL_SERVER_WORKERS`` ...).
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ _FOLDER = "/opt/ml"
 _PORT = 8080
 _HIGHEST_PORT = 65_535
 _MOST_WORKERS = 1024
-"""Each is a process: a slip of the hand is not to take the machine with it."""
+"""Limit of the worker processes, so that a typing error cannot overload the machine."""
 _MIB = 1 << 20
 _ASYNC_BYTES = 1 << 30
-"""The longest body of an asynchronous invocation."""
+"""Limit of the body of an asynchronous invocation."""
 _MOST_GPUS = 16
-"""As many as an instance has; a limit for one that is not there limits nothing."""
+"""GPUs of the largest instance, because a limit for a missing GPU has no effect."""
 _UNUSED = {
     "SAGEMAKER_TRITON_THREAD_COUNT": "one event loop serves all connections",
     "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT": "tensors are views, not copies",
     "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE": "Python models need no room in /dev/shm",
     "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE": "Python models need no room in /dev/shm",
     "SAGEMAKER_TRITON_TENSORFLOW_VERSION": "the version is the installed one",
-    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING": "each hosted model has an engine, and names, of its own",
+    "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING": "each hosted model has a separate engine and namespace",
 }
-"""Variables of Triton's start script that change nothing here, and why."""
+"""Variables of Triton's start script without effect here, with the reason."""
 _LEVELS = {"10": (1, True, True), "20": (0, True, True), "30": (0, False, True), "40": (0, False, False)}
-"""The toolkits' levels, those of Python's logging: verbosity, information, warnings."""
+"""The toolkits' levels, as Python's logging, with verbosity, information and warnings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How requests are answered.
+    """Rules for the answers to requests.
 
     Attributes:
-        model: answers /invocations; "" for the only one there is.
+        model: model for /invocations; "" for the only one.
         kind: one of INFERENCE_TYPES.
-        ping_live: /ping says whether the process lives, not whether models are ready.
-        as_triton: what Triton's front end does and the platform's contract does not ask for; see decision 0017.
-        models_root: every model of a multi-model endpoint is below it.
-        timeout_ms: an invocation that takes longer is answered 503; 0 for any time.
-        accept: what a client that accepts anything gets, for bodies that are not V2; "" for the body's own form.
-        transforms: MaxConcurrentTransforms of batch jobs; 0 to work it out from the model.
-        strategy: BatchStrategy of batch jobs; "" where nobody has said.
+        ping_live: True if /ping reports liveness instead of the models' readiness.
+        as_triton: behave like Triton's front end beyond the platform's contract; see decision 0017.
+        models_root: folder above all models of a multi-model endpoint.
+        timeout_ms: time after which an invocation gets a 503; 0 for none.
+        accept: default form of answers to bodies that are not V2; "" for the body's form.
+        transforms: MaxConcurrentTransforms of batch jobs; 0 to compute it from the model.
+        strategy: BatchStrategy of batch jobs; "" if unset.
         payload_mb: MaxPayloadInMB of batch jobs.
     """
 
@@ -69,11 +70,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class SageMakerSettings:
-    """How the process is set up, and its `rules`.
+    """Settings of the process with its `rules`.
 
-    ``ports`` is the range that gRPC and metrics must keep to, None for any. ``workers`` and ``script`` are for an
-    ``inference.py``. ``log`` is verbosity, and whether information, warnings and errors are shown. ``gpu_limits`` are
-    those of ``--model-load-gpu-limit``. ``unused`` are variables that change nothing, and why.
+    ``ports`` is the allowed range of gRPC and metrics, None for any. ``workers`` and ``script`` apply to an
+    ``inference.py``. ``log`` is the verbosity, and True for information, warnings and errors to show. ``gpu_limits``
+    are those of ``--model-load-gpu-limit``. ``unused`` are variables without effect, with the reason.
     """
 
     rules: Rules
@@ -93,7 +94,7 @@ class SageMakerSettings:
 
 
 def settings_of(environ: Mapping[str, str]) -> SageMakerSettings:
-    """The settings of an environment. Raises ValueError, with the variable's name, for what cannot be used."""
+    """Return the settings of an environment. Raises ValueError with the variable's name."""
     read = _Reader(environ)
     folder = Path(environ.get("SAGEMAKER_BASE_DIR") or _FOLDER)
     multi_model = read.yes("SAGEMAKER_MULTI_MODEL")
@@ -121,7 +122,7 @@ def settings_of(environ: Mapping[str, str]) -> SageMakerSettings:
 
 
 def rules_of(environ: Mapping[str, str], folder: Path, multi_model: bool, payload_mb: int = 0) -> Rules:
-    """The rules of an environment. Raises ValueError."""
+    """Return the rules of an environment. Raises ValueError."""
     read = _Reader(environ)
     ping = "SAGEMAKER_TRITON_OVERRIDE_PING_MODE"
     if ping not in environ:
@@ -141,7 +142,7 @@ def rules_of(environ: Mapping[str, str], folder: Path, multi_model: bool, payloa
 
 
 class _Reader:
-    """Typed values of variables."""
+    """Reader of typed variables."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -192,7 +193,7 @@ class _Reader:
 
 
 def safe_ports(name: str, text: str) -> range:
-    """A range of ports written ``LOW-HIGH``. Raises ValueError, which says ``name``."""
+    """Parse a port range ``LOW-HIGH``. Raises ValueError with ``name``."""
     low, dash, high = text.partition("-")
     digits = all(end.isascii() and end.isdigit() and len(end) < 6 for end in (low, high))
     if not (dash and digits and 0 < int(low) <= int(high) <= _HIGHEST_PORT):
@@ -201,7 +202,10 @@ def safe_ports(name: str, text: str) -> range:
 
 
 def _log(read: _Reader, environ: Mapping[str, str]) -> tuple[int, bool, bool, bool]:
-    """Verbosity, information, warnings, errors: Triton's variables where they are, else the toolkits' level."""
+    """Return verbosity, information, warnings and errors.
+
+    Triton's variables override the toolkits' level.
+    """
     verbose, info, warning = _LEVELS.get(environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", ""), (0, True, True))
     error = "SAGEMAKER_TRITON_LOG_ERROR" not in environ or read.yes("SAGEMAKER_TRITON_LOG_ERROR")
     if "SAGEMAKER_TRITON_LOG_INFO" in environ:

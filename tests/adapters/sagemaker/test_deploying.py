@@ -56,7 +56,7 @@ def test_every_call_is_one_that_the_service_model_takes(plan: Plan) -> None:
     plan.check()
     for call in (*calls_of(plan, exists=False), *calls_of(plan, exists=True), *scaling_of(plan)):
         assert not problems(call), call
-    assert len(plan.made_name) <= 63
+    assert len(plan.object_name) <= 63
 
 
 def test_a_folder_is_not_packed_and_an_archive_is() -> None:
@@ -74,8 +74,8 @@ def test_a_gpu_gets_the_image_whose_driver_the_runtimes_need() -> None:
 
 
 def test_another_plan_has_other_names_and_the_same_plan_the_same() -> None:
-    assert PLAN.made_name == replace(PLAN).made_name
-    assert len({plan.made_name for plan in PLANS.values()}) == len(PLANS)
+    assert PLAN.object_name == replace(PLAN).object_name
+    assert len({plan.object_name for plan in PLANS.values()}) == len(PLANS)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_another_plan_has_other_names_and_the_same_plan_the_same() -> None:
         ({"name": "a" * 53}, "a name has"),
         ({"model": "/models"}, "must be in S3"),
         ({"startup_s": 10}, "60 to 3600"),
-        ({"target": 0.0}, "above 0"),
-        ({"target": float("nan")}, "above 0"),
+        ({"target": 0.0}, "expected a positive"),
+        ({"target": float("nan")}, "expected a positive"),
         ({"least": 0}, "only an asynchronous endpoint"),
-        ({"least": 3}, "the most is at least"),
+        ({"least": 3}, "the maximum must be at least"),
         ({"serverless": (1000, 5)}, "1024, 2048"),
         ({"serverless": (1024, 5), "most": 2}, "scales by itself"),
-        ({"answers": "/tmp"}, "answers go to S3"),
-        ({"multi_model": True, "instance": "ml.g5.xlarge"}, "no container but Triton's"),
+        ({"answers": "/tmp"}, "expected an S3 location"),
+        ({"multi_model": True, "instance": "ml.g5.xlarge"}, "only Triton's container"),
     ],
 )
 def test_what_the_platform_would_refuse_is_refused_here(change: dict[str, Any], said: str) -> None:
@@ -126,8 +126,8 @@ def test_a_first_deployment_makes_all_three_and_waits(sagemaker: Any) -> None:
     lines = list(deploy(PLAN, lambda _: sagemaker))
     sagemaker.stub.assert_no_pending_responses()
     assert lines == [
-        f"create_model {PLAN.made_name}",
-        f"create_endpoint_config {PLAN.made_name}",
+        f"create_model {PLAN.object_name}",
+        f"create_endpoint_config {PLAN.object_name}",
         "create_endpoint digits",
         "digits is in service",
     ]
@@ -137,7 +137,7 @@ def described(plan: Plan, status: str = "InService") -> dict[str, Any]:
     return {
         "EndpointName": plan.name,
         "EndpointArn": "arn:aws:sagemaker:eu-west-1:123456789012:endpoint/digits",
-        "EndpointConfigName": plan.made_name,
+        "EndpointConfigName": plan.object_name,
         "EndpointStatus": status,
         "CreationTime": 0,
         "LastModifiedTime": 0,
@@ -147,7 +147,7 @@ def described(plan: Plan, status: str = "InService") -> dict[str, Any]:
 def test_the_same_plan_again_changes_nothing(sagemaker: Any) -> None:
     sagemaker.stub.add_response("describe_endpoint", described(PLAN))
     sagemaker.stub.add_response(
-        "describe_model", {"ModelName": PLAN.made_name, "CreationTime": 0, "ModelArn": "a" * 20}
+        "describe_model", {"ModelName": PLAN.object_name, "CreationTime": 0, "ModelArn": "a" * 20}
     )
     config = {"EndpointConfigName": "c", "EndpointConfigArn": "a" * 20, "ProductionVariants": [], "CreationTime": 0}
     config["ProductionVariants"] = [{"VariantName": "v"}]
@@ -161,7 +161,7 @@ def assert_moves_over(sagemaker: Any, plan: Plan) -> None:
     sagemaker.stub.add_response("create_model", {"ModelArn": "a" * 20})
     absent(sagemaker, "describe_endpoint_config")
     sagemaker.stub.add_response("create_endpoint_config", {"EndpointConfigArn": "a" * 20})
-    wanted = {"EndpointName": "digits", "EndpointConfigName": plan.made_name}
+    wanted = {"EndpointName": "digits", "EndpointConfigName": plan.object_name}
     sagemaker.stub.add_response("update_endpoint", {"EndpointArn": "a" * 20}, wanted)
     assert list(deploy(plan, lambda _: sagemaker, wait=False))[-1] == "update_endpoint digits"
 

@@ -28,7 +28,7 @@ def test_the_only_model_of_a_repository_answers(tmp_path: Path) -> None:
 def test_of_several_models_one_must_be_named(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_model(tmp_path / "model", name)
-    with pytest.raises(ValueError, match=r"2 models .one, two.: say in SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"):
+    with pytest.raises(ValueError, match=r"2 models .one, two.: set SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"):
         sagemaker.host(environ(tmp_path))
     host = sagemaker.host(environ(tmp_path, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="two"))
     assert host.engine.load_model == ("two",)
@@ -103,7 +103,7 @@ def test_additional_arguments_are_flags(tmp_path: Path) -> None:
 def test_a_variable_that_changes_nothing_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     variables = environ(tmp_path, SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_TRITON_THREAD_COUNT="8")
     with opened(sagemaker.host(variables)):
-        assert "SAGEMAKER_TRITON_THREAD_COUNT changes nothing: one event loop" in caplog.text
+        assert "SAGEMAKER_TRITON_THREAD_COUNT has no effect: one event loop" in caplog.text
 
 
 def test_the_limit_of_gpu_memory_is_the_engines(tmp_path: Path) -> None:
