@@ -43,13 +43,13 @@ class KeepalivePolicy:
 class KeepaliveAction(NamedTuple):
     """Actions that are due now, and ``wake``, the time of the next check.
 
-    ``pings`` sends a ping, ``leaves`` starts the drain, and a non-empty ``ends`` is the reason to close the connection.
+    ``ping`` sends a ping, ``drain`` starts the drain, and a non-empty ``close_reason`` closes the connection.
     """
 
     wake: float
-    pings: bool = False
-    leaves: bool = False
-    ends: str = ""
+    ping: bool = False
+    drain: bool = False
+    close_reason: str = ""
 
 
 class Keepalive:
@@ -89,7 +89,7 @@ class Keepalive:
         self._pings = self._strikes = 0
         self._client_pinged_at = -inf
 
-    def is_too_much(self, now: float, calls: int) -> bool:
+    def is_excess_ping(self, now: float, calls: int) -> bool:
         """Return True if the ping that the client sends now is one strike too many."""
         policy = self._policy
         interval_s = policy.ping_interval_s if calls or policy.without_calls else _IDLE_PING_S
@@ -101,9 +101,9 @@ class Keepalive:
         """Return the actions due now, with ``calls`` calls in flight."""
         policy = self._policy
         if now >= self._grace_at:
-            return KeepaliveAction(inf, ends="the maximum connection age is exceeded")
-        leaves = now >= self._age_at and not self._left
-        self._left = self._left or leaves
+            return KeepaliveAction(inf, close_reason="the maximum connection age is exceeded")
+        drain = now >= self._age_at and not self._left
+        self._left = self._left or drain
         age_at = self._grace_at if self._left else self._age_at
         if self._pinged_at is not None and self.last_received >= self._pinged_at:
             self._pinged_at = None
@@ -111,14 +111,14 @@ class Keepalive:
             self._quiet_since = max(self._quiet_since, self.last_received)
             silence_at = self._quiet_since + policy.silence_s
             if now < silence_at:
-                return KeepaliveAction(min(age_at, silence_at), leaves=leaves)
+                return KeepaliveAction(min(age_at, silence_at), drain=drain)
             self._quiet_since = now
             if not (calls or policy.without_calls) or 0 < policy.pings <= self._pings:
-                return KeepaliveAction(min(age_at, now + policy.silence_s), leaves=leaves)
+                return KeepaliveAction(min(age_at, now + policy.silence_s), drain=drain)
             self._pings += 1
             self._pinged_at = now
-            return KeepaliveAction(min(age_at, now + policy.answer_s), pings=True, leaves=leaves)
+            return KeepaliveAction(min(age_at, now + policy.answer_s), ping=True, drain=drain)
         answer_at = self._pinged_at + policy.answer_s
         if now >= answer_at:
-            return KeepaliveAction(inf, ends="a keepalive ping was not answered")
-        return KeepaliveAction(min(age_at, answer_at), leaves=leaves)
+            return KeepaliveAction(inf, close_reason="a keepalive ping was not answered")
+        return KeepaliveAction(min(age_at, answer_at), drain=drain)

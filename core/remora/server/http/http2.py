@@ -278,12 +278,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.machine.sent_data():
             self._upkeep.record_sent()
         due = self._upkeep.due(self._loop.time(), self.machine.open)
-        if due.ends:
-            self._end(Http2Error(NO_ERROR, due.ends))
+        if due.close_reason:
+            self._end(Http2Error(NO_ERROR, due.close_reason))
             return
-        if due.pings:
+        if due.ping:
             self.machine.ping()
-        if due.leaves:
+        if due.drain:
             self._leave()
         if due.wake < inf:
             self._look_again = self._loop.call_at(due.wake, self._look)
@@ -292,7 +292,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def pinged(self) -> None:
         if self.machine.sent_data():
             self._upkeep.record_sent()
-        if self._upkeep.is_too_much(self._loop.time(), self.machine.open):
+        if self._upkeep.is_excess_ping(self._loop.time(), self.machine.open):
             raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")  # the text makes gRPC clients ping less
 
     def _leave(self) -> None:
