@@ -78,15 +78,15 @@ def _tensors(config: ModelConfig) -> dict[str, _Tensor]:
     return tensors
 
 
-def _reachable(tensors: dict[str, _Tensor], given: set[str]) -> set[str]:
+def _reachable(tensors: dict[str, _Tensor], inputs: set[str]) -> set[str]:
     """Return the tensors that can be computed from the given ones."""
     waiting = {name: len(set(tensor.sources)) for name, tensor in tensors.items() if tensor.made}
     readers: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         for source in set(tensor.sources):
             readers.setdefault(source, []).append(name)
-    ready = set(given)
-    fresh = list(given)
+    ready = set(inputs)
+    fresh = list(inputs)
     while fresh:
         for reader in readers.get(fresh.pop(), ()):
             waiting[reader] -= 1

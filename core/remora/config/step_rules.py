@@ -113,9 +113,9 @@ def _check_sources(config: ModelConfig, models: Mapping[str, ModelConfig], tenso
     Values of different decoupled steps could not be paired.
     """
     steps = config.ensemble_scheduling.step
-    given = {row.name for row in config.input}
+    inputs = {row.name for row in config.input}
     makers = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
-    sources: dict[str, int] = dict.fromkeys(given, -1)
+    sources: dict[str, int] = dict.fromkeys(inputs, -1)
     waiting = list(range(len(steps)))
     while waiting:  # each round finds ready steps, because `ensemble_rules` excludes cycles
         ready = [index for index in waiting if all(name in sources for name in steps[index].input_map.values())]

@@ -7,9 +7,9 @@ from threading import Lock
 
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions
-from remora.system import environment as surroundings
 from remora.system import logs
 from remora.system.clock import Clock
+from remora.system.environment import variables
 from remora.system.logs import LogSetting, LogSettings
 from remora.tracing.settings import Changes, TraceSetting, TraceSettings, checked, invalid, merged
 from remora.tracing.tracer import Traces
@@ -34,11 +34,11 @@ class LiveSettings:
     ) -> None:
         self._knows = knows
         self._lock = Lock()
-        self._given = TraceSettings.of(options)
+        self._defaults = TraceSettings.of(options)
         self._changes: dict[str, Changes] = {}  # by model; "" has the server's
-        if reason := invalid(self._given):
+        if reason := invalid(self._defaults):
             raise InvalidArgumentError(f"--trace-config: {reason}")
-        self.traces = traces or Traces(self._given, clock, surroundings.variables())
+        self.traces = traces or Traces(self._defaults, clock, variables())
 
     def perform(self, call: LogSetting | TraceSetting) -> LogSettings | TraceSettings:
         """Apply the changes of a call and return the current settings. Raises RemoraError and changes nothing."""
@@ -55,7 +55,7 @@ class LiveSettings:
     def _change(self, model: str, changes: Changes) -> None:
         own = {**self._changes, model: merged(self._changes.get(model, {}), changes)}
         kept = {name: each for name, each in own.items() if each}
-        servers = self._given.over(kept.get("", {}))
+        servers = self._defaults.over(kept.get("", {}))
         settings = {name: servers.over(each) for name, each in kept.items() if name} | {"": servers}
         for each in settings.values():
             if reason := invalid(each):

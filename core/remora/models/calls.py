@@ -101,8 +101,8 @@ class ModelCalls:
         """Load or reload a model (see ``ModelCaller.load``)."""
         if model in origin.loading:
             raise UnavailableError(
-                f"model '{model}' is being loaded and waits for the code that asks for it: a model cannot load itself, "
-                "or one that is loading it, before its initialize has returned"
+                f"model '{model}' is being loaded and waits for the code that requests this load: a model cannot load "
+                "itself, or one that is loading it, before its initialize has returned"
             )
         with calling_from(origin):
             self._lifecycle.load(model, parameters)

@@ -139,7 +139,7 @@ class EnsembleLoader:
         missing = [model for model in models if model not in failures and not self._table.configs(model)]
         loading = current_origin().loading
         for model in loading.intersection(missing):
-            raise ConfigError(f"model '{model}' is being loaded and waits for the code that asks for this ensemble")
+            raise ConfigError(f"model '{model}' is being loaded and waits for the code that requests this ensemble")
         ensembles: dict[str, LoadPlan] = {}
         # Loaded models are reloaded with the ensemble if their repository has changed, as in Triton.
         known = [model for model in models if model not in failures and model not in loading]
@@ -198,7 +198,7 @@ class EnsembleLoader:
             steps = self._compose(name, plan)
         except ConfigError as error:
             if serving is not None:
-                _log.warning("ensemble '%s' ends its service: %s", name, error)
+                _log.warning("ensemble '%s' is unloaded: %s", name, error)
                 self._table.unload_key(name)
             return serving is not None
         if serving is not None and serving.steps == steps:
@@ -206,7 +206,7 @@ class EnsembleLoader:
         try:
             self._table.open(name, plan, steps)
         except RemoraError as error:
-            _log.error("ensemble '%s' does not come back: %s", name, error)
+            _log.error("ensemble '%s' cannot be reloaded: %s", name, error)
             return False
         return True
 

@@ -162,7 +162,7 @@ class Lifecycle:
     def _missing(self, name: str, version: int, error: RemoraError) -> NoReturn:
         """Raise LoadingError if the request may wait for a load, else the error."""
         if self.stopping:
-            raise UnavailableError(f"the server is stopping: request for model '{name}' is not taken") from error
+            raise UnavailableError(f"the server is stopping: request for model '{name}' is refused") from error
         if not self.started and self._options.wait_for_models:
             raise LoadingError(f"model '{name}' is still being loaded", self._start) from error
         if self._on_demand is not None and self._catalog.is_offered(name) and self.table.newest(name) is None:
@@ -190,7 +190,7 @@ class Lifecycle:
                 try:
                     loading.ready.result(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
                 except TimeoutError:
-                    raise UnavailableError(f"{loading.message}: the request could wait no longer") from None
+                    raise UnavailableError(f"{loading.message}: the request timed out") from None
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """Return the repository index [M08], by name and version, after a scan of the repositories."""

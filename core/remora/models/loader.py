@@ -222,7 +222,8 @@ class ModelLoader:
             statistics = ModelStatistics(self._samples, self._first_bounds_ms and _first_bounds_ms(config))
             if config.response_cache.enable and self.cache is None:
                 _log.warning(
-                    "model '%s' asks for the response cache, but there is none: give --cache-config=local,size=BYTES",
+                    "model '%s' enables the response cache, but none is configured: "
+                    "set --cache-config=local,size=BYTES",
                     folder.name,
                 )
             shares = self.cache is not None and self.cache.remote and config.response_cache.enable

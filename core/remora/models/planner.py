@@ -53,7 +53,7 @@ class Planner:
 
         files = sent_files(parameters)
         if "config" not in parameters:
-            raise InvalidArgumentError("files were sent without a 'config' to serve them with")
+            raise InvalidArgumentError("the load request contains files but no 'config'")
         return SentModel(name_of(key), files)
 
     def unpolled(self, key: str, cause: Exception | None = None) -> PollFailedError:

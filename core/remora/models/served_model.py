@@ -236,7 +236,7 @@ class ServedModel:
             request.trace = trace
             trace.taken(request)
         if held:
-            self._refuse_circle(held)
+            self._refuse_deadlock(held)
             request.held = held
         if form.outputs and any(output.classes for output in form.outputs):
             reply = self._classifying(reply)
@@ -259,7 +259,7 @@ class ServedModel:
         self._inner.submit(ticket)
         return ticket
 
-    def _refuse_circle(self, held: frozenset[object]) -> None:
+    def _refuse_deadlock(self, held: frozenset[object]) -> None:
         """Raise InternalError for a call that only instances waiting for it could answer [L04]."""
         if self._instances and held.issuperset(self._instances):
             count = len(self._instances)

@@ -224,7 +224,7 @@ def warm_up(
                 for instance in instances:
                     _run(model, instance, derived, clock)
             except RemoraError as error:
-                _log.warning("model '%s' serves all the same: %s", model.name, error)
+                _log.warning("model '%s' serves although its derived warmup failed: %s", model.name, error)
 
 
 class _WarmupRecorder(StatisticsRecorder):

@@ -57,7 +57,7 @@ class Catalog:
             except RemoraError as error:
                 if not forgiving:
                     raise
-                _log.warning("cannot look at model repository '%s': %s", repository.location, error)
+                _log.warning("cannot scan model repository '%s': %s", repository.location, error)
                 continue
             with self._lock:  # else concurrent scans of two names would each drop the other's result
                 if name:

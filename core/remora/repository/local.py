@@ -46,7 +46,7 @@ class LocalRepository:
                 return scan_repository(self._directory, name)
             found = _scan_one(self._directory, self._bare_name)
         except OSError as error:  # such as an unmounted network disk or a missing permission
-            raise UnavailableError(f"cannot look at '{self._directory}': {error.strerror or error}") from error
+            raise UnavailableError(f"cannot scan '{self._directory}': {error.strerror or error}") from error
         return {name: found[name]} if name in found else {} if name else found
 
     def fingerprint(self, name: str) -> Fingerprint:

@@ -252,9 +252,9 @@ class ModelCache:
     def _make_room(self, needed: int, storage: Storage, keep: Mapping[str, StoredObject]) -> None:
         """Remove unused models until the needed bytes fit. Raises UnavailableError for a full disk."""
         for snapshot in [*self._snapshots(), None]:
-            held = self.held_bytes()
+            used = self.held_bytes()
             free = shutil.disk_usage(self.folder).free
-            if held + needed <= self._limit_bytes and needed <= free:
+            if used + needed <= self._limit_bytes and needed <= free:
                 return
             if snapshot is not None:
                 self._remove_snapshot(snapshot)

@@ -201,7 +201,7 @@ def _google(environ: Mapping[str, str], entry: Any) -> StorageSettings:
 
 def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> StorageSettings:
     if entry is None:
-        given = {
+        values = {
             "account_str": environ.get("AZURE_STORAGE_ACCOUNT") or environ.get("AZURE_STORAGE_ACCOUNT_NAME"),
             "account_key": environ.get("AZURE_STORAGE_KEY") or environ.get("AZURE_STORAGE_ACCOUNT_KEY"),
             "auth_type": environ.get("AZURE_STORAGE_AUTH_TYPE"),
@@ -209,8 +209,8 @@ def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> Storag
         }
         source = "the environment"
     else:
-        given, source = entry if isinstance(entry, dict) else {}, FILE_VARIABLE
-    account = location.account or str(given.get("account_str") or "")
+        values, source = entry if isinstance(entry, dict) else {}, FILE_VARIABLE
+    account = location.account or str(values.get("account_str") or "")
     if not account:
         raise InvalidArgumentError(
             f"'{location.url}' does not say which Azure account it is in: set AZURE_STORAGE_ACCOUNT, or write "
@@ -220,16 +220,16 @@ def _azure(location: Location, environ: Mapping[str, str], entry: Any) -> Storag
     config: dict[str, str | bool | Secret] = {"account_name": account}
     if endpoint:
         config["endpoint"] = endpoint
-    if given.get("client_id"):
-        config["client_id"] = str(given["client_id"])
-    auth = str(given.get("auth_type") or "")
+    if values.get("client_id"):
+        config["client_id"] = str(values["client_id"])
+    auth = str(values.get("auth_type") or "")
     if location.sas:
         config |= {"sas_key": location.sas, "credential_type": "sas_token"}
         source = "the URL"
     elif auth == "managed_identity":
         config["credential_type"] = auth
-    elif given.get("account_key") and auth in ("", "key"):
-        config |= {"account_key": Secret(str(given["account_key"])), "credential_type": "access_key"}
+    elif values.get("account_key") and auth in ("", "key"):
+        config |= {"account_key": Secret(str(values["account_key"])), "credential_type": "access_key"}
     elif auth not in ("", "default", "key"):
         raise InvalidArgumentError(f"AZURE_STORAGE_AUTH_TYPE is '{auth}': expected key, managed_identity or default")
     else:

@@ -83,7 +83,7 @@ def parse_location(url: str) -> Location:
         raise InvalidArgumentError(f"'{shown}' is not a supported model location: {', '.join(_EXPECTED.values())}")
     rest = rest.partition("?")[0]
     if any(part in (".", "..") for part in rest.split("/")):
-        raise InvalidArgumentError(f"'{shown}' has '.' or '..' in its path: name the place without")
+        raise InvalidArgumentError(f"'{shown}' has '.' or '..' in its path, which is not allowed")
     match scheme:
         case "s3":
             found = _s3(rest)
@@ -101,7 +101,7 @@ def parse_location(url: str) -> Location:
         expected = (
             _EXPECTED.get(scheme) or _EXPECTED["az" if scheme == "azure" else "abfss" if scheme == "abfs" else "https"]
         )
-        raise InvalidArgumentError(f"cannot read '{shown}' as a place for models: expected {expected}")
+        raise InvalidArgumentError(f"cannot read '{shown}' as a model location: expected {expected}")
     return found._replace(url=shown.rstrip("/"), sas=Secret(query))
 
 

@@ -41,7 +41,7 @@ def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
             continue
         if _is_ours(folder) and os.access(folder, os.W_OK | os.X_OK):
             return folder
-    raise UnavailableError(f"no folder for a cache can be written: neither '{base}' nor '{fallback}'. Name one")
+    raise UnavailableError(f"no writable cache folder: tried '{base}' and '{fallback}'; configure another one")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -154,10 +154,10 @@ class _CudaMapping:
         return _CudaTarget(self, offset, size)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
-        given = np.frombuffer(data, np.uint8)
-        if given.size:
+        source = np.frombuffer(data, np.uint8)
+        if source.size:
             with self._runtime.on(self._device):
-                self._runtime.copy(self._address + offset, given.ctypes.data, given.size)
+                self._runtime.copy(self._address + offset, source.ctypes.data, source.size)
 
 
 class _CudaTarget(NamedTuple):

@@ -60,7 +60,7 @@ class SpanSink:
         ]
         for begin in range(0, len(spans), self._batch):
             if self._exporter.export(spans[begin : begin + self._batch]) is not SpanExportResult.SUCCESS:
-                raise ConnectionError(f"the collector at {self._exporter._endpoint} did not take them")
+                raise ConnectionError(f"the collector at {self._exporter._endpoint} did not accept the spans")
 
     def close(self) -> None:
         """Shut the exporter down without waiting for pending responses."""

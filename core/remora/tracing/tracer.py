@@ -61,7 +61,7 @@ class Traces:
     def __init__(self, settings: TraceSettings, clock: Clock, environ: Mapping[str, str]) -> None:
         self.on = False
         """True if any request may be traced; front ends check this first."""
-        self._given = settings
+        self._initial = settings
         self.now = clock.monotonic_ns
         self._wall_ms = clock.wall_ms
         self._environ = environ
@@ -105,14 +105,14 @@ class Traces:
     def _make_writer(self) -> None:
         if self._writer is not None:
             return
-        settings, export = self._given, self._given.export
+        settings, export = self._initial, self._initial.export
         if not settings.exports:
             from remora.tracing.trace_file import TraceFile  # imported here because tracing is usually off
 
             folder = Path(settings.trace_file).absolute().parent
             if not os.access(folder, os.W_OK):
                 raise UnsupportedError(
-                    f"traces cannot be written to '{settings.trace_file}': '{folder}' takes no files"
+                    f"traces cannot be written to '{settings.trace_file}': '{folder}' is not writable"
                 )
             self._writer = TraceWriter(TraceFile(settings.trace_file), room=_FILE_ROOM)
             return
@@ -201,13 +201,13 @@ class Traces:
 class _Progress:
     """An unfinished trace. It finishes with its last part and last response."""
 
-    __slots__ = ("_ended", "_left", "_lock", "_uncounted", "sampling", "trace", "traces")
+    __slots__ = ("_ended", "_lock", "_uncounted", "_unfinished", "sampling", "trace", "traces")
 
     def __init__(self, traces: Traces, sampling: Sampling, trace: Trace) -> None:
         self.traces = traces
         self.sampling = sampling
         self.trace = trace
-        self._left = 0
+        self._unfinished = 0
         self._ended = False
         self._uncounted = trace.origin is not None  # the caller's context decided, so the count does not apply
         self._lock = threading.Lock()
@@ -220,19 +220,19 @@ class _Progress:
         with self._lock:
             if self._ended or not (self.trace.parts or self._uncounted or self.sampling.take()):
                 return False
-            self._left += 1
+            self._unfinished += 1
             self.trace.parts.append(part)
             return True
 
     def end(self, part: Part, *, refused: bool = False) -> None:
         """End a part. A ``refused`` one is removed from the trace."""
         with self._lock:
-            self._left -= 1
+            self._unfinished -= 1
             if refused:
                 self.trace.parts.remove(part)
                 if not (self.trace.parts or self._uncounted):
                     self.sampling.give_back()
-            done = self._ended = not self._left and bool(self.trace.parts)
+            done = self._ended = not self._unfinished and bool(self.trace.parts)
         if done:
             self.traces.finished(self.sampling, self.trace)
 
@@ -308,7 +308,7 @@ class _Followed:
         try:
             self._answered(outcome)
         except Exception:  # a failed trace must not cost the client its response
-            _log.exception("an answer is left out of a trace")
+            _log.exception("a response is missing from a trace")
         try:
             self._reply(ticket, outcome)
         finally:
@@ -334,7 +334,7 @@ class _Followed:
         try:
             copy = np.array(data.host() if hasattr(data, "host") else data)  # DeviceArray, not imported here
         except Exception as error:  # such as out of memory or a lost device; the request must not fail for it
-            _log.warning("tensor '%s' is left out of a trace: %s", name, error)
+            _log.warning("tensor '%s' is missing from a trace: %s", name, error)
             return
         self._part.tensors.append(SeenTensor(activity, name, datatype, copy))
 

@@ -88,7 +88,7 @@ class TraceWriter:
                 if len(self._queue) == 1 or self._queued >= self._batch:
                     self._changed.notify_all()
         if full:
-            _log.warning("traces come faster than they can be written: some are dropped from now on")
+            _log.warning("traces arrive faster than they can be written: dropping some from now on")
 
     def flush(self, timeout_s: float) -> bool:
         """Write all queued traces and return False on timeout."""

@@ -71,7 +71,7 @@ def test_settings_that_could_trace_nothing_are_refused_in_tritons_words(
 
 def test_a_file_that_cannot_be_written_is_refused_when_tracing_is_turned_on(tmp_path: Path) -> None:
     settings = settings_of(trace_config=(f"triton,file={tmp_path}/no/trace.json",))
-    with pytest.raises(UnsupportedError, match="takes no files"):
+    with pytest.raises(UnsupportedError, match="is not writable"):
         settings.perform(TraceSetting("", {"trace_level": ("TIMESTAMPS",)}))
     assert settings.perform(TraceSetting()).trace_level == ("OFF",)  # type: ignore[union-attr]
 

@@ -674,7 +674,7 @@ def test_a_model_that_loads_itself_while_it_loads_is_refused_and_not_waited_for(
     for name, other in (("one", "two"), ("two", "one"), ("self", "self")):
         repository.model(name, DOUBLER + f"    def initialize(self, args):\n        pb_utils.load_model('{other}')\n")
     engine = repository.serve(model_control_mode="explicit")
-    with pytest.raises(RemoraError, match="model 'one' is being loaded and waits for the code that asks for it"):
+    with pytest.raises(RemoraError, match="model 'one' is being loaded and waits for the code that requests this load"):
         engine.load("one")
     with pytest.raises(RemoraError, match="model 'self' is being loaded"):
         engine.load("self")

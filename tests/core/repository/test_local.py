@@ -318,5 +318,5 @@ def test_a_directory_that_cannot_be_read_now_is_unavailable_and_not_empty_or_bro
     monkeypatch.setattr(Path, "iterdir", away)
     repository = LocalRepository(tmp_path, any_layout=any_layout)
     for look in (repository.models, lambda: repository.fetch("m")):
-        with pytest.raises(UnavailableError, match=r"cannot look at '.*': Stale file handle"):
+        with pytest.raises(UnavailableError, match=r"cannot scan '.*': Stale file handle"):
             look()

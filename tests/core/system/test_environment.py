@@ -34,7 +34,7 @@ def test_without_a_home_that_can_be_written_it_goes_to_the_temporary_directory(
 def test_without_any_place_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    with pytest.raises(UnavailableError, match="no folder for a cache can be written"):
+    with pytest.raises(UnavailableError, match="no writable cache folder"):
         cache_directory("models", {})
 
 

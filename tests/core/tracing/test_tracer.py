@@ -201,7 +201,7 @@ def test_a_tensor_that_cannot_be_copied_costs_no_answer(tmp_path: Path, caplog: 
     traces.close()
     assert len(answers) == 1
     assert parts(tmp_path / "t") == [({"id": 1, "model_name": "m", "model_version": 1}, [])]
-    assert [record.message for record in caplog.records] == ["tensor 'OUT' is left out of a trace: the device is gone"]
+    assert [record.message for record in caplog.records] == ["tensor 'OUT' is missing from a trace: the device is gone"]
 
 
 class WordlessError(InternalError):
@@ -225,7 +225,7 @@ def test_an_answer_that_no_trace_can_hold_is_given_all_the_same(
     traces.close()
     assert answers == [model.outcome]
     assert [head["id"] for head, _ in parts(tmp_path / "t")] == [1]
-    assert [record.message for record in caplog.records] == ["an answer is left out of a trace"]
+    assert [record.message for record in caplog.records] == ["a response is missing from a trace"]
 
 
 def test_long_texts_take_their_room_in_what_waits_to_be_written(

@@ -56,7 +56,7 @@ def test_what_there_is_no_room_for_is_dropped_counted_and_said_once(caplog: pyte
     put(writer, 8)
     assert writer.dropped == 5
     assert [record.message for record in caplog.records] == [
-        "traces come faster than they can be written: some are dropped from now on"
+        "traces arrive faster than they can be written: dropping some from now on"
     ]
     sink.go.set()
     assert writer.flush(PATIENCE_S)
