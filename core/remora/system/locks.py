@@ -1,6 +1,6 @@
 """File locks shared by the processes of one machine.
 
-Invariant: a lock ends with the process that holds it, also when that process is killed.
+A lock ends with the process that holds it, also when that process is killed.
 """
 
 from __future__ import annotations

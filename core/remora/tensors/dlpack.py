@@ -3,7 +3,7 @@
 A DLPack capsule holds an address, its shape and its owner's destructor. The structures below are those of DLPack 0.x,
 the version that every framework reads and writes unless a newer one is requested.
 
-Invariant: no tensor bytes are read or copied.
+No tensor bytes are read or copied.
 """
 
 from __future__ import annotations

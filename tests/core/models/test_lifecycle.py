@@ -39,7 +39,7 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Bench:
-    """A repository in a folder of its own, and the backend that serves it."""
+    """A repository in a separate folder, and the backend that serves it."""
 
     repository: Path
     backend: FakeBackend
@@ -997,7 +997,7 @@ def test_a_model_counts_at_every_moment_between_its_load_and_its_service(bench: 
     replace, refused, looked = table.replace, list[str](), threading.Event()
 
     class Lock:
-        """Tells when somebody has to wait for it."""
+        """Records when a thread has to wait for it."""
 
         lock = gate._lock
 

@@ -33,7 +33,7 @@ def test_bytes_go_to_a_device_and_come_back(stand_in: StandIn) -> None:
 
 
 def test_a_copy_is_there_when_it_returns(stand_in: StandIn) -> None:
-    """What else reads the memory has streams of its own, and the runtime waits for none but some copies."""
+    """Other users of the memory have separate streams, and the runtime synchronizes only some copies."""
     runtime = stand_in.runtime
     one, other = runtime.take(ROWS.nbytes), runtime.take(ROWS.nbytes)
     runtime.copy(one, ROWS.ctypes.data, ROWS.nbytes)
@@ -79,7 +79,7 @@ def test_a_thread_gets_its_device_back(stand_in: StandIn, monkeypatch: pytest.Mo
         seen.append(stand_in.device())
 
     def work() -> None:
-        look(2)  # it has used none before: what it would go back to is nobody's choice
+        look(2)  # the thread has used no device before, so there is none to restore
         runtime.use(1)
         look(2), look(1)
         with suppress(CudaError), runtime.on(2):

@@ -1,4 +1,4 @@
-"""Which GPUs count, by CUDA's rules, and how the driver is asked: with a stand-in for its library."""
+"""Selection of GPUs by the rules of CUDA, and queries of the driver through a fake library."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from remora.system.logs import Log, LogSettings
 
 
 class Process:
-    """A process with a log of its own."""
+    """A process with a separate log."""
 
     def __init__(self) -> None:
         self.root = logging.Logger("root")
