@@ -30,7 +30,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         tasks = {int(task) for task in os.listdir("/proc/self/task")}
-        free = ("uvloop_", "asyncio_", "remora census")
+        free = ("uvloop_", "asyncio_", "remora census", "remora lasting")
         count = len(tasks - {thread.native_id for thread in threading.enumerate() if thread.name.startswith(free)})
         arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array * 0 + count)]) for array in arrays]
