@@ -324,7 +324,7 @@ def test_metrics_of_a_worker_are_the_servers(models: Models) -> None:
 
 
 def test_a_metric_that_cannot_be_made_is_the_models_exception(fast: Models) -> None:
-    with pytest.raises(InternalError, match=r"TritonModelException.*no metric name"):
+    with pytest.raises(InternalError, match=r"TritonModelException.*not a metric name"):
         fast.start(
             ANSWER + "    def initialize(self, args):\n"
             "        pb_utils.MetricFamily('not a name', 'x', pb_utils.MetricFamily.GAUGE)\n"
