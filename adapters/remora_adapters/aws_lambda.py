@@ -1,10 +1,10 @@
-"""remora on AWS Lambda: models loaded while the function initialises, then one event at a time.
+"""AWS Lambda host, which loads models in the init phase and answers one event at a time.
 
-The function's handler is ``remora_adapters.aws_lambda.handler``. Two laws. An event that carries an HTTP request (API
-Gateway, function URL, load balancer) is answered by the app that any ASGI host runs, through mangum. Every other event
-is a V2 request as plain JSON and goes straight to the engine, without an event loop.
+The function's handler is ``remora_adapters.aws_lambda.handler``. An event that carries an HTTP request (API Gateway,
+function URL, load balancer) is answered by the ASGI app through mangum. Every other event is a V2 request as plain JSON
+and goes to the engine without an event loop.
 
-    python -m remora_adapters.aws_lambda      runs the function: an image's entry point, with awslambdaric installed
+    python -m remora_adapters.aws_lambda      an image's entry point, with awslambdaric installed
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from remora.tracing.tracer import Arrival
 _log = logging.getLogger("remora.lambda")
 
 PAYLOAD_LIMIT = 6_291_556
-"""The longest answer that Lambda takes from a function, in bytes of JSON."""
+"""Limit of a function's answer, in bytes of JSON."""
 _WORST_GROWTH = 6
-"""How many bytes of JSON one byte of text can become."""
+"""Maximum of JSON bytes per byte of text."""
 _MARGIN_MS = 250
-"""An invocation gives up so long before its end: a function that runs out of time loses its models with it."""
+"""Time before the deadline at which an invocation is aborted, to avoid losing the models."""
 _TELEMETRY = ("opentelemetry.trace", "opentelemetry.metrics", "opentelemetry._logs")
 _PROVIDERS = ("get_tracer_provider", "get_meter_provider", "get_logger_provider")
 _FLUSH_MS = 2_000
 _MB_PER_PROCESSOR = 1_769
-"""A function gets processor time by its memory: so much of it is worth one processor."""
+"""Memory of a function that corresponds to one processor."""
 _GENERATORS = ("random", "numpy.random", "torch")
 _SEGMENT_HEADER = b"x-amzn-trace-id"
 
@@ -56,23 +56,23 @@ Event = dict[str, Any]
 
 
 class LambdaContext(Protocol):
-    """What Lambda tells about an invocation, of which this is used."""
+    """Lambda's context of an invocation, as far as used here."""
 
     def get_remaining_time_in_millis(self) -> int:
-        """Milliseconds until the invocation is ended."""
+        """Return the milliseconds until the invocation's deadline."""
 
 
 class Settings(NamedTuple):
-    """What the function's environment says.
+    """Settings from the function's environment.
 
     Attributes:
-        engine: the models are at ``REMORA_MODEL_REPOSITORY``, a folder or a URL; else in ``models`` beside the
-            function's code or in a layer (``/opt/models``). Python models run in threads: workers would be frozen
-            between events. Batchers wait for nobody, since there is one request at a time.
-        server: the limits of HTTP requests.
-            ``REMORA_TRACE_CONFIG`` has entries of ``--trace-config`` with spaces between them.
-        base_path: ``REMORA_BASE_PATH``, what a custom domain puts before the paths. A stage's name is known from the
-            event and needs no setting.
+        engine: engine options. The models are at ``REMORA_MODEL_REPOSITORY``, a folder or a URL; else in ``models``
+            beside the function's code or in a layer (``/opt/models``). Python models run in threads, because workers
+            would be frozen between events. Batchers do not wait, because there is one request at a time.
+            ``REMORA_TRACE_CONFIG`` has entries of ``--trace-config`` separated by spaces.
+        server: limits of HTTP requests.
+        base_path: ``REMORA_BASE_PATH``, the path prefix of a custom domain. A stage's name comes from the event and
+            needs no setting.
     """
 
     engine: EngineOptions
@@ -81,14 +81,14 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Settings:
-        """Raises ValueError when there are no models where they could be."""
+        """Return the settings of an environment. Raises ValueError without models."""
         named = environ.get("REMORA_MODEL_REPOSITORY", "")
         places = [named] if named else [f"{environ.get('LAMBDA_TASK_ROOT', '/var/task')}/models", "/opt/models"]
         models = next((place for place in places if "://" in place or Path(place).exists()), None)
         if models is None:
             raise ValueError(
-                f"there are no models in {' or '.join(places)}: put them there, or name their folder in "
-                "REMORA_MODEL_REPOSITORY"
+                f"there are no models in {' or '.join(places)}: copy them there, or set "
+                "REMORA_MODEL_REPOSITORY to their folder"
             )
         engine = EngineOptions(
             paths=(models,),
@@ -102,11 +102,11 @@ class Settings(NamedTuple):
 
 
 class Function:
-    """Answers events. Lambda hands over one at a time.
+    """Handler of events, one at a time.
 
     Args:
-        engine: started; it lives as long as the function.
-        settings: of the environment.
+        engine: a started engine, which the function owns.
+        settings: settings of the environment.
         flush: called after each event, before the environment may be frozen.
     """
 
@@ -120,10 +120,10 @@ class Function:
         self._http: _Mangum | None = None
 
     def __call__(self, event: object, context: LambdaContext) -> Event:
-        """The answer to an event, as Lambda wants it: an object of JSON.
+        """Return the answer to an event as a JSON object.
 
-        An HTTP request's failure is an HTTP answer. A direct invocation's is raised: RemoraError, which Lambda reports
-        as a function error with the error's class and text.
+        An HTTP request's failure is an HTTP answer. A direct invocation's failure is raised as RemoraError, which
+        Lambda reports as a function error with the error's class and text.
         """
         try:
             if isinstance(event, dict) and "requestContext" in event:
@@ -134,12 +134,12 @@ class Function:
             self._flush()
 
     def prepare(self) -> None:
-        """Do now what the first HTTP event would wait for, where mangum is there: a snapshot then holds it."""
+        """Initialize HTTP, if mangum is installed, so that a snapshot contains it."""
         with suppress(UnsupportedError):
             self._adapter()
 
     def close(self) -> None:
-        """Stop the engine. Lambda just ends the process; this is for programs and tests."""
+        """Stop the engine, for programs and tests, because Lambda just ends the process."""
         if self._http is not None:
             self._http.close()
         self._engine.stop()
@@ -168,7 +168,9 @@ class Function:
     # -- direct invocations -----------------------------------------------------------------------------------------
 
     def _answer_direct(self, event: object, context: LambdaContext) -> Event:
-        """A V2 request with ``model_name`` (needless where there is one model) and, if wanted, ``model_version``."""
+        """Answer a V2 request.
+
+        ``model_name`` is optional for a single model, and ``model_version`` always."""
         if not isinstance(event, dict) or "inputs" not in event:
             raise InvalidArgumentError(
                 "this event is neither an HTTP request nor a V2 request: send "
@@ -185,7 +187,7 @@ class Function:
         response = _response_of(outcome)
         answer = self._codec.encode(model.name, model.version_text, ticket.request.form, response, reply)
         body = b"".join(answer.body)
-        found: Event = json.loads(body.decode("utf-8", "replace"))  # which reads NaN and Infinity as well
+        found: Event = json.loads(body.decode("utf-8", "replace"))  # json.loads accepts NaN and Infinity
         if answer.status != 200:
             raise UnsupportedError(str(found["error"]))
         size = _size(found, len(body))
@@ -217,7 +219,7 @@ class Function:
         name = name or self._engine.only_model()
         if not name:
             names = {model.name for model in self._engine.models()}
-            raise InvalidArgumentError(f"say which model: model_name is one of {', '.join(sorted(names)) or 'none'}")
+            raise InvalidArgumentError(f"no model_name: expected one of {', '.join(sorted(names)) or 'none'}")
         text = str(version) or "-1"
         if not text.removeprefix("-").isdecimal() or len(text) > 19:
             raise InvalidArgumentError(f"model_version '{text[:40]}' is not a number")
@@ -231,7 +233,7 @@ def _arrival(*_: object) -> Arrival:
 def _wait(
     done: Future[tuple[ServedModel, ReplyFormat, Outcome]], ticket: Ticket, context: LambdaContext
 ) -> tuple[ServedModel, ReplyFormat, Outcome]:
-    """Wait for the outcome. Raises UnavailableError shortly before the invocation's end; the request is cancelled."""
+    """Wait for the outcome. Raises UnavailableError and cancels shortly before the deadline."""
     left_ms = context.get_remaining_time_in_millis() - _MARGIN_MS
     try:
         return done.result(max(left_ms, 1) / 1e3)
@@ -252,8 +254,10 @@ def _response_of(outcome: Outcome) -> Response:
 
 
 def _size(answer: Event, length: int) -> int:
-    """How many bytes Lambda's runtime makes of an answer whose longest text has that length; an upper bound where that
-    is short enough. The runtime writes JSON in ASCII, except in AWS's newest images."""
+    """Return the size of an answer whose longest text has ``length`` bytes, or an upper bound.
+
+    Lambda's runtime writes JSON in ASCII, except in AWS's newest images.
+    """
     bound = length * _WORST_GROWTH + 65_536
     return bound if bound <= PAYLOAD_LIMIT else len(json.dumps(answer))
 
@@ -269,22 +273,22 @@ def _too_long(size: int) -> str:
 
 
 class HttpApp:
-    """V2 and the pages as an ASGI app for mangum, below a stage's or domain's path and within the invocation's time."""
+    """ASGI app of V2 and the pages for mangum, with the event's base path and deadline."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._settings = settings
         self._v2 = V2App(engine, settings.server)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request of mangum's, whose scope also holds the event and its context."""
+        """Answer one request of mangum's, whose scope also has the event and its context."""
         scope["root_path"] = base_path_of(scope["aws.event"], scope["path"], self._settings.base_path)
         await self._v2(_with_segment(_with_deadline(scope)), receive, send)
 
 
 def base_path_of(event: Event, path: str, configured: str) -> str:
-    """What comes before the app's own paths: the configured path, or the stage of an HTTP API; "" for nothing.
+    """Return the path prefix, the configured one or the stage of an HTTP API, or "".
 
-    A REST API's events have paths without the stage; an HTTP API's (payload 1.0 and 2.0) have it, but for $default.
+    A REST API's events have paths without the stage; an HTTP API's (payload 1.0 and 2.0) include it, except $default.
     """
     stage = str(event["requestContext"].get("stage") or "")
     staged = f"/{stage}" if "version" in event and stage not in ("", "$default") else ""
@@ -295,7 +299,7 @@ def base_path_of(event: Event, path: str, configured: str) -> str:
 
 
 def _with_deadline(scope: Scope) -> Scope:
-    """The scope with the time that is left as the request's deadline, unless its client has set one."""
+    """Return the scope with the remaining time as deadline, unless the client has set one."""
     if any(name.lower() == DEADLINE_HEADER for name, _ in scope["headers"]):
         return scope
     left_ms = max(scope["aws.context"].get_remaining_time_in_millis() - _MARGIN_MS, 1)
@@ -304,7 +308,7 @@ def _with_deadline(scope: Scope) -> Scope:
 
 
 def _with_segment(scope: Scope) -> Scope:
-    """The scope with the invocation's segment of X-Ray as the request's parent, unless its client has sent one."""
+    """Return the scope with the X-Ray segment as parent, unless the client has sent one."""
     segment = _segment(_SEGMENT_HEADER)
     if segment is None or any(name.lower() == b"traceparent" for name, _ in scope["headers"]):
         return scope
@@ -314,16 +318,16 @@ def _with_segment(scope: Scope) -> Scope:
 
 
 def _segment(name: bytes) -> bytes | None:
-    """The header that names the invocation's segment; Lambda's runtime sets the variable anew for each.
+    """Return the header of the invocation's segment, which the runtime sets per invocation.
 
-    A segment that is not sampled is nobody's decision: functions have one as long as active tracing is off.
+    An unsampled segment is ignored, because functions have one while active tracing is off.
     """
     value = os.environ.get("_X_AMZN_TRACE_ID", "")
     return value.encode("latin-1", "replace") if "Sampled=1" in value and name == _SEGMENT_HEADER else None
 
 
 class _Mangum:
-    """mangum around an app, with lifespan off: on, it would start and stop the app for every event."""
+    """Adapter around mangum with lifespan off, because it would restart the app for each event."""
 
     def __init__(self, app: HttpApp) -> None:
         try:
@@ -335,18 +339,18 @@ class _Mangum:
         self._adapter: Callable[[Event, Any], Any] = Mangum(cast(Any, app), lifespan="off")
 
     def __call__(self, event: Event, context: LambdaContext) -> Event:
-        """Raises InvalidArgumentError for an event that is no HTTP request after all; the app itself never raises."""
+        """Return the answer to an HTTP event. Raises InvalidArgumentError for any other event."""
         self._enter_loop()
         try:
             return dict(self._adapter(event, context))
         except Exception as error:
             raise InvalidArgumentError(
-                f"this event has a requestContext, but is no HTTP request of API Gateway, a function URL or a load "
+                f"this event has a requestContext, but is not an HTTP request of API Gateway, a function URL or a load "
                 f"balancer: {type(error).__name__}: {error}"
             ) from error
 
     def _enter_loop(self) -> None:
-        """Make our loop the thread's own: mangum runs a request on that."""
+        """Set the adapter's event loop as the thread's, because mangum uses that."""
         asyncio.set_event_loop(self._runner.get_loop())
 
     def close(self) -> None:
@@ -357,9 +361,9 @@ class _Mangum:
 
 
 def flush_telemetry(modules: Mapping[str, Any] | None = None) -> None:
-    """Send what OpenTelemetry's providers hold back, where it is in use: a frozen environment sends nothing.
+    """Flush OpenTelemetry's providers, because a frozen environment sends nothing.
 
-    ``modules`` is ``sys.modules`` but for tests. Takes 2 s at most for each provider; never raises.
+    ``modules`` is ``sys.modules`` except in tests. Takes at most 2 s per provider; never raises.
     """
     loaded = sys.modules if modules is None else modules
     for name, getter in zip(_TELEMETRY, _PROVIDERS, strict=True):
@@ -374,13 +378,16 @@ def flush_telemetry(modules: Mapping[str, Any] | None = None) -> None:
 
 
 def load(environ: MutableMapping[str, str]) -> Function:
-    """The function with its models loaded. Raises ValueError or RemoraError, which Lambda reports as an init error."""
+    """Return the function with loaded models.
+
+    Raises ValueError or RemoraError, an init error in Lambda.
+    """
     from remora.system import tuning
 
     tuning.apply(tuning.Tuning(), environ)
     settings = Settings.of(environ)
     if hasattr(os, "sched_setaffinity"):
-        with suppress(OSError):  # then there are threads for all that can be seen, and they take turns
+        with suppress(OSError):  # then threads use all visible processors
             os.sched_setaffinity(0, own_processors(environ, os.sched_getaffinity(0)))
     engine = Engine(options=settings.engine).start()
     tuning.freeze(tuning.Tuning())
@@ -391,8 +398,10 @@ def load(environ: MutableMapping[str, str]) -> Function:
 
 
 def own_processors(environ: Mapping[str, str], seen: Collection[int]) -> set[int]:
-    """Those of the processors seen that the function has the time of. It sees two even when it has half of one's time,
-    and threads for both would wait for each other."""
+    """Return the visible processors that the function's memory pays for.
+
+    A function sees two even with half of one's time, and threads on both would wait for each other.
+    """
     memory = environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
     if not (memory.isascii() and memory.isdigit() and len(memory) < 10):
         return set(seen)
@@ -400,10 +409,10 @@ def own_processors(environ: Mapping[str, str], seen: Collection[int]) -> set[int
 
 
 def _take_part_in_snapshots(function: Function) -> None:
-    """SnapStart: this process is copied after its init phase, and every environment goes on from the copy."""
+    """Register hooks of SnapStart, which snapshots this process after its init phase."""
     try:
         from snapshot_restore_py import register_after_restore, register_before_snapshot
-    except ImportError:  # it comes with AWS's own client, which alone calls what is registered
+    except ImportError:  # it belongs to AWS's client, which runs the hooks
         _log.warning("this runtime has no hooks for snapshots: environments will draw the same random numbers")
         return
     register_before_snapshot(function.prepare)
@@ -411,10 +420,10 @@ def _take_part_in_snapshots(function: Function) -> None:
 
 
 def renew_randomness(modules: Mapping[str, Any] | None = None) -> None:
-    """Let what is drawn at random differ from all other copies of this process: ids of traces, and what models draw
-    from the generators that all share. Generators that a model has made are its own to renew.
+    """Reseed shared random generators, so that copies of a snapshot differ.
 
-    ``modules`` is ``sys.modules`` but for tests.
+    This changes trace ids and the numbers that models draw from shared generators. A model must reseed generators that
+    it created. ``modules`` is ``sys.modules`` except in tests.
     """
     loaded = sys.modules if modules is None else modules
     for name in _GENERATORS:
@@ -423,7 +432,7 @@ def renew_randomness(modules: Mapping[str, Any] | None = None) -> None:
 
 
 def __getattr__(name: str) -> Function:
-    """``handler`` is made when Lambda's runtime asks for it, which is in the init phase; importing does nothing."""
+    """Create ``handler`` when Lambda's runtime first reads it, in the init phase."""
     if name != "handler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     function = globals()["handler"] = load(os.environ)
@@ -438,7 +447,7 @@ def main() -> int:
     try:
         from awslambdaric.__main__ import main as run
     except ImportError:
-        print("running a function takes AWS's runtime client: pip install awslambdaric", file=sys.stderr)
+        print("running a function needs AWS's runtime client: pip install awslambdaric", file=sys.stderr)
         return 2
     run([sys.argv[0], "remora_adapters.aws_lambda.handler"])
     return 0

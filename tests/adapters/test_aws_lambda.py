@@ -264,7 +264,7 @@ def test_an_answer_that_lambda_would_not_take_is_refused_with_a_reason(function:
     "event", [{"requestContext": None}, {"requestContext": {}}, {"requestContext": {"elb": {}}, "path": 3}]
 )
 def test_an_event_that_only_looks_like_http_is_named(function: Function, event: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="no HTTP request"):
+    with pytest.raises(InvalidArgumentError, match="not an HTTP request"):
         function(event, Context())
 
 
@@ -320,7 +320,7 @@ except RuntimeError:
         ({}, InvalidArgumentError, "neither"),
         ([1], InvalidArgumentError, "neither"),
         (None, InvalidArgumentError, "neither"),
-        ({"inputs": []}, InvalidArgumentError, "model_name is one of scale, words"),
+        ({"inputs": []}, InvalidArgumentError, "expected one of scale, words"),
         ({"model_name": "none", "inputs": []}, NotFoundError, "none"),
         ({"model_name": 7, "inputs": []}, InvalidArgumentError, "model_name is text"),
         ({"model_name": "scale", "model_version": "x", "inputs": []}, InvalidArgumentError, "not a number"),

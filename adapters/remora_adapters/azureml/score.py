@@ -1,7 +1,7 @@
-"""A scoring script for those who must use azureml-inference-server-http: remora's engine inside its process.
+"""Scoring script that runs the engine inside azureml-inference-server-http.
 
 Point ``AZUREML_ENTRY_SCRIPT`` at a copy of this file. A request is V2: JSON, or JSON and raw tensors with the header
-``Inference-Header-Content-Length``. ``model_name`` in the query says which model (needless where there is one).
+``Inference-Header-Content-Length``. ``model_name`` in the query selects one of several models.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _codec = InferCodec()
 
 
 def init() -> None:
-    """Load the models of the deployment. Azure's server answers nothing before this returns."""
+    """Load the models of the deployment. Azure's server accepts no request before this returns."""
     mounted = Path(os.environ["AZUREML_MODEL_DIR"])
     options = EngineOptions(model_name=mounted.parent.name, batching_delay=False)  # one request at a time
     _engine[:] = [Engine(find_models(mounted), options=options).start()]
@@ -46,7 +46,7 @@ def init() -> None:
 
 @rawhttp  # type: ignore[untyped-decorator]
 def run(request: AMLRequest) -> AMLResponse:
-    """The answer to one V2 request, with V2's errors."""
+    """Answer one V2 request, with V2's errors."""
     answer = _infer(request)
     headers = {name.decode(): value.decode("latin-1") for name, value in answer.headers}
     return AMLResponse(b"".join(answer.body), answer.status, headers)

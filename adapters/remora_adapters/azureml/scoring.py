@@ -1,7 +1,9 @@
-"""Azure's routes on the server's port, beside V2 and the metrics; the law: probes are answered while all loads.
+"""Azure's routes on the server's port, beside V2 and metrics.
 
-With an entry script ``/score`` is the script's. Without one it is a V2 request to the one model. Headers and errors of
-both are those of azureml-inference-server-http (spec clouds 2.2).
+With a scoring script ``/score`` is the script's, otherwise a V2 request to the single model. Headers and errors are
+those of azureml-inference-server-http.
+
+Invariant: probes are answered while the script and the models load.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 _HEADER_LIMIT = 100
 _PLACE = b"\0" * 36
-"""Stands for an id in bytes that are made once: no header can hold it, and it is as long as the ids are."""
+"""Placeholder of an id's length in cached bytes, which no header can contain."""
 _STARTS = 64
 _HTML = (b"Content-Type", b"text/html; charset=utf-8")
 _NOT_FOUND = (
@@ -40,27 +42,32 @@ _NOT_FOUND = (
 )
 _NOT_ALLOWED = "The method is not allowed for the requested URL."
 _NO_MODEL = (
-    "/score is for a scoring script, or for the one model of a deployment: this one has {count}. Set "
-    "REMORA_DEFAULT_MODEL, or ask for /v2/models/NAME/infer"
+    "/score needs a scoring script or a single model: this deployment has {count} models. Set "
+    "REMORA_DEFAULT_MODEL, or call /v2/models/NAME/infer"
 )
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
-_LOOKED_AT = ("GET", "HEAD", "OPTIONS")
-_METHODS = {"/": _LOOKED_AT, "/score": (*_LOOKED_AT, "POST"), "/swagger.json": _LOOKED_AT, "/metrics": _LOOKED_AT}
+_READS = ("GET", "HEAD", "OPTIONS")
+_METHODS = {
+    "/": _READS,
+    "/score": (*_READS, "POST"),
+    "/swagger.json": _READS,
+    "/metrics": _READS,
+}
 _NO_ORIGINS, _UNNAMED = Origins(""), Named()
 
 
 class ScoringSettings(NamedTuple):
-    """What the environment says about ``/score``.
+    """Settings of ``/score`` from the environment.
 
     Attributes:
-        script: the entry script; None without one.
-        timeout_ms: ``SCORING_TIMEOUT_MS``: after that the client is told so. The script runs on: a thread cannot be
-            stopped.
-        model: ``REMORA_DEFAULT_MODEL``, which ``/score`` asks without a script; the only one when empty.
-        root: ``AML_APP_ROOT``, where a swagger.json may lie.
-        server_version: ``HTTP_X_MS_SERVER_VERSION``, or our own; told to clients.
+        script: the scoring script, or None.
+        timeout_ms: ``SCORING_TIMEOUT_MS``, after which the client gets an error. The script continues, because a thread
+            cannot be stopped.
+        model: ``REMORA_DEFAULT_MODEL``, the target of ``/score`` without a script; the only model if empty.
+        root: ``AML_APP_ROOT``, which may contain a swagger.json.
+        server_version: ``HTTP_X_MS_SERVER_VERSION``, or that of remora, for a header of the answers.
         origins: ``AML_CORS_ORIGINS``, whose pages may read the answers.
-        named: what the deployment is called in its documents.
+        named: name of the deployment in its documents.
     """
 
     script: EntryScript | None = None
@@ -73,12 +80,12 @@ class ScoringSettings(NamedTuple):
 
 
 class ScoringService:
-    """Answers Azure's routes, and V2 below ``/v2``.
+    """Service of Azure's routes, and of V2 below ``/v2``.
 
     Args:
         inside: the server.
-        settings: of the environment.
-        new_id: makes request ids.
+        settings: settings of the environment.
+        new_id: returns new request ids.
     """
 
     def __init__(
@@ -96,8 +103,8 @@ class ScoringService:
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         known = head.note
-        if isinstance(known, _Known):  # a head that came before
-            if known.infers:  # the usual case, kept short
+        if isinstance(known, _Known):  # a repeated head
+            if known.infers:  # the usual case
                 return self._when_loaded(self._infer, head, body, _WithRequestIds(exchange, known))
             return self._answer(head, known, body, exchange)
         if head.path.startswith("/v2") or head.path in PROBES:
@@ -112,7 +119,7 @@ class ScoringService:
         elif head.method not in methods:
             exchange.respond(_http(message_answer(405, _NOT_ALLOWED), (_allow(methods),)))
         else:
-            head.note = known = self._known(head)
+            head.note = known = self._headers_of(head)
             return self._answer(head, known, body, exchange)
         return None
 
@@ -144,7 +151,7 @@ class ScoringService:
         return script.trouble if script is not None else ""
 
     def _health(self) -> HttpAnswer:
-        """Azure's one probe: healthy once everything is there, with the reason until then."""
+        """Answer Azure's single probe, healthy once all is loaded, else with the reason."""
         trouble = self._trouble()
         if not trouble and not self._inside.engine.perform(ServerReady()):
             trouble = "the models are being loaded, or one of them failed to: see /v2/repository/index"
@@ -155,7 +162,7 @@ class ScoringService:
     # -- scoring ----------------------------------------------------------------------------------------------------
 
     def _run(self, script: EntryScript, head: Head, body: Buffer, exchange: Exchange) -> Cancellable:
-        from remora_adapters.azureml.raw_http import AMLRequest  # came with the script
+        from remora_adapters.azureml.raw_http import AMLRequest  # imported with the script
 
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
         request = AMLRequest(head.method, unquote(head.path), head.query, headers, bytes(body))
@@ -177,7 +184,7 @@ class ScoringService:
         exchange.respond(_http(message_answer(500, text, failed=True)))
 
     def _infer(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """V2 through ``/score``, for deployments whose scoring route is that."""
+        """Run a V2 request sent to ``/score``."""
         name = self._settings.model or self._only_model()
         known = head.note
         assert isinstance(known, _Known)  # from `handle`
@@ -189,16 +196,16 @@ class ScoringService:
             known.model, known.v2 = name, head.to(f"/v2/models/{name}/infer", method="POST")
         return self._v2(known.v2, body, exchange)
 
-    # -- what surrounds an answer -----------------------------------------------------------------------------------
+    # -- headers of an answer ---------------------------------------------------------------------------------------
 
-    def _known(self, head: Head) -> _Known:
-        """The identifying headers of the answers, and why the request's cannot be taken, empty when they can."""
+    def _headers_of(self, head: Head) -> _Known:
+        """Return the answers' request ids and a refusal, empty for valid ids in the request."""
         given = _text(head, b"x-request-id")
         legacy, client = _text(head, b"x-ms-request-id"), _text(head, b"x-ms-client-request-id")
         refusal = ""
         if len(given) > _HEADER_LIMIT:
             refusal = f"x-request-id must not exceed {_HEADER_LIMIT} characters"
-            return self._told(head, None, "", "", refusal)
+            return self._combine(head, None, "", "", refusal)
         if max(len(legacy), len(client)) > _HEADER_LIMIT:
             refusal = f"x-ms-request-id and x-ms-client-request-id must not exceed {_HEADER_LIMIT} characters"
             legacy = client = ""
@@ -206,11 +213,14 @@ class ScoringService:
             client = client or legacy
         else:
             legacy = client
-        return self._told(head, given, legacy, client, refusal)
+        return self._combine(head, given, legacy, client, refusal)
 
-    def _told(self, head: Head, given: str | None, legacy: str, client: str, refusal: str) -> _Known:
-        """``given`` is the request's id: "" for a new one in each answer, None for none at all."""
-        # x-ms-request-id repeats the id where the client has no other; a refused one is told to nobody.
+    def _combine(self, head: Head, given: str | None, legacy: str, client: str, refusal: str) -> _Known:
+        """Combine the headers of the answers.
+
+        ``given`` is the request's id, "" for a new one in each answer, and None for no id.
+        """
+        # x-ms-request-id repeats the id if the client sent no other, and omits a refused one.
         repeats = given is not None and not legacy and not refusal
         own = _no_id if given or given is None else _id_twice if repeats else _id_once
         fixed = [
@@ -235,10 +245,10 @@ class ScoringService:
 
 
 class _Known:
-    """What is the same in all requests of one head: the ids of their answers, and the V2 head that they stand for.
+    """Cached values of all requests with one head, such as the answers' ids and the V2 head.
 
-    ``same`` are headers of all answers, and ``own`` makes those with an id of an answer's own, which ``new_id`` makes.
-    ``infers`` says that V2 answers, and that nothing stands against it.
+    ``same`` are headers of all answers, and ``own`` returns the headers with an answer's id from ``new_id``. ``infers``
+    is True if V2 answers and the request's ids are valid.
     """
 
     __slots__ = ("_made", "_new_id", "_own", "_same", "infers", "model", "refusal", "v2")
@@ -260,9 +270,9 @@ class _Known:
         self.v2: Head | None = None
 
     def label(self, answer: HttpAnswer) -> HttpAnswer:
-        """An answer with its ids.
+        """Add the ids to an answer.
 
-        Where answers share their fixed part, its bytes are made once and each one's id is put between them.
+        For answers with a shared fixed part its bytes are cached, and only the id is inserted.
         """
         status, headers, body, wire = answer
         own = self._new_id()
@@ -299,7 +309,7 @@ def _allow(methods: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 def _ids() -> Callable[[], bytes]:
-    """Ids in the form of UUIDs: a random beginning of this process's own, and a count, which costs a tenth of one."""
+    """Return a source of UUID-like ids, a random prefix and a counter, at a tenth of the cost."""
     begin = str(uuid.uuid4())[:24].encode()
     return map((begin + b"%012x").__mod__, count()).__next__
 
@@ -309,7 +319,7 @@ def _text(head: Head, name: bytes) -> str:
 
 
 def _http(answer: AzureAnswer, more: Headers = ()) -> HttpAnswer:
-    """An answer in the server's terms; the server says the length, and a header cannot carry line breaks."""
+    """Convert an answer to the server's type, without length headers and line breaks."""
     headers = tuple(
         (name.encode("latin-1"), value.replace("\r", " ").replace("\n", " ").encode("latin-1", "replace"))
         for name, value in answer.headers
@@ -319,7 +329,7 @@ def _http(answer: AzureAnswer, more: Headers = ()) -> HttpAnswer:
 
 
 class _WithRequestIds(ForwardingExchange):
-    """An exchange whose answer carries the request's ids."""
+    """Exchange that adds the request's ids to the answer."""
 
     __slots__ = ("_known",)
 
@@ -335,9 +345,9 @@ class _WithRequestIds(ForwardingExchange):
 
 
 class _FirstAnswerWins(ForwardingExchange):
-    """An exchange that takes the first of two answers: the script's, or that its time is over.
+    """Exchange that sends the first of two answers, the script's or the timeout's.
 
-    ``wanted`` says whether anybody waits for the script's; other threads may look at it.
+    ``wanted`` is True while the script's answer is needed; other threads may read it.
     """
 
     __slots__ = ("_open", "ended", "wanted")

@@ -1,7 +1,7 @@
-"""KServe's routes on the server's port: V1, and V2 as KServe's own server answers it; the law: one answer per request.
+"""KServe's routes on the server's port, for V1 and KServe's dialect of V2.
 
-Bodies, codes and texts are those of KServe's ModelServer (spec clouds 4). V2 inference is the server's own; only what
-surrounds it differs.
+Bodies, codes and texts are those of KServe's ModelServer. V2 inference is the server's; only the routes around it
+differ.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _NOT_ALLOWED = b'{"detail":"Method Not Allowed"}'
 
 
 class KServeService:
-    """Answers V1, and V2 the way KServe does.
+    """Service of V1, and of V2 as in KServe's server.
 
     Args:
         inside: the server.
         as_kserve: False leaves V2 as Triton answers it.
-        now: the time as RFC 3339, for events.
+        now: returns the time as RFC 3339, for events.
     """
 
     def __init__(self, inside: ServerContext, *, as_kserve: bool = True, now: Callable[[], str] | None = None) -> None:
@@ -51,9 +51,9 @@ class KServeService:
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
         if "%" in head.path and (self._as_kserve or not head.path.startswith("/v2")):
-            head = head.to(unquote(head.path))  # so KServe reads paths, and Triton does not
+            head = head.to(unquote(head.path))  # KServe decodes paths, and Triton does not
         path = head.path
-        if path in (_V1, _V2):  # V1's list of models, which KServe has in V2 as well and Triton has not
+        if path in (_V1, _V2):  # V1's list of models, which KServe, unlike Triton, also has in V2
             locked = self._inside.rest.locked("model_metadata", head)
             exchange.respond(locked or self._get(head, self._models))
             return None
@@ -117,7 +117,7 @@ class KServeService:
         except NotFoundError:
             return failure(404, f"Model with name {name} does not exist.", plain=False)
         except RemoraError:
-            pass  # known, and not serving now
+            pass  # a known model that is not serving
         return failure(503, f"Model with name {name} is not ready.", plain=False)
 
     def _get(self, head: Head, answer: Callable[[], HttpAnswer]) -> HttpAnswer:
@@ -126,28 +126,28 @@ class KServeService:
     # -- V2 ---------------------------------------------------------------------------------------------------------
 
     def _v2(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """V2 of the server, but for what KServe says in other words."""
+        """Answer a V2 request, with KServe's bodies where they differ."""
         rest = self._inside.rest
         if not self._as_kserve:
             return rest.handle(head, body, exchange)
-        told: dict[str, Any] | None = None
+        empty_body: dict[str, Any] | None = None
         if head.path == "/v2/health/live":
-            told = {"live": True}
+            empty_body = {"live": True}
         elif head.path == "/v2/health/ready":
             if not rest.locked("ready", head) and not self._engine.perform(ServerReady()):
                 exchange.respond(failure(503, "Server is not ready.", plain=False))
                 return None
-            told = {"ready": True}
+            empty_body = {"ready": True}
         elif head.path.startswith(f"{_V2}/") and head.path.endswith("/ready"):
             name = head.path.removeprefix(f"{_V2}/").partition("/")[0]
             if head.path == f"{_V2}/{name}/ready":
                 exchange.respond(self._model_ready(head, name))
                 return None
-            told = {"name": name, "ready": True}
+            empty_body = {"name": name, "ready": True}
         elif head.path.startswith(_REPOSITORY):
             name, _, verb = head.path.removeprefix(_REPOSITORY).partition("/")
-            told = {"name": name, verb: True}
-        return rest.handle(head, body, _JsonExchange(exchange, told))
+            empty_body = {"name": name, verb: True}
+        return rest.handle(head, body, _JsonExchange(exchange, empty_body))
 
 
 def _json(value: object) -> HttpAnswer:
@@ -155,17 +155,17 @@ def _json(value: object) -> HttpAnswer:
 
 
 class _JsonExchange(ForwardingExchange):
-    """An exchange whose errors are JSON by their content type, and whose empty answers say ``told``."""
+    """Exchange that sends errors as JSON and ``empty_body`` in place of an empty answer."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_empty_body",)
 
-    def __init__(self, exchange: Exchange, told: dict[str, Any] | None) -> None:
+    def __init__(self, exchange: Exchange, empty_body: dict[str, Any] | None) -> None:
         super().__init__(exchange)
-        self._told = told
+        self._empty_body = empty_body
 
     def respond(self, answer: HttpAnswer) -> None:
-        if answer.status == 200 and self._told is not None and not any(len(piece) for piece in answer.body):
-            answer = _json(self._told)
+        if answer.status == 200 and self._empty_body is not None and not any(len(piece) for piece in answer.body):
+            answer = _json(self._empty_body)
         elif answer.status >= 400:
             kept = tuple(pair for pair in answer.headers if pair[0].lower() != b"content-type")
             answer = HttpAnswer(answer.status, (JSON, *kept), answer.body)
@@ -173,7 +173,7 @@ class _JsonExchange(ForwardingExchange):
 
 
 class _EventExchange(ForwardingExchange):
-    """An exchange that answers an event with an event."""
+    """Exchange that answers an event with an event."""
 
     __slots__ = ("_event", "_model", "_now")
 

@@ -1,6 +1,8 @@
-"""Exchanges between V2 and SageMaker: what V2 answers, in SageMaker's headers; the law: each one ends once.
+"""Exchanges that convert V2 answers to SageMaker's.
 
-All of it runs in the loop's thread, but for what is given to ``later``.
+All code runs in the event loop's thread, except the work passed to ``later``.
+
+Invariant: each exchange ends once.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ from remora_adapters.sagemaker.routes import memory_aware
 from remora_adapters.sagemaker.scripted import answer_of_script
 
 _AT_ONCE = 32
-"""How many requests of one body are under way at the same time."""
+"""Limit of the concurrent requests of one body."""
 _ASIDE_BYTES = 65_536
 _READ = HttpAnswer(0, (), [])
 
 
 class HeaderExchange(ForwardingExchange):
-    """Hands on a V2 answer to which something is to be done.
+    """Exchange that adds headers to a V2 answer.
 
     Args:
-        exchange: gets it.
+        exchange: receives the answer.
         extra: headers to add.
-        memory: whether an error for want of memory becomes 507, as a multi-model endpoint has it.
-        only_good: whether ``extra`` is for good answers alone.
+        memory: True to replace the status of an out-of-memory error by 507, for multi-model endpoints.
+        only_good: True to add ``extra`` to successful answers only.
     """
 
     __slots__ = ("_extra", "_memory", "_only_good")
@@ -45,49 +47,49 @@ class HeaderExchange(ForwardingExchange):
         self._only_good = only_good
 
     def respond(self, answer: HttpAnswer) -> None:
-        """Hand on a whole answer."""
+        """Forward a whole answer."""
         if self._memory and answer.status >= 400:
             answer = memory_aware(answer)
         if self._extra and not (self._only_good and answer.status >= 300):
-            # What the connection remembers of an answer's fixed part must not hold one client's headers.
+            # Drop the connection's cached fixed part, because it must not contain one client's headers.
             answer = answer._replace(headers=(*answer.headers, *self._extra), wire=None)
         self._exchange.respond(answer)
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Hand on the head of a stream."""
+        """Forward the head of a stream."""
         self._exchange.begin(status, (*headers, *self._extra))
 
 
 class _Whole(ForwardingExchange):
-    """An exchange for an answer that does not stream."""
+    """Exchange for an answer that does not stream."""
 
     __slots__ = ()
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Inference with a whole answer never streams."""
-        raise AssertionError("a whole answer was asked for")
+        """Fail, because inference with a whole answer never streams."""
+        raise AssertionError("a whole answer was requested")
 
     def send(self, piece: Buffer) -> None:
         """See `begin`."""
-        raise AssertionError("a whole answer was asked for")
+        raise AssertionError("a whole answer was requested")
 
     def finish(self) -> None:
         """See `begin`."""
-        raise AssertionError("a whole answer was asked for")
+        raise AssertionError("a whole answer was requested")
 
 
 class ScriptBack(_Whole):
-    """Hands on the answer of an ``inference.py``."""
+    """Exchange that unwraps the answer of an ``inference.py``."""
 
     __slots__ = ()
 
     def respond(self, answer: HttpAnswer) -> None:
-        """Hand on the script's own body, type and status; an answer that is V2's, as it is."""
+        """Forward the script's body, type and status, and any other V2 answer unchanged."""
         self._exchange.respond(answer_of_script(answer) if answer.status == 200 else answer)
 
 
 class AfterWork(_Whole):
-    """Work done in another thread, and what comes after it in the loop's."""
+    """Exchange that continues in the event loop after work in another thread."""
 
     __slots__ = ("_then",)
 
@@ -99,11 +101,11 @@ class AfterWork(_Whole):
     def run(
         cls, later: Later, work: Callable[[], HttpAnswer | None], then: Callable[[], object], exchange: Exchange
     ) -> None:
-        """Run ``work`` elsewhere; ``then`` afterwards, unless the work gave an answer: that ends the exchange."""
+        """Run ``work`` in another thread, then ``then`` unless the work returned an answer."""
         later(lambda: work() or _READ, cls(then, exchange))
 
     def respond(self, answer: HttpAnswer) -> None:
-        """The work is done."""
+        """Continue after the work, or forward its answer."""
         if answer is _READ:
             self._then()
         else:
@@ -123,16 +125,16 @@ class _Slot(_Whole):
 
 
 class FanIn:
-    """The V2 requests of one body, and their answers as one: the first bad answer is the answer.
+    """V2 requests of one body, whose answers are combined to one or to the first error.
 
-    Cancelling it cancels all that is under way, and nothing more is sent on; so does a bad answer.
+    Cancelling, or an error, cancels all requests in flight and submits no more.
 
     Args:
-        rest: answers each of them.
-        head: makes the head of a request whose JSON part has a length.
-        accept: the form that the client wants.
-        later: runs what takes long.
-        exchange: gets the answer.
+        rest: answers the requests.
+        head: returns the head of a request by the length of its JSON part.
+        accept: the client's accept header.
+        later: runs long work in another thread.
+        exchange: receives the answer.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class FanIn:
         self._submitting = False
 
     def read(self, media: str, body: Buffer, inputs: Sequence[TensorInfo], max_rows: int) -> HttpAnswer | None:
-        """Take the body apart, in any thread; the refusal of one that cannot be read."""
+        """Split the body, in any thread, and return a refusal if it is invalid."""
         try:
             self._body = translate(media, body, inputs, max_rows)
         except (ValueError, OverflowError) as error:
@@ -161,15 +163,15 @@ class FanIn:
         return None
 
     def submit(self) -> Cancellable | None:
-        """Send on as many requests as may be under way; what can be cancelled while there is something."""
-        if self._submitting:  # answered at once, inside of the call below
+        """Submit as many requests as allowed, and return a cancellable while any is in flight."""
+        if self._submitting:  # answered synchronously within the call below
             return self
         self._submitting = True
         parts = self._body.parts
         while not self._ended and self._next < len(parts) and self._next - len(self._answers) < _AT_ONCE:
             if self._cancelled:
                 self._end(
-                    encode_error(CancelledError("the client left before all of its body was sent on"), plain=True)
+                    encode_error(CancelledError("the client disconnected before the whole body was sent"), plain=True)
                 )
                 break
             at, self._next = self._next, self._next + 1
@@ -184,12 +186,12 @@ class FanIn:
         return None if self._ended else self
 
     def cancel(self) -> None:
-        """The client has left."""
+        """Cancel all requests after the client has disconnected."""
         self._cancelled = True
         self._cancel_all()
 
     def take(self, at: int, answer: HttpAnswer) -> None:
-        """One of the answers."""
+        """Accept the answer of a request."""
         self._tickets.pop(at, None)
         if self._ended:
             return

@@ -39,8 +39,8 @@ _PART = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._\-]*")
 class Hosted:
     """Model of the endpoint.
 
-    ``rest`` serves it under its folder's name ``inner``, and is None while it is loaded or closed. ``target`` is the
-    client's name for it; ``script`` is True for an ``inference.py``.
+    ``rest`` serves it under its folder's name ``inner``; it is absent (None) while the model is loaded or closed.
+    ``target`` is the client's name for the model; ``script`` is True for an ``inference.py``.
     """
 
     name: str
