@@ -1,6 +1,7 @@
-"""moto's server as a stand-in for AWS, with the few answers that it lacks; the law: it lives as long as its stdin.
+"""moto's server as a double of AWS, with the answers that moto lacks.
 
-Run by its path in an environment that has moto; prints its address. Nobody but FILLED answered what is listed there.
+Run by its path in an environment that has moto; prints its address and exits when stdin closes. Only FILLED answers the
+calls listed there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from moto.server import ThreadedMotoServer
 
 
 def update_endpoint(self: Any) -> ActionResult:
-    """As AWS: an endpoint that is there, a configuration that is there, at once in service with the new one."""
+    """Update an existing endpoint to an existing configuration, in service at once."""
     backend, name = self.sagemaker_backend, self._get_param("EndpointName")
     backend.describe_endpoint(name)
     before = backend.endpoints[name]
@@ -28,7 +29,7 @@ def update_endpoint(self: Any) -> ActionResult:
 
 
 def without_empty_capture(moto: property) -> property:
-    """An endpoint as AWS shows one that captures no data: without a word of it."""
+    """Return an endpoint as AWS describes it without data capture, with the key omitted."""
 
     def shown(self: Any) -> dict[str, Any]:
         said = moto.__get__(self)

@@ -1,6 +1,7 @@
-"""Test settings for the whole tree, and the one real server that documentation blocks talk to.
+"""Fixtures for the whole tree and the real server of the documentation blocks.
 
-Laws: no test sleeps; no test reaches beyond this machine; a test that cannot run says why, and pytest prints it (-ra).
+Rules: no test sleeps; no test reaches beyond this machine; a test that cannot run reports the reason, and pytest prints
+it (-ra).
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ settings.load_profile("remora")
 
 
 class Digits(NamedTuple):
-    """The built example: its model repository, and a directory with one ready-made request for each digit."""
+    """Built example with its model repository and a directory of one request per digit."""
 
     models: Path
     requests: Path
 
 
 class RunningServer(NamedTuple):
-    """A ``remora serve`` process: its loopback ports, and the file that holds all it printed."""
+    """``remora serve`` process with its loopback ports and its log file."""
 
     http: int
     grpc: int
@@ -57,10 +58,10 @@ Serving = Callable[..., AbstractContextManager[RunningServer]]
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports, all different, that nobody else is given before a server listens to them.
+    """Reserve different loopback ports until a server listens on them.
 
-    Each is held by a socket that does not listen: a server may bind it besides, but no connection and no other socket
-    that asks for any port gets it. A port that is merely known to have been free may be gone a moment later.
+    Each is held by a bound socket that does not listen: a server may bind the port too, but no connection and no other
+    socket gets it. A port that was only tested to be free may be taken a moment later.
     """
     ports = []
     for _ in range(count):
@@ -74,7 +75,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _let_go(but: int = 0) -> None:
-    """Of all ports but the last ones."""
+    """Release all ports except the last ones."""
     while len(_HOLDERS) > but:
         _HOLDERS.popleft().close()
 
@@ -83,7 +84,7 @@ atexit.register(_let_go)
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return when the server answers that it is ready. Fails the test with its log when it ends or takes too long."""
+    """Wait until the server is ready. Fails the test with the log on exit or timeout."""
     pause_s = 0.02
     for _ in range(int(START_TIMEOUT_S / pause_s)):
         try:
@@ -101,7 +102,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> N
 
 @pytest.fixture(scope="session")
 def child_environment() -> dict[str, str]:
-    """This process's environment, with the source roots on a child's path as pytest has them on its own."""
+    """Return this process's environment with the source roots on a child's path."""
     roots = os.pathsep.join([str(ROOT / "core"), str(ROOT / "adapters")])
     inherited = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{roots}{os.pathsep}{inherited}" if inherited else roots}
@@ -109,7 +110,7 @@ def child_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
-    """The digits example, built once; the repository's own build is used when it is there and newer than its source."""
+    """Build the digits example once, or use the repository's build if it is current."""
     for name in ("sklearn", "skl2onnx", "onnx"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"the digits example needs {name}: pip install '.[demo]'")
@@ -125,9 +126,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
 
 @pytest.fixture(scope="session")
 def serving(child_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Serving:
-    """Starts real server processes: ``with serving(models, "--allow-grpc=false") as server: ...``.
+    """Start real server processes.
 
-    A server listens on free loopback ports, ends by SIGTERM, and must then exit 0. Its output is in ``server.log``.
+    Use as ``with serving(models, "--allow-grpc=false") as server: ...``. A server listens on free loopback ports, gets
+    SIGTERM at the end and must then exit with 0. Its output is in ``server.log``.
     """
 
     @contextmanager
@@ -155,13 +157,13 @@ def serving(child_environment: dict[str, str], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def digits_server(digits: Digits, serving: Serving) -> Iterator[RunningServer]:
-    """A real server process with the digits example."""
+    """Start a real server process with the digits example."""
     with serving(digits.models) as server:
         yield server
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
-    """The exit status after SIGTERM, or after SIGKILL when that is not obeyed."""
+    """Return the exit status after SIGTERM, or after SIGKILL on a timeout."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(STOP_TIMEOUT_S)
@@ -172,7 +174,7 @@ def end(process: subprocess.Popen[bytes]) -> int:
 
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A CUDA runtime over the host's memory; see `cuda_stand_in`."""
+    """Return a CUDA runtime over host memory; see `cuda_stand_in`."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler (cc) for the stand-in of the CUDA runtime")
     from cuda_stand_in import StandIn

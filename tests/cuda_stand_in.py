@@ -1,4 +1,4 @@
-"""The CUDA runtime that remora's tests build: `cudart_stand_in.c`, compiled once for each run of the tests."""
+"""CUDA runtime for tests, `cudart_stand_in.c` compiled once per test run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE, PINNED, OPENED, STREAM = 1, 2, 3, 4
 
 
 class StandIn:
-    """The compiled library: as remora uses it, and what tests ask of it."""
+    """Compiled library with remora's binding and the counters for tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,26 +29,26 @@ class StandIn:
         self.runtime = Cuda(self.library, self.library)
 
     def held(self, kind: int) -> int:
-        """How much of a kind is held in this process."""
+        """Return the amount of a resource in use by this process."""
         return int(self.library.stand_in_held(kind))
 
     def device(self) -> int:
-        """The calling thread's device."""
+        """Return the calling thread's device."""
         found = ctypes.c_int()
         assert self.library.cudaGetDevice(ctypes.byref(found)) == 0
         return found.value
 
     def copies(self) -> int:
-        """How often bytes were copied in this process."""
+        """Return the number of copies in this process."""
         return int(self.library.stand_in_copies())
 
     def waits(self) -> int:
-        """How often the default stream was waited for in this process."""
+        """Return the number of waits for the default stream in this process."""
         return int(self.library.stand_in_waits())
 
     @contextmanager
     def broken(self, status: int) -> Iterator[None]:
-        """Every call fails with an error from now on, as after a kernel that failed."""
+        """Make every further call fail, as after a failed kernel."""
         self.library.stand_in_break(status)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Small models on either side of a device, and ensembles of them."""
+"""Small models on host and device, and ensembles of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TOLD = (
 
 
 def double(dims: tuple[object, ...] = ("n", 2)) -> Any:
-    """An ONNX model that doubles FP32."""
+    """Return an ONNX model that doubles FP32."""
     onnx = pytest.importorskip("onnx", reason="the model is made with onnx: pip install '.[dev]'")
     ends = [onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, dims) for end in "xy"]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "g", ends[:1], ends[1:])
@@ -55,14 +55,14 @@ def double(dims: tuple[object, ...] = ("n", 2)) -> Any:
 
 
 def add_onnx(models: Path, name: str, more: str = "") -> None:
-    """A model that doubles."""
+    """Write a model that doubles."""
     (models / name / "1").mkdir(parents=True)
     (models / name / "1" / "model.onnx").write_bytes(double().SerializeToString())
     (models / name / "config.pbtxt").write_text(f'backend: "onnxruntime" max_batch_size: 8 {more}')
 
 
 def add_python(models: Path, more: str = "") -> None:
-    """A model that adds one and says where it saw its input, and at which address."""
+    """Write a model that adds one and returns the device and address of its input."""
     (models / "look" / "1").mkdir(parents=True)
     (models / "look" / "1" / "model.py").write_text(LOOK)
     (models / "look" / "config.pbtxt").write_text(
@@ -72,7 +72,7 @@ def add_python(models: Path, more: str = "") -> None:
 
 
 def add_torch(models: Path, more: str = "") -> None:
-    """A model that halves."""
+    """Write a model that halves."""
     import torch
 
     class Half(torch.nn.Module):
@@ -89,7 +89,7 @@ def add_torch(models: Path, more: str = "") -> None:
 
 
 def add_chain(models: Path, *steps: str) -> None:
-    """An ensemble `chain` that runs models one after the other, the last of them `look`."""
+    """Write an ensemble `chain` that runs models in sequence, the last being `look`."""
     tensors = ["x", *(f"t{index}" for index in range(1, len(steps))), "y"]
     told = "".join(f'output_map {{ key: "{name}" value: "{name}" }} ' for name in ("address", "on_device"))
     text = "".join(

@@ -1,6 +1,6 @@
-"""Stand-ins for what the engine moves: clock, instances, backends, mailboxes, transports, services.
+"""Fakes of the engine's collaborators, such as clock, instances, backends and transports.
 
-Laws: a fake keeps the contract of what it stands for, remembers what was asked of it, and never waits by itself.
+Rules: a fake keeps the contract of the real class, records its calls, and never waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ START = 1_000 * MS
 
 
 def dynamic(limit: int = 8, *, preferred: tuple[int, ...] = (), delay_ms: int = 0, max_size: int = 0) -> BatchPolicy:
-    """The policy of a dynamic batcher with one level; ``max_size`` counts requests, 0 for any number."""
+    """Return a dynamic batcher's policy of one level; ``max_size`` counts requests, 0 for any."""
     return BatchPolicy(
         max_batch_size=limit,
         dynamic=True,
@@ -53,7 +53,7 @@ def dynamic(limit: int = 8, *, preferred: tuple[int, ...] = (), delay_ms: int = 
 
 
 class FakeClock:
-    """A clock that stands still until it is advanced; it begins at one second."""
+    """Clock that starts at one second and only moves when advanced."""
 
     def __init__(self, now_ns: int = 1_000_000_000) -> None:
         self.now_ns = now_ns
@@ -73,7 +73,7 @@ UNTRACED = Traces(TraceSettings(), FakeClock(), {})
 
 
 def config_of(text: str) -> ModelConfig:
-    """A configuration from its text form."""
+    """Parse a configuration's text form."""
     config = ModelConfig()
     text_format.Parse(text, config)
     return config
@@ -81,7 +81,7 @@ def config_of(text: str) -> ModelConfig:
 
 @dataclass(eq=False)
 class Replies:
-    """Where answers end up; ``outcomes`` holds them by ticket, ``order`` the tickets as they were answered."""
+    """Recorder of answers, with ``outcomes`` by ticket and ``order`` of the tickets."""
 
     outcomes: dict[Ticket, list[Outcome]] = field(default_factory=dict)
     order: list[Ticket] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Replies:
         self.order.append(ticket)
 
     def only(self, ticket: Ticket) -> Outcome:
-        """The one answer of a ticket."""
+        """Return the single answer of a ticket."""
         (outcome,) = self.outcomes[ticket]
         return outcome
 
@@ -107,7 +107,7 @@ def ticket_of(
     priority: int = 0,
     timeout_us: int = 0,
 ) -> Ticket:
-    """A ticket whose request has ``rows`` rows of one INT32 input IN."""
+    """Return a ticket whose request has ``rows`` rows of one INT32 input IN."""
     inputs = {"IN": np.arange(rows, dtype=np.int32).reshape(rows, 1)}
     form = InferForm((), id=id, priority=priority, timeout_us=timeout_us)
     request = Request(form, inputs, ("OUT",), rows, shape_key)
@@ -115,7 +115,10 @@ def ticket_of(
 
 
 class FakeInstance:
-    """Doubles IN into OUT. ``failure`` is raised instead when it is set; ``during`` is called inside each execution."""
+    """Instance that doubles IN into OUT.
+
+    ``failure`` is raised instead if set; ``during`` is called inside each execution.
+    """
 
     def __init__(self, name: str = "fake_0", *, quick: bool = False) -> None:
         self.name = name
@@ -138,12 +141,12 @@ class FakeInstance:
 
 
 def double(request: Request) -> Outcome:
-    """OUT = IN * 2."""
+    """Return OUT = IN * 2."""
     return Response([Tensor("OUT", "INT32", request.inputs["IN"] * 2)])
 
 
 class FakeMailbox:
-    """An event loop turned by hand: `turn` runs what was deferred, `posts` remembers each delivery.
+    """Manual event loop: `turn` runs deferred calls, `posts` records each delivery.
 
     With ``here`` False the caller counts as another thread, which may not defer.
     """
@@ -166,7 +169,7 @@ class FakeMailbox:
         return self.here
 
     def turn(self) -> int:
-        """Run what was deferred before this turn; returns how much that was."""
+        """Run the calls deferred before this turn and return their number."""
         work, self.deferred = self.deferred, []
         for each in work:
             each()
@@ -175,7 +178,7 @@ class FakeMailbox:
 
 @dataclass
 class FakeRecorder:
-    """Remembers what a scheduler told."""
+    """Recorder of a scheduler's reports."""
 
     runs: list[tuple[Plan, list[Outcome | None]]] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -199,7 +202,7 @@ class FakeRecorder:
 
 
 class FakeBackendModel:
-    """One opened version; completes a configuration that has no tensors into the doubler's."""
+    """Opened version that completes a configuration without tensors to the doubler's."""
 
     def __init__(self, backend: FakeBackend, source: Source) -> None:
         self.backend = backend
@@ -224,9 +227,9 @@ class FakeBackendModel:
 
 
 class FakeBackend:
-    """Opens anything; a version directory with a file ``broken`` cannot be opened.
+    """Backend that opens any version except one with a file ``broken``.
 
-    ``opening`` is called whenever a model is opened, ``during`` inside each execution.
+    ``opening`` is called for each opened model, ``during`` inside each execution.
     """
 
     name = "fake"
@@ -245,7 +248,7 @@ class FakeBackend:
         return model
 
     def find(self, name: str) -> Backend:
-        """In the place of `remora.backends.registry.find_backend`."""
+        """Replace `remora.backends.registry.find_backend`."""
         if name not in ("fake", "onnxruntime"):
             raise InvalidArgumentError(f"unable to find backend library for backend '{name}'")
         return self
@@ -259,7 +262,7 @@ def write_model(
     config: str | None = DOUBLER,
     file: str = "fake.bin",
 ) -> Path:
-    """A model's folder with a file in each version's directory; ``config`` None for none. Returns the folder."""
+    """Write a model's folder with a file per version and return it; ``config`` may be None."""
     folder = repository / name
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
@@ -274,7 +277,7 @@ def write_model(
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written; closing makes the protocol lose its connection when `lose` is called."""
+    """Transport that keeps the written bytes; after close, `lose` ends the connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +319,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class FakeExchange:
-    """Keeps the answers of one request, and the pieces of one that came in pieces."""
+    """Exchange that keeps the answers of one request and the pieces of a stream."""
 
     receiving_since = 0.0
     flow = None
@@ -343,7 +346,10 @@ class FakeExchange:
 
 
 class FakeService:
-    """Echoes method, path and body at once; with ``wait`` True keeps the exchange until `answer` is called."""
+    """Service that echoes method, path and body at once.
+
+    With ``wait`` True it keeps the exchange until `answer` is called.
+    """
 
     def __init__(self, *, wait: bool = False) -> None:
         self.wait = wait
@@ -364,13 +370,13 @@ class FakeService:
         return ticket
 
     def answer(self) -> None:
-        """Answer the oldest request that waits."""
+        """Answer the oldest waiting request."""
         exchange, _ticket, answer = self.waiting.pop(0)
         exchange.respond(answer)
 
 
 class UntouchableMemory:
-    """A GPU's memory that is not there: whoever asks for a byte of it fails, but for those who are told they may.
+    """Fake GPU memory that fails when read, except for the allowed copies.
 
     Args:
         device: DLPack's (device type, id).

@@ -1,6 +1,6 @@
-"""What this process holds: descriptors and threads; the law: only what is new and stays counts.
+"""Descriptors and threads of this process, to find leaks.
 
-Tests before may have left threads that end, and files that are closed, while another test looks.
+Only new ones that stay count, because earlier tests may leave threads that are ending and files that are being closed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ PATIENCE_S = 30.0
 
 
 class Held(NamedTuple):
-    """Threads, and how many descriptors there are."""
+    """Threads and the number of descriptors."""
 
     threads: frozenset[threading.Thread]
     descriptors: int
 
     @classmethod
     def now(cls) -> Held:
-        """What is held at this moment."""
+        """Return the current threads and descriptors."""
         return cls(frozenset(threading.enumerate()), len(os.listdir("/proc/self/fd")))
 
     def grown(self) -> tuple[list[threading.Thread], int]:
-        """Threads that have begun since and do not end, and how many descriptors there are more."""
+        """Return new threads that do not end, and the number of additional descriptors."""
         begun = [thread for thread in threading.enumerate() if thread not in self.threads]
         for thread in begun:
             thread.join(PATIENCE_S)

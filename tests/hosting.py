@@ -1,4 +1,4 @@
-"""What the tests of all hosts share: small models, a platform's server in this process, requests over a socket."""
+"""Small models, a platform's server in this process and HTTP requests for host tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALE = 2.0
 
 
 def write_scale(model: Path, *, config: str = "max_batch_size: 8 dynamic_batching { }", versions: int = 1) -> Path:
-    """A model with one FP32 input ``x`` of rows of four, and ``y``, twice that. Returns its folder."""
+    """Write a model whose FP32 output ``y`` doubles ``x``, in rows of four; return its folder."""
     onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
     helper, proto = onnx.helper, onnx.TensorProto
     nodes = [
@@ -38,7 +38,7 @@ def write_scale(model: Path, *, config: str = "max_batch_size: 8 dynamic_batchin
 
 
 def write_words(model: Path) -> Path:
-    """A model that gives its BYTES input ``x``, of one element, back as ``y``."""
+    """Write a model that returns its BYTES input ``x``, of one element, as ``y``."""
     onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
     helper = onnx.helper
     values = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, [1]) for name in ("x", "y")]
@@ -59,7 +59,7 @@ def _write(onnx: object, model: Path, nodes: list[object], values: list[object],
 
 
 class Got(NamedTuple):
-    """An answer; header names in lower case."""
+    """HTTP answer with header names in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -71,7 +71,7 @@ class Got(NamedTuple):
 
 
 def ask(port: int, method: str, path: str, body: bytes | object = b"", headers: Mapping[str, str] | None = None) -> Got:
-    """One request to a loopback port; a body that is no bytes is sent as JSON."""
+    """Send one request to a loopback port, with a body other than bytes as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = {} if isinstance(body, bytes) else {"Content-Type": "application/json"}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -85,9 +85,10 @@ def ask(port: int, method: str, path: str, body: bytes | object = b"", headers: 
 
 @contextmanager
 def running(host: Host, engine: Engine | None = None, loading: Future[Engine] | None = None) -> Iterator[Ports]:
-    """A platform's server in a thread of this process, on free loopback ports; ready when it is entered.
+    """Run a platform's server in a thread of this process on free loopback ports.
 
-    With ``loading``, which says when the engine has been started, it is entered before: once it listens for HTTP.
+    It is ready on entry. With ``loading``, which signals that the engine has started, it only listens for HTTP on
+    entry.
     """
     options = replace(host.server, http_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
     doors = tuple(replace(door, address="127.0.0.1", port=0) for door in host.doors)
@@ -123,11 +124,11 @@ def running(host: Host, engine: Engine | None = None, loading: Future[Engine] | 
 
 @contextmanager
 def hosted(platform: str, environ: Mapping[str, str]) -> Iterator[int]:
-    """The HTTP port of a platform's server with that environment, as `running`."""
+    """Run a platform's server with that environment, as `running`, and yield its HTTP port."""
     with running(find_adapter(platform).host(environ)) as ports:
         yield ports.http
 
 
 def v2_request(rows: list[list[float]], **more: Any) -> dict[str, Any]:
-    """A V2 request to the model `scale`."""
+    """Return a V2 request to the model `scale`."""
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [len(rows), 4], "data": rows}], **more}

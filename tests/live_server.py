@@ -1,4 +1,4 @@
-"""A real server process and a real client, for tests of what happens over its life."""
+"""Real server process and client, for tests of a server's lifetime."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BODY = '{"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data":
 
 
 def write_version(repository: Path, number: int, *, name: str = "m", initialize: str = "pass") -> None:
-    """Version N of a model multiplies by N; it appears in the repository all at once."""
+    """Write version N of a model, which multiplies by N, atomically into the repository."""
     folder = repository / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(CONFIG)
@@ -57,7 +57,7 @@ def ask(connection: http.client.HTTPConnection, value: int, name: str = "m") -> 
 
 
 def client(port: int) -> AbstractContextManager[http.client.HTTPConnection]:
-    """A connection to the server, closed at the end."""
+    """Open a connection to the server, closed at the end."""
     return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S))
 
 
@@ -70,13 +70,13 @@ def status_of(port: int, path: str, method: str = "GET") -> int:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago; several that differ are `conftest.free_ports`."""
+    """Return a currently free loopback port; see `conftest.free_ports` for several."""
     return free_ports(1)[0]
 
 
 @contextmanager
 def process(repository: Path, port: int, environment: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A server that is not waited for. Killed at the end if it still runs."""
+    """Start a server without waiting for it, and kill it at the end."""
     command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
     server = subprocess.Popen(
         [*command, "--allow-metrics=false", *THREADS, *flags], stderr=subprocess.PIPE, text=True, env=environment
@@ -89,7 +89,7 @@ def process(repository: Path, port: int, environment: dict[str, str], *flags: st
 
 
 def until(port: int, path: str, server: subprocess.Popen[str], wanted: int = 200) -> None:
-    """Until a path has the status that is wanted. Fails with what the server printed when it ends before."""
+    """Wait until a path has the status. Fails with the server's output if it exits first."""
     while server.poll() is None:
         try:
             if status_of(port, path) == wanted:

@@ -1,4 +1,4 @@
-"""Folders of small ONNX models and ensembles, for tests that read them from a disk."""
+"""Folders of small ONNX models and ensembles on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } ]
 
 @cache
 def negation() -> bytes:
-    """A model that takes and gives FP32 [-1, 3]."""
+    """Return a model with FP32 [-1, 3] input and output."""
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
     x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 3]) for name in "xy")
@@ -29,7 +29,7 @@ def negation() -> bytes:
 
 
 def model(root: Path, name: str, config: str | None = None, onnx: bytes | None = None, suffix: str = "pbtxt") -> Path:
-    """A model's directory; with ``onnx`` it has a version 1."""
+    """Write a model's directory, with a version 1 if ``onnx`` is given."""
     folder = root / name
     folder.mkdir(parents=True)
     if onnx is not None:
@@ -42,7 +42,7 @@ def model(root: Path, name: str, config: str | None = None, onnx: bytes | None =
 
 
 def ensemble(root: Path, *, second: str = "second", batch: int = 8) -> Path:
-    """The directory of an ensemble of the models `first` and ``second``, with a version 1."""
+    """Write an ensemble of the models `first` and ``second`` with a version 1."""
     folder = model(
         root,
         "pipeline",

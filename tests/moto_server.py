@@ -1,4 +1,4 @@
-"""AWS as `aws_stand_in` plays it, in an environment of its own (`make .venv-storage/stamp`): S3, SageMaker, scaling."""
+"""Server of `aws_stand_in` in a separate environment (`make .venv-storage/stamp`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "sk", "AWS_DE
 
 @contextmanager
 def running_moto(folder: Path) -> Iterator[str]:
-    """The URL of a running moto, whose log is in ``folder``. Skips where moto is not installed."""
+    """Yield the URL of a running moto with its log in ``folder``. Skips without moto."""
     if not PYTHON.exists():
         pytest.skip("moto is not installed: make test-storage")
     with (folder / "moto.log").open("wb") as log:
@@ -41,7 +41,7 @@ def moto_version() -> str:
 
 
 def wait_for(process: subprocess.Popen[bytes], url: str) -> None:
-    """Return once something answers. Fails when the process ends or takes too long."""
+    """Wait for an answer. Fails if the process exits or on a timeout."""
     for _ in range(600):
         try:
             urllib.request.urlopen(url, timeout=5).close()

@@ -1,7 +1,7 @@
-"""A double of S3 and of Google's XML API on a loopback port: objects in memory, every request counted, faults on order.
+"""Double of S3 and Google's XML API on loopback, with request counts and faults.
 
-It knows what readers need: listings with pages, HEAD and GET with ranges and If-Match. It checks no signatures, but
-keeps the headers of requests, so that tests can look at them.
+It supports what readers need: paged listings, HEAD and GET with ranges and If-Match. It checks no signatures, but keeps
+the headers of requests for tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODIFIED = "Sat, 01 Nov 2025 00:00:00 GMT"
 
 @dataclass
 class Seen:
-    """One request that came."""
+    """Received request."""
 
     method: str
     key: str
@@ -32,13 +32,13 @@ class Seen:
 
     @property
     def kind(self) -> str:
-        """LIST, HEAD or GET."""
+        """Kind of request: LIST, HEAD or GET."""
         return "LIST" if self.method == "GET" and "list-type" in self.query else self.method
 
 
 @dataclass
 class ObjectStore:
-    """Buckets by name, each with contents by key."""
+    """Buckets by name with contents by key."""
 
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class ObjectStore:
             self.etags[f"{bucket}/{key}"] = etag or f'"{hashlib.md5(content).hexdigest()}"'
 
     def fail(self, kind: str, on: str = "GET", key: str = "", times: int = 1) -> None:
-        """The next ``times`` such requests fail: 503, 403, reset, truncated or damaged."""
+        """Make the next ``times`` such requests fail: 503, 403, reset, truncated or damaged."""
         self.faults += [(kind, on, key)] * times
 
     def count(self, kind: str) -> int:
@@ -186,12 +186,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: Any) -> None:
-        """Clients that go away in the middle are what some tests are about."""
+        """Ignore disconnects, which some tests cause."""
 
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A double that listens."""
+    """Run a listening double."""
     store = ObjectStore()
     handler = type("Handler", (_Handler,), {"store": store})
     server = _Server(("127.0.0.1", 0), handler)

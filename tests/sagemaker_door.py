@@ -1,4 +1,4 @@
-"""SageMaker's port in this process, and models that its tests serve besides those of all hosts."""
+"""SageMaker's port in this process, and models of its tests."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def python_model(folder: Path, config: str, code: str) -> None:
 
 
 class Door:
-    """The platform's port of a server in this process."""
+    """Platform's port of a server in this process."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Got:
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         return ask(self.port, method, path, body, headers)
 
 
 @contextmanager
 def opened(host: Host) -> Iterator[Door]:
-    """The host's server, ready; stopped at the end."""
+    """Yield the host's ready server, stopped at the end."""
     with running(host) as ports:
         yield Door(ports.http)

@@ -1,4 +1,7 @@
-"""TensorRT's Python bindings as far as they are called; `test_tensorrt_bindings` holds the real ones against them."""
+"""Fakes of TensorRT's Python bindings.
+
+`test_tensorrt_bindings` compares them with the real ones.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class FakeContext:
 
 
 class FakeEngine:
-    """Doubles FP32 rows of two, up to eight of them in profile 0 and four in profile 1."""
+    """Engine that doubles FP32 rows of two, up to eight in profile 0 and four in profile 1."""
 
     num_io_tensors = 2
     num_optimization_profiles = 2

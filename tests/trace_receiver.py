@@ -1,4 +1,4 @@
-"""A collector of traces on loopback: takes OTLP over HTTP and keeps the spans that it was sent."""
+"""Trace collector on loopback that accepts OTLP over HTTP and keeps the spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 30.0
 
 
 class Collector:
-    """``status`` is what it answers from now on."""
+    """Collector that answers with ``status`` from now on."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -35,7 +35,7 @@ class Collector:
             self._changed.notify_all()
 
     def spans(self, count: int) -> list[Span]:
-        """The first so many spans, once they are there."""
+        """Wait for the first ``count`` spans and return them."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._spans) >= count, PATIENCE_S), self._spans
             return list(self._spans)
