@@ -89,6 +89,13 @@ def test_every_module_has_an_example_and_a_test_that_plans_it(module: str) -> No
     assert examples == set(re.findall(r'source = "\./examples/([\w-]+)"', tests))
 
 
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("knative-gpu/")])
+def test_every_platform_has_an_example_with_most_of_what_can_be_set(module: str) -> None:
+    example = (MODULES[module] / "examples" / "complete" / "main.tf").read_text()
+    given = {name for name in declared(module, "variable") if re.search(rf"^  {name}\s+= ", example, re.MULTILINE)}
+    assert len(given) >= len(declared(module, "variable")) / 2
+
+
 # -- what Terraform says ----------------------------------------------------------------------------------------------
 
 

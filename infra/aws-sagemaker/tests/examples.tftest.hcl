@@ -33,3 +33,10 @@ run "scale_to_zero" {
     source = "./examples/scale-to-zero"
   }
 }
+
+run "complete" {
+  command = plan
+  module {
+    source = "./examples/complete"
+  }
+}

@@ -1,4 +1,4 @@
-# The example plans as it stands.
+# The examples plan as they stand.
 
 mock_provider "google" {}
 
@@ -10,5 +10,12 @@ run "simple" {
   command = plan
   module {
     source = "./examples/simple"
+  }
+}
+
+run "complete" {
+  command = plan
+  module {
+    source = "./examples/complete"
   }
 }

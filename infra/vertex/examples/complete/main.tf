@@ -1,0 +1,40 @@
+# Two to six replicas with two GPUs each, on a shared endpoint, with labels.
+
+terraform {
+  required_version = ">= 1.9"
+  required_providers {
+    google = {
+      source  = "hashicorp/google"
+      version = ">= 6.50, < 8"
+    }
+  }
+}
+
+variable "image_uri" {
+  description = "The image built from containers/gpu, by digest."
+  type        = string
+}
+
+module "remora" {
+  source     = "../.."
+  project_id = "example-project"
+  region     = "europe-west4"
+  name       = "remora-complete"
+  model_uri  = "gs://example-models/repository"
+  image_uri  = var.image_uri
+  gpu_image  = true
+  machine    = { type = "g2-standard-24", accelerator = "NVIDIA_L4", accelerators = 2 }
+  replicas   = { min = 2, max = 6 }
+  dedicated  = false
+  labels     = { team = "vision" }
+}
+
+output "deploy" {
+  description = "What is left to run."
+  value       = module.remora.deploy
+}
+
+output "invoke" {
+  description = "A command that asks the endpoint."
+  value       = module.remora.invoke
+}
