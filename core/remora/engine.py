@@ -1,6 +1,7 @@
-"""The engine: models from a folder, requests in, answers out. It knows no protocol, no cloud and no event loop.
+"""Inference engine that loads models from repositories and answers requests for them.
 
-`Engine` is the whole public surface for programs that embed remora; servers and adapters use the same one.
+`Engine` is the whole public API for programs that embed remora; servers and adapters use the same class. The module is
+independent of protocols, cloud platforms and event loops.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
 
 
 _ATTEMPTS = 4
-"""How many versions of a model one request is offered, each of which was replaced while the request was decoded."""
+"""Versions of a model that one request tries, each replaced by the next while the request was being decoded."""
 
 
 class FrontEnd(NamedTuple):
-    """Functions by which a front end submits inference requests; made once, used for every request.
+    """Functions by which a front end submits inference requests. Create it once and use it for every request.
 
     Attributes:
         submit: ``submit(model, *arguments)`` decodes the request for that version and calls ``model.submit``. It raises
-            RetiredError when the version was replaced meanwhile, and must not have answered then. It may be called from
-            several threads.
+            RetiredError if the version was replaced meanwhile, and must not have answered in that case. It may be
+            called from several threads.
         arrival: ``arrival(*arguments)`` returns how the request arrived. Called only while requests are traced.
         decoupled_refusal: error text for decoupled models; empty if the front end serves them.
     """
@@ -57,7 +58,7 @@ class FrontEnd(NamedTuple):
 
 
 class InferResult(Mapping[str, Array]):
-    """The outputs of one inference by name, and what else the model said.
+    """Outputs of one inference by name, with the parameters of the response.
 
     BYTES outputs are object arrays of ``bytes``; BF16 outputs are the raw bits in uint16.
     """
@@ -85,21 +86,22 @@ class InferResult(Mapping[str, Array]):
 
 
 class Engine:
-    """Serves the models of one or more folders inside this process.
+    """In-process server of the models of one or more repositories.
 
     >>> with Engine("models") as engine:                      # doctest: +SKIP
     ...     engine.infer("digits", {"image": pixels})["label"]
 
     Args:
-        paths: each a model repository, one model's directory, or a model file such as ``model.onnx``.
-        options: everything else; ``paths`` are added to its own.
-        clock: another one in tests.
-        ledger: keeps where the time of the start goes; one of the engine's own when not given.
-        traces: another engine's of this process, which ends them: one file takes one writer. Its own when not given.
-        settings: single fields of EngineOptions, for those who do not want to build one.
+        paths: each a model repository, the directory of a model, or a model file such as ``model.onnx``.
+        options: all other settings; ``paths`` are appended to ``options.paths``.
+        clock: time source; tests pass a fake clock.
+        ledger: records how the startup time is spent. The engine creates one by default.
+        traces: traces of another engine in this process, which closes them, because a trace file has a single writer.
+            The engine creates its traces by default.
+        settings: single fields of EngineOptions, as an alternative to ``options``.
 
-    Thread-safe. `infer` blocks its caller; `infer_async` gives a Future, `infer_stream` an iterator; `submit` is what
-    all stand on.
+    Thread-safe. `infer` blocks its caller, `infer_async` returns a Future and `infer_stream` an iterator. All three use
+    `submit_to`.
     """
 
     def __init__(
@@ -130,23 +132,26 @@ class Engine:
         self.traces = self._answers.traces
         self._ends_traces = traces is None
         self.start_failures: Mapping[str, RemoraError] = {}
-        """The models that could not be loaded at the start, and why; all of it is in the log as well."""
+        """Errors of the models that could not be loaded at startup, by model name. They are logged as well."""
 
     def _model_calls(self) -> ModelCaller:
         from remora.models.calls import ModelCalls
 
-        with self._calls_lock:  # one for all: circles of calls go through many models
+        with self._calls_lock:  # all models share one caller, because a cycle of calls spans several models
             if self._calls is None:
                 self._calls = ModelCalls(self._lifecycle, self.traces)
             return self._calls
 
-    # -- life -------------------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------------------
 
     def start(self) -> Engine:
-        """Load the models. Raises RemoraError for the first that cannot be loaded, unless ``exit_on_error`` is off."""
+        """Load the models.
+
+        Raises RemoraError for the first model that cannot be loaded, unless ``exit_on_error`` is off.
+        """
         failures = self.start_failures = self._lifecycle.start()
         if self._keeps_ledger:
-            self.ledger.ready()  # what is loaded later is no part of the start
+            self.ledger.ready()  # later loads do not count as startup
         if failures and self.options.exit_on_error:
             self.stop()
             error = failures[min(failures)]
@@ -155,7 +160,10 @@ class Engine:
         return self
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Finish what is under way and close all models; False when ``timeout_s`` (default the option) ran out."""
+        """Finish the requests in flight and close all models.
+
+        Returns False if ``timeout_s`` expired first; its default is the option ``exit_timeout_secs``.
+        """
         done = self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
         if self._cache is not None:
             self._cache.close()
@@ -170,40 +178,43 @@ class Engine:
         self.stop()
 
     def begin_drain(self) -> None:
-        """Be not ready from now on, and go on serving: traffic is to go elsewhere before `stop`."""
+        """Report "not ready" from now on and keep serving, so that traffic moves away before `stop`."""
         self._lifecycle.draining = True
 
     def hold_readiness(self, reason: str) -> Callable[[], None]:
-        """Be not ready for ``reason`` until what this returns is called: a server is waited for besides the models."""
+        """Report "not ready" for ``reason`` until the returned function is called.
+
+        A server uses it for its startup steps other than loading models.
+        """
         return self._lifecycle.hold_readiness(reason)
 
     def readiness(self) -> Readiness:
-        """Whether traffic may come, and what is waited for when it may not."""
+        """Return whether the engine accepts traffic, and the reasons if it does not."""
         return self._lifecycle.readiness()
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that have begun and not ended, over all models."""
+        """Number of sequences that have begun and not ended, over all models."""
         return sum(model.open_sequences for model in self._lifecycle.ready_models())
 
     @property
     def running(self) -> int:
-        """Requests that wait or run, over all models."""
+        """Number of queued and running requests, over all models."""
         return sum(model.scheduler.pending + model.scheduler.running for model in self._lifecycle.ready_models())
 
     # -- inference --------------------------------------------------------------------------------------------------
 
     def wait_for(self, model: str, version: int = -1, timeout_s: float | None = None) -> ServedModel:
-        """As `resolve`, and blocks while what would serve is being loaded and may be waited for.
+        """Return the serving version like `resolve`, blocking while it is being loaded.
 
-        Raises UnavailableError when ``timeout_s``, at most the option ``waiting_secs``, is over.
+        Raises UnavailableError after ``timeout_s``, which is at most the option ``waiting_secs``.
         """
         return self._lifecycle.wait_for(model, version, timeout_s)
 
     def resolve(self, model: str, version: int = -1) -> ServedModel:
-        """The model version that would serve; -1 for the highest ready one.
+        """Return the model version that serves; -1 selects the highest ready version.
 
-        Raises NotFoundError or UnavailableError with Triton's texts [H09], and LoadingError when it is on its way.
+        Raises NotFoundError or UnavailableError with Triton's texts [H09], and LoadingError while it is being loaded.
         """
         return self._table.resolve(model, version)
 
@@ -212,25 +223,25 @@ class Engine:
     ) -> Ticket | None:
         """Find the serving version of a model and submit a request to it.
 
-        The order is Triton's: look-up, refusal of decoupled models, decoding, validation, queueing. A request whose
-        version was replaced in between is offered to the version that serves now.
+        The order is Triton's: look-up, refusal of decoupled models, decoding, validation, queueing. If the version was
+        replaced meanwhile, the request is submitted to its successor.
 
         Args:
             front_end: the functions of the front end.
-            name: the model.
-            version: -1 for the highest version that is ready.
+            name: name of the model.
+            version: -1 for the highest ready version.
             arguments: passed on to the front end's functions.
-            wait_s: how long to block while the model is being loaded: 0 for not at all, None for at most the option
-                ``waiting_secs``.
+            wait_s: how long to block while the model is being loaded: 0 does not block, None blocks for at most the
+                option ``waiting_secs``.
 
         Returns:
-            What ``front_end.submit`` returns: the ticket, or None if the request is answered already.
+            The result of ``front_end.submit``: the ticket, or None if the request is already answered.
 
         Raises:
             NotFoundError, UnavailableError: no version serves [H09].
             LoadingError: the model is being loaded and ``wait_s`` is 0.
             UnsupportedError: the model is decoupled and the front end refuses such models.
-            Exception: whatever ``front_end.submit`` raises.
+            Exception: any error of ``front_end.submit``.
         """
         retired: ServedModel | None = None
         for _ in range(_ATTEMPTS):
@@ -259,16 +270,17 @@ class Engine:
         """Run one request and wait for its answer.
 
         Args:
-            model: the model's name.
-            inputs: arrays, or anything numpy makes arrays of, in the shapes that the metadata shows (batch dimension
-                first where there is one). Text and bytes become BYTES. Values are cast to the model's datatype where
-                that loses nothing.
-            outputs: names wanted; none for all.
-            parameters: for the model, but that ``sequence_id``, ``sequence_start``, ``sequence_end``, ``priority`` and
-                ``timeout`` (microseconds) mean what they mean in V2.
-            timeout_s: how long to wait; then TimeoutError, and the request is cancelled.
+            model: name of the model.
+            inputs: array-likes in the shapes of the model's metadata (batch dimension first if the model has one).
+                Text and bytes become BYTES. Values are cast to the model's datatype if the cast is lossless.
+            outputs: names of the wanted outputs; empty for all.
+            parameters: parameters for the model. ``sequence_id``, ``sequence_start``, ``sequence_end``, ``priority``
+                and ``timeout`` (microseconds) have their V2 meaning.
+            timeout_s: how long to wait for the answer before the request is cancelled.
 
-        Raises RemoraError.
+        Raises:
+            RemoraError: the request is refused or fails.
+            TimeoutError: ``timeout_s`` is over.
         """
         ticket, future = self._start(model, inputs, outputs, version, id, parameters)
         try:
@@ -287,7 +299,7 @@ class Engine:
         id: str = "",
         parameters: Mapping[str, Parameter] | None = None,
     ) -> Future[InferResult]:
-        """As `infer`, without waiting. Cancelling the future does not stop a request that already runs."""
+        """Submit one request like `infer` and return its Future. Cancelling it does not stop a running request."""
         ticket, future = self._start(model, inputs, outputs, version, id, parameters)
         future.add_done_callback(lambda done: ticket.cancel() if done.cancelled() else None)
         return future
@@ -302,12 +314,13 @@ class Engine:
         id: str = "",
         parameters: Mapping[str, Parameter] | None = None,
     ) -> AnswerStream[InferResult]:
-        """Run one request and iterate over its answers: any number from a decoupled model, one from every other.
+        """Run one request and return an iterator over its answers.
 
-        Arguments as for `infer`. An error that the model answers with is raised by the iterator. Closing it, leaving
-        its ``with`` block or dropping it cancels the request; a model far ahead of its reader is held up.
+        A decoupled model gives any number of answers, every other model one. Arguments are those of `infer`. The
+        iterator raises the model's errors. Closing it, leaving its ``with`` block or dropping it cancels the request. A
+        model far ahead of its reader is blocked (backpressure).
 
-        Raises RemoraError when the request is refused.
+        Raises RemoraError if the request is refused.
         """
         streams: list[AnswerStream[InferResult]] = []
 
@@ -353,30 +366,30 @@ class Engine:
     # -- models -----------------------------------------------------------------------------------------------------
 
     def load(self, model: str, config: str | None = None) -> None:
-        """Load or reload a model (explicit mode); ``config`` is JSON text that stands in for its configuration file."""
+        """Load or reload a model (explicit mode); ``config`` is JSON text that replaces its configuration file."""
         self.perform(calls.ModelLoad(model, {"config": config} if config is not None else {}))
 
     def unload(self, model: str) -> None:
-        """Take a model out of service (explicit mode); what runs is finished in the background."""
+        """Unload a model (explicit mode); its running requests finish in the background."""
         self.perform(calls.ModelUnload(model))
 
     def models(self) -> list[ServedModel]:
-        """All model versions that serve now, by name and version."""
+        """Return all ready model versions, sorted by name and version."""
         return self._lifecycle.ready_models()
 
     def only_model(self) -> str:
-        """The name of the one model that serves, or that a request would load; "" when none does, or several do.
+        """Return the name of the only model that is ready or loadable on demand, or "" if there are none or several.
 
-        Raises LoadingError when that is not known before the models of the start are loaded.
+        Raises LoadingError while the startup models are still being loaded and the answer is unknown.
         """
         return self._lifecycle.only_model()
 
     def measure_beside(self, models: Callable[[], Iterable[ServedModel]]) -> None:
-        """Have the metrics page show the models of other engines as well; their ``metric_labels`` tell them apart."""
+        """Add the models of other engines to the metrics; their ``metric_labels`` distinguish them."""
         self._answers.beside = models
 
     def measure_connections(self, count: Callable[[], Mapping[str, int]]) -> None:
-        """Have the metrics page show how many connections of each protocol a server has."""
+        """Add a server's number of connections per protocol to the metrics."""
         self._answers.connections = count
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -407,15 +420,15 @@ class Engine:
     def perform(self, call: calls.Call) -> object: ...
 
     def perform(self, call: calls.Call) -> object:
-        """Answer a call that is no inference; the result is what the call's docstring says.
+        """Perform a management call and return the result that the call's docstring describes.
 
-        ``ModelLoad`` may take as long as the model does: do not call it from an event loop. Raises RemoraError.
+        ``ModelLoad`` takes as long as loading the model: do not call it from an event loop. Raises RemoraError.
         """
         return self._answers.perform(call)
 
 
 def _no_arrival() -> None:
-    """Return None: requests of programs have no headers."""
+    """Return None, because in-process requests have no headers."""
 
 
 def _request(

@@ -1,7 +1,7 @@
-"""V2 and the pages as an ASGI application: a scope becomes a Head, and an Exchange becomes messages.
+"""ASGI application with the V2 routes and the pages.
 
-`V2App` needs no web framework; `RestService` answers it as it answers our own connections. `create_app` puts it below a
-FastAPI application, for routes beside it.
+`V2App` needs no web framework: it converts a scope to a `Head`, passes it to `RestService`, and converts the exchange
+to ASGI messages. `create_app` makes it the fallback of a FastAPI application, for additional routes.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _NO_LENGTH = "the Content-Length is not a number of at most 19 digits"
 
 
 _LASTING = 32
-"""Loads, and other work that runs the code of a model, that may run at once."""
+"""Concurrent calls that run a model's code, such as loads."""
 
 
 def answer_in_thread(loop: asyncio.AbstractEventLoop) -> Later:
-    """Run work that would block ``loop`` in a thread; the exchange is answered in the loop.
+    """Return a function that runs work in a thread and answers the exchange in ``loop``.
 
-    Work that lasts has a pool to itself, because loads that never return must not hold up calls that take a moment.
+    Work with ``lasts`` has a separate pool, because loads that never return must not delay short calls.
     """
     lasting = ThreadPoolExecutor(_LASTING, thread_name_prefix="remora lasting call")
 
     def later(work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
         def respond(done: asyncio.Future[HttpAnswer]) -> None:
             error = done.exception()
-            if error is not None:  # unanswered, the client would wait for ever
+            if error is not None:  # answer, or the client would wait forever
                 _log.error("a request failed", exc_info=error)
                 exchange.respond(failure(500, INTERNAL, plain=True))
             else:
@@ -73,34 +73,34 @@ _DEFAULTS = ServerOptions()
 
 
 def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
-    """Return a FastAPI application that serves ``engine``: all V2 routes and the pages. You may add routes to it.
+    """Return a FastAPI application with all V2 routes and the pages of ``engine``; routes can be added to it.
 
     Start the engine before the first request and stop it after the last. Bodies of more than
-    ``options.http_max_input_size`` bytes are refused while they arrive. Raises ValueError for a
-    ``http_header_forward_pattern`` that is not a regular expression, and for restrictions that cannot be read.
+    ``options.http_max_input_size`` bytes are refused while they arrive.
+
+    Raises ValueError for an invalid ``http_header_forward_pattern`` and for invalid restrictions.
     """
-    from fastapi import FastAPI  # because neither `remora serve` nor the Lambda adapter needs it
+    from fastapi import FastAPI  # imported here, because neither `remora serve` nor the Lambda adapter needs it
 
     app = FastAPI(
         title="remora", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    # In the place of "not found", so that routes that are added to the app later are still reached.
+    # The fallback in place of "not found", so that routes added to the app later take precedence.
     app.router.default = V2App(engine, options)
     return app
 
 
 class V2App:
-    """The V2 protocol and the pages as an ASGI app, with the service and the codecs of our own connections.
+    """ASGI app with the V2 protocol and the pages, on the service and codecs of remora's HTTP listener.
 
-    ASGI hands over header names in lower case, so forwarded headers [H25] become parameters of lower-case names.
+    ASGI passes header names in lower case, so forwarded headers [H25] become parameters with lower-case names. Call it
+    from one event loop at a time; the loop may change between calls (a host may run each request in a new loop).
 
     Args:
-        engine: started and stopped by whoever made it.
-        options: the limit of bodies, the pattern of forwarded headers, whether metrics are served, what is restricted.
+        engine: the engine; the caller starts and stops it.
+        options: body limit, pattern of forwarded headers, metrics and restrictions.
 
-    Raises ValueError when the pattern is no regular expression, and for restrictions that cannot be read. To be called
-    by one event loop at a time; the next call may come from another one (a host may run each request in a loop of its
-    own).
+    Raises ValueError for an invalid pattern and for invalid restrictions.
     """
 
     def __init__(self, engine: Engine, options: ServerOptions) -> None:
@@ -116,7 +116,7 @@ class V2App:
         self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. A client that leaves before its answer, or amid its stream, cancels its request."""
+        """Answer one request. It is cancelled if the client disconnects before the end of its answer."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
             return
@@ -127,7 +127,7 @@ class V2App:
             await _send(answer, send, with_body=scope["method"] != "HEAD")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> HttpAnswer | None:
-        """The answer; None when the client left, or when it came in pieces that have been sent."""
+        """Return the answer, or None if the client disconnected or a stream has been sent."""
         limit = self._options.http_max_input_size
         length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
         if not length.isdigit() or len(length) > 19:
@@ -159,7 +159,7 @@ class V2App:
     def _handle(
         service: RestService, scope: Scope, head: Head, body: bytes, exchange: _FutureExchange
     ) -> Cancellable | None:
-        if head.path in PAGES:  # they name the URL that the client reached, which only the scope has
+        if head.path in PAGES:  # pages show the URL of the request, which only the scope contains
             service.page(head, exchange, scope["scheme"], scope.get("root_path", "").rstrip("/"))
             return None
         return service.handle(head, body, exchange)
@@ -185,7 +185,7 @@ class V2App:
 
 
 class _FutureExchange:
-    """An exchange that a coroutine waits for. Of a stream, ``answer`` is the head and `pieces` gives the rest."""
+    """Exchange that a coroutine awaits. For a stream, ``answer`` is the head and `pieces` yields the body."""
 
     __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "streaming")
 
@@ -194,11 +194,11 @@ class _FutureExchange:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
         self.streaming = False
-        self.ended = False  # all of the answer is here
-        self.gone = False  # nobody takes it any more
+        self.ended = False  # the answer is complete
+        self.gone = False  # the client has disconnected
         self._waiting: asyncio.Queue[Buffer] = asyncio.Queue()
         self._held = 0
-        self._resume: Callable[[], None] | None = None  # waits for the client to take what was sent
+        self._resume: Callable[[], None] | None = None  # called when the client has read all bytes
 
     def respond(self, answer: HttpAnswer) -> None:
         if not self.answer.done():
@@ -222,7 +222,7 @@ class _FutureExchange:
         self._waiting.put_nowait(b"")
 
     def leave(self) -> None:
-        """The client takes no more."""
+        """Drop the client, which has disconnected or does not read."""
         self.gone = True
         self._waiting.put_nowait(b"")
         self._notify()
@@ -252,7 +252,7 @@ class _FutureExchange:
             resume()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
-        """The pieces of a stream as they come, to its end or until the client is gone."""
+        """Yield the pieces of a stream as they arrive, until its end or until the client disconnects."""
         while not self.gone:
             piece = await self._waiting.get()
             if not len(piece):
@@ -263,7 +263,7 @@ class _FutureExchange:
                 self._notify()
 
     async def outcome(self, receive: Receive) -> HttpAnswer | None:
-        """The answer, or None when the client left before it."""
+        """Return the answer, or None if the client disconnected first."""
         if self.answer.done():
             return self.answer.result()
         watch = asyncio.ensure_future(receive())
@@ -277,7 +277,7 @@ class _FutureExchange:
 
 
 async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: Receive, send: Send) -> None:
-    """Send a stream as it comes; stop when the client leaves."""
+    """Send a stream piece by piece; stop when the client disconnects."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -296,7 +296,7 @@ async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: R
 
 
 async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | HttpAnswer | None:
-    """The whole body; a refusal as soon as it passes ``limit`` bytes; None when the client left."""
+    """Return the whole body, a refusal if it exceeds ``limit`` bytes, or None if the client disconnected."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -313,9 +313,9 @@ async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | Htt
 
 
 def _target(scope: Scope) -> str:
-    """The request target as the client sent it, as far as the host tells, below the path the app is mounted at."""
+    """Return the request target relative to the app's mount path, undecoded if the host provides it."""
     raw = scope.get("raw_path")
-    # Not every host keeps the undecoded path; then what a path may not hold is encoded again.
+    # Some hosts drop the raw path; the decoded path is then percent-encoded again.
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"], _PATH_SAFE)
     root = quote(scope.get("root_path", ""), _PATH_SAFE).rstrip("/")
     if root and path.startswith(f"{root}/"):

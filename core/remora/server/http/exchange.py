@@ -1,4 +1,4 @@
-"""One HTTP request being answered: the seam between what makes answers and whatever carries them to the client."""
+"""Interface between services, which produce answers, and the connections that send them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora.tracing.tracer import Arrival
 
 STREAM_BACKLOG = 16_777_216
-"""A client that leaves this many bytes of a stream unread when the next piece comes is given up, where the sender of
-the pieces cannot be held up."""
+"""Unread bytes of a stream at which a client is dropped if its sender cannot be blocked."""
 SILENCE_S = 2.0
-"""How long nothing may come of a request that is being sent when the server ends."""
+"""How long a partially received request may stay without data during shutdown."""
 
 
 class Flow(Protocol):
-    """How a client takes an answer that comes in pieces. To be used in the exchange's own thread."""
+    """Flow control of an answer sent in pieces. Use it in the exchange's thread."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for a client that does not keep up; 0 for one that does."""
+        """Number of bytes that wait for a slow client; 0 if the client keeps up."""
 
     def when_sent(self, resume: Callable[[], None]) -> None:
-        """Call ``resume`` once, when the client has taken what waits or has left. A later call replaces it."""
+        """Call ``resume`` once, when all bytes are sent or the client has disconnected. A later call replaces it."""
 
     def give_up(self, reason: str) -> None:
-        """Cancel the request and end the exchange, because its client ``reason``."""
+        """Cancel the request and end the exchange; ``reason`` is a verb phrase about the client, for the log."""
 
 
 class Exchange(Protocol):
-    """One request on a connection, answered once: by `respond`, or by `begin`, any number of `send`, and `finish`.
+    """One request on a connection and its answer.
 
-    Call the methods in the exchange's thread, and not after the end: a connection then answers the next request. They
-    do not raise, and do nothing after the client has disconnected.
+    Answer it once: with `respond`, or with `begin`, any number of `send`, and `finish`. Call the methods in the
+    exchange's thread, and never after the end, because the connection may then be answering its next request. They do
+    not raise, and have no effect after the client has disconnected.
     """
 
     @property
     def receiving_since(self) -> float:
-        """Loop time in seconds when the first bytes of a request in pieces arrived; 0 for one that arrived whole."""
+        """Loop time in seconds at the first bytes of a request that arrived in pieces; else 0."""
 
     @property
     def flow(self) -> Flow | None:
-        """How the client takes an answer in pieces; None if its reading cannot be observed."""
+        """Flow control of an answer in pieces; None if the client's reading cannot be observed."""
 
     def respond(self, answer: HttpAnswer) -> None:
         """Send the whole answer."""
@@ -53,14 +53,14 @@ class Exchange(Protocol):
         """Begin an answer whose body comes in pieces."""
 
     def send(self, piece: Buffer) -> None:
-        """The next piece of the body: it is sent without waiting for more. An empty one is nothing."""
+        """Send the next piece of the body at once. An empty piece has no effect."""
 
     def finish(self) -> None:
-        """No more pieces come."""
+        """End the body."""
 
 
 class ForwardingExchange:
-    """Exchange in front of another one; subclasses override the methods that differ."""
+    """Exchange that forwards to another exchange; subclasses override the methods that differ."""
 
     __slots__ = ("_exchange",)
 
@@ -69,12 +69,12 @@ class ForwardingExchange:
 
     @property
     def receiving_since(self) -> float:
-        """Return when the first bytes of the request arrived."""
+        """See `Exchange.receiving_since`."""
         return self._exchange.receiving_since
 
     @property
     def flow(self) -> Flow | None:
-        """Return how the client takes an answer in pieces."""
+        """See `Exchange.flow`."""
         return self._exchange.flow
 
     def respond(self, answer: HttpAnswer) -> None:
@@ -95,10 +95,10 @@ class ForwardingExchange:
 
 
 class Cancellable(Protocol):
-    """A request that is not answered yet: a ticket, or what waits to become one."""
+    """Unanswered request: a ticket, or a request that waits for its model."""
 
     def cancel(self) -> None:
-        """Ask that the request never run, or end early; it is still answered. In the exchange's own thread."""
+        """Cancel the request, which is still answered. Call it in the exchange's thread."""
 
 
 def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:

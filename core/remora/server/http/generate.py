@@ -1,7 +1,9 @@
-"""The generate extension between its codec and the engine [X09-X12]; the law: each exchange ends once.
+"""Routes of Triton's generate extension: one answer or a stream of events [X09-X12].
 
-A model of any kind may be asked. `generate` wants exactly one response; `generate_stream` makes an event of each. The
-HTTP status is decided by the first response, in both.
+They serve models of every kind. `generate` expects exactly one response; `generate_stream` sends each response as an
+event. In both, the first response determines the HTTP status.
+
+Invariant: each exchange ends once.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from remora.server.http.exchange import Exchange, arrival_of
 
 
 class GenerateRoutes:
-    """Answers requests of the routes ``generate`` and ``generate_stream``.
+    """Handler of the routes ``generate`` and ``generate_stream``.
 
     Args:
-        engine: does the work.
-        mailbox: where responses are delivered.
-        limits: what a request may take.
-        malformed: the HTTP status of a body that cannot be read; 0 for Triton's.
+        engine: runs the requests.
+        mailbox: receives the responses.
+        limits: limits of a request body.
+        malformed: HTTP status of a malformed body; 0 for Triton's.
     """
 
     def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: RequestLimits, malformed: int = 0) -> None:
@@ -62,9 +64,9 @@ class GenerateRoutes:
         exchange: Exchange,
         timeout_ns: int = 0,
     ) -> Ticket | None:
-        """Answer one request through ``exchange``; its client waits for ``timeout_ns``, 0 for any time.
+        """Answer one request through ``exchange`` and return its ticket, if it was submitted.
 
-        The ticket, if any, can be cancelled. Raises LoadingError if the request may wait for its model.
+        ``timeout_ns`` is the client's timeout, 0 for none. Raises LoadingError if the request may wait for its model.
         """
         try:
             return self._engine.submit_to(
@@ -105,7 +107,7 @@ class GenerateRoutes:
         return ticket
 
     def _load_report(self, head: Head) -> Callable[[], Headers]:
-        """Makes the headers that say how busy the model is, once there is an answer, if the client asks [H33]."""
+        """Return a function that makes the load report headers, if the client requests them [H33]."""
         notation = head.get(REQUEST_HEADER)
         if notation is None:
             return _no_headers
@@ -122,7 +124,7 @@ def _no_headers() -> Headers:
 
 
 class _Reply:
-    """What becomes of the responses of one request. Extended by what `generate` and `generate_stream` do with each."""
+    """Part of `_Single` and `_Events` that encodes the responses to one request."""
 
     __slots__ = ("_exchange", "_headers", "_model")
 
@@ -132,7 +134,7 @@ class _Reply:
         self._headers = headers
 
     def _printed(self, ticket: Ticket, outcome: Response | RemoraError) -> tuple[int, bytes]:
-        """A response as JSON, and the HTTP status it asks for."""
+        """Return the HTTP status and the JSON of a response."""
         error = outcome
         if isinstance(outcome, Response):
             try:
@@ -145,7 +147,7 @@ class _Reply:
 
 
 class _Single(_Reply):
-    """The one answer of ``generate``. A second response settles it: no more of them are waited for."""
+    """Single answer of ``generate``. A second response makes it an error, and the request is cancelled."""
 
     __slots__ = ("_answered", "_first")
 
@@ -174,7 +176,7 @@ class _Single(_Reply):
 
 
 class _Events(_Reply):
-    """The events of ``generate_stream``, each sent when its response comes."""
+    """Events of ``generate_stream``, each sent when its response arrives."""
 
     __slots__ = ("_begun", "_held")
 
@@ -204,7 +206,7 @@ class _Events(_Reply):
 
 
 def _parted(outcome: Outcome) -> tuple[Response | RemoraError | None, bool]:
-    """An outcome's response, if it carries one, and whether it is the last."""
+    """Return the response of an outcome, if it has one, and True if it is the last."""
     if isinstance(outcome, Streamed):
         return outcome.outcome, outcome.final
     return outcome, True

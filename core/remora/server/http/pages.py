@@ -1,6 +1,6 @@
-"""Pages for people: documentation, OpenAPI document and status, rendered from the live engine.
+"""HTML documentation, OpenAPI document and status page, rendered from the live engine.
 
-The pages load nothing from other places, for servers without internet access, and escape all text of models.
+The pages load no external resources, for servers without internet access, and escape all text that models provide.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _HEADERS = (
 )
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
-"""Names that fit into a path. Paths are not percent-decoded [H02]: HTTP cannot ask for other models."""
+"""Names that fit into a path. Other models are unreachable over HTTP, because paths are not percent-decoded [H02]."""
 _INLINE_ELEMENTS = 1024
-"""Example requests with more elements carry zero bytes in place of numbers that nobody would read."""
+"""Elements of the longest example request in JSON; longer examples carry zero bytes instead."""
 _NOT_IN_JSON = ("FP16", "BF16")
 _JSON_KIND = {
     "b": ("boolean", False),
@@ -54,10 +54,10 @@ _JSON_KIND = {
 def render(
     engine: Engine, head: Head, scheme: str = "http", root_path: str = "", *, metrics: bool = True
 ) -> HttpAnswer:
-    """Return the page at ``head.path``, one of `PAGES`, made from the engine as it is now.
+    """Return the page at ``head.path``, one of `PAGES`, rendered from the engine's current state.
 
-    It may take long where repositories hold many models. ``root_path`` is the path that an ASGI host mounts the app at;
-    ``metrics`` is True if `METRICS_PATH` is served.
+    Rendering is slow for repositories with many models. ``root_path`` is the mount path of an ASGI app; ``metrics`` is
+    True if `METRICS_PATH` is served.
     """
     if head.method not in ("GET", "HEAD"):
         return failure(405, "Method Not Allowed", plain=True, headers=((b"Allow", b"GET, HEAD"),))
@@ -76,13 +76,13 @@ def _page_answer(text: str, *headers: tuple[bytes, bytes]) -> HttpAnswer:
 
 
 def _origin(head: Head, scheme: str) -> str:
-    """Return the URL of this server by the Host header, which is repeated only in forms that a URL may have."""
+    """Return the URL of this server from the Host header, if that is valid in a URL."""
     host = (head.get(b"host") or b"").decode("latin-1")
     return f"{scheme}://{host if _HOST.fullmatch(host) else 'localhost:8000'}"
 
 
 def prefers_html(accept: str) -> bool:
-    """Whether an Accept header asks for HTML rather than JSON; ``*/*`` and none get JSON, as programs send them."""
+    """Return True if an Accept header prefers HTML to JSON; ``*/*`` and "", which programs send, prefer JSON."""
     weights = {"text/html": 0.0, "application/json": 0.0}
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
@@ -99,7 +99,7 @@ def prefers_html(accept: str) -> bool:
 
 
 class Example(NamedTuple):
-    """A request a model accepts: the JSON, and how many zero bytes follow it (0: none, all values are in the JSON)."""
+    """Request that a model accepts: its JSON and the number of zero bytes after it (0 if all values are JSON)."""
 
     header: Json
     zero_bytes: int
@@ -107,7 +107,7 @@ class Example(NamedTuple):
 
 
 def example_of(model: ServedModel) -> Example:
-    """A request that fits the model: every dimension that varies is 1, optional inputs are left out."""
+    """Return a request that fits the model, with variable dimensions of 1 and without optional inputs."""
     needed = {row.name for row in model.config.input if not row.optional}
     rows = [row for row in model.signature.inputs if row.name in needed] or list(model.signature.inputs)
     shapes = [[max(dim, 1) if dim < 0 else dim for dim in row.shape] for row in rows]
@@ -137,7 +137,7 @@ def example_of(model: ServedModel) -> Example:
 
 
 def curl_line(example: Example, url: str) -> str:
-    """A shell command that sends the example. Every word that comes from a model is quoted for the shell."""
+    """Return a shell command that sends the example. All text from models is quoted for the shell."""
     text = json.dumps(example.header, separators=(",", ":"))
     answer = " --output answer.bin" if example.binary_answer else ""
     if not example.zero_bytes:
@@ -150,9 +150,9 @@ def curl_line(example: Example, url: str) -> str:
 
 
 def paths_of(engine: Engine) -> list[tuple[ServedModel, str]]:
-    """Each model version that HTTP can reach, by the path it is asked for: the newest without a version."""
+    """Return the model versions that HTTP can reach with their paths; the newest one's path has no version."""
     served = [model for model in engine.models() if _PATH_NAME.fullmatch(model.name)]
-    newest = {model.name: model for model in served}  # ascending versions: the last one stays
+    newest = {model.name: model for model in served}  # versions ascend, so the last is the newest
     found = []
     for model in served:
         if newest[model.name] is model:
@@ -190,7 +190,7 @@ _MODEL_READS = (
 
 
 def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Json:
-    """An OpenAPI 3.1 document of what ``engine`` serves now; ``root_path`` is where the app is mounted."""
+    """Return an OpenAPI 3.1 document of the ready models; ``root_path`` is the mount path of an ASGI app."""
     info = engine.perform(ServerMetadata())
     paths: Json = {path: {"get": _read(summary, "server")} for path, summary in _SERVER_READS}
     if metrics:
@@ -209,7 +209,7 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
                 "get": _read("The sequences that live, and what became of others", model.name)
             }
         paths[f"{path}/explain"]["get"]["responses"]["200"]["content"] = _EXPLANATION
-        if not model.decoupled:  # such a model answers as often as it likes, which this route cannot [H09]
+        if not model.decoupled:  # this route cannot send any number of responses [H09]
             paths[f"{path}/infer"] = {"post": _infer(model)}
     return {
         "openapi": "3.1.0",
@@ -226,7 +226,7 @@ def _read(summary: str, tag: str, media_type: str = "application/json") -> Json:
 
 
 def _infer(model: ServedModel) -> Json:
-    """The infer operation, with the example where it is all JSON: binary data has no place in a document."""
+    """Return the infer operation, with the example if that is all JSON, because a document holds no binary data."""
     example = example_of(model)
     body: Json = {"schema": _message(model, sent=True)}
     if not example.zero_bytes:
@@ -244,7 +244,7 @@ def _infer(model: ServedModel) -> Json:
 
 
 def _message(model: ServedModel, *, sent: bool) -> Json:
-    """The schema of a request (``sent``) or an answer."""
+    """Return the schema of a request (``sent``) or an answer."""
     signature = model.signature
     tensors = _tensors(signature.inputs if sent else signature.outputs)
     properties: Json = {"id": {"type": "string"}, "parameters": {"type": "object"}}
@@ -282,7 +282,7 @@ def _tensor(row: TensorInfo) -> Json:
 
 
 def status(engine: Engine) -> Json:
-    """What every model of the repositories is doing. Times are in the unit that the key ends with."""
+    """Return the state of every model of the repositories. Each key of a time ends with its unit."""
     served = {(model.name, model.version_text): model for model in engine.models()}
     info = engine.perform(ServerMetadata())
     entries = engine.perform(RepositoryIndex())
@@ -332,7 +332,7 @@ _COLUMNS = {
 
 
 def docs_page(engine: Engine, origin: str) -> str:
-    """The models, what they take and give, and a command that asks each; ``origin`` is this server's URL."""
+    """Return a page with each model's inputs, outputs and example command; ``origin`` is this server's URL."""
     parts = []
     for model, path in paths_of(engine):
         rows = [("input", *row) for row in model.signature.inputs]
@@ -347,7 +347,7 @@ def docs_page(engine: Engine, origin: str) -> str:
 
 
 def status_page(found: Json) -> str:
-    """What `status` found, as a table."""
+    """Return a page with the result of `status` as a table."""
     server = found["server"]
     ready = "ready" if server["ready"] else "not ready"
     rows = [[model.get(key, "") for key in _COLUMNS] for model in found["models"]]
@@ -363,7 +363,7 @@ def _page(title: str, body: str) -> str:
 
 
 def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """A table; each cell is text, never markup."""
+    """Return an HTML table whose cells are escaped text."""
     lines = ["".join(f"<th>{_escaped(cell)}</th>" for cell in head)]
     lines += ["".join(f"<td>{_escaped(_cell(cell))}</td>" for cell in row) for row in rows]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
@@ -383,7 +383,7 @@ _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", NoneT
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The schema of a type: plain values, dataclasses, unions, ``tuple[T, ...]`` and ``dict[str, T]``.
+    """Return the JSON schema of a plain type, a dataclass, a union, ``tuple[T, ...]`` or ``dict[str, T]``.
 
     Raises TypeError for any other type.
     """

@@ -1,6 +1,9 @@
-"""Predict requests between their codec and the engine; the law: one answer, and all of a body's instances or none.
+"""Predict routes of hosts, which split a body into requests and join their responses.
 
-What a model cannot take in one request goes in several, side by side. The answer is made when all of theirs are there.
+A body that a model cannot take in one request is split into several concurrent requests. The answer is sent when all of
+them have responded.
+
+Invariant: one answer, with all of a body's instances or none.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _DECOUPLED = "the model is decoupled and may give any number of answers: call it
 
 
 class Predictor:
-    """Answers predict requests of a host's own routes; errors are JSON."""
+    """Handler of predict requests on a host's custom routes; errors are JSON."""
 
     def __init__(self, inside: ServerContext) -> None:
         self._submit_to = inside.engine.submit_to
@@ -32,11 +35,11 @@ class Predictor:
         self._limit = inside.options.http_max_input_size
 
     def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer the body through ``exchange``. Cancelling the ticket, if there is one, cancels all of it."""
+        """Answer the body through ``exchange``. Cancelling the returned ticket, if any, cancels all parts."""
         return self._when_loaded(partial(self._handle, name), head, body, exchange)
 
     def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
-        """Raises LoadingError if the request may wait for its model."""
+        """Submit the body. Raises LoadingError if the request may wait for its model."""
         try:
             return self._submit_to(self._front_end, name, -1, head, exchange, body)
         except LoadingError:
@@ -50,11 +53,11 @@ class Predictor:
         rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
         optional = frozenset(row.name for row in model.config.input if row.optional)
         parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
-        return _Gathering(exchange, parts, rows).start(model, parts, self._mailbox)
+        return _FanIn(exchange, parts, rows).start(model, parts, self._mailbox)
 
 
-class _Gathering:
-    """The answers to the parts of one body, as they come in."""
+class _FanIn:
+    """Fan-in of the responses to the parts of one body."""
 
     __slots__ = ("_exchange", "_left", "_open", "_parts", "_responses", "_rows", "_tickets")
 
@@ -68,13 +71,16 @@ class _Gathering:
         self._open = True
 
     def start(self, model: ServedModel, parts: list[Part], mailbox: Mailbox | None) -> Ticket | None:
-        """Hand in all parts; a refusal of one is the answer. Raises RetiredError, and then nothing was answered."""
+        """Submit all parts; the refusal of one part becomes the answer.
+
+        Raises RetiredError if the version was replaced; the exchange is then unanswered.
+        """
         for index, part in enumerate(parts):
-            if not self._open:  # an error was there at once, and was the answer
+            if not self._open:  # a part failed at once, and its error was the answer
                 break
             try:
                 ticket = model.submit(part.form, part.data, self._take, mailbox=mailbox, context=index)
-            except RetiredError:  # replaced amid the parts: all of them go to the version that serves now
+            except RetiredError:  # replaced between two parts: resubmit all parts to the successor
                 self._open = False
                 self._cancel(self._tickets)
                 raise
@@ -89,7 +95,7 @@ class _Gathering:
         return self._tickets[0]
 
     def give_up(self, error: RemoraError) -> None:
-        """The answer is this error; what still waits is not run."""
+        """Answer with this error and cancel all parts."""
         if self._open:
             self._open = False
             self._exchange.respond(encode_json_error(error))
@@ -108,7 +114,7 @@ class _Gathering:
             return
         index = ticket.context
         if not isinstance(outcome, Response) or not isinstance(index, int):
-            return  # decoupled models are refused above
+            return  # unreachable: decoupled models are refused before submission
         self._responses[index] = outcome
         self._left -= 1
         if not self._left:

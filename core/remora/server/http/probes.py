@@ -1,7 +1,9 @@
-"""The probes of orchestrators: /livez, /startupz and /readyz; the law: no probe waits for anything.
+"""Kubernetes probes at /livez, /startupz and /readyz.
 
-They answer from the moment the port is open, 200 or 503 as probes want it; V2's own health routes keep Triton's
-statuses. With ``?verbose`` the answer tells what is being waited for, a line each.
+They answer 200 or 503 as soon as the port is open; V2's health routes keep Triton's statuses. With ``?verbose`` the
+answer lists the reasons for "not yet", one per line.
+
+Invariant: no probe blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"), (b"Cache-Control", 
 
 
 def probe(head: Head, engine: Engine) -> HttpAnswer:
-    """The answer to a GET or HEAD of one of `PATHS`."""
+    """Return the answer to a GET or HEAD of one of `PATHS`."""
     readiness = engine.readiness()
     good = {"/livez": readiness.live, "/startupz": readiness.started, "/readyz": readiness.ready}[head.path]
     lines = ["ok" if good else "not yet"]

@@ -1,7 +1,7 @@
-"""V2 over HTTP between a codec and the engine: which call a request is, and what its answer is.
+"""V2 REST service that dispatches HTTP requests to the engine and encodes its answers.
 
-Knows neither sockets nor ASGI: whoever has a request hands in its head, its body and an `Exchange` to answer to, be it
-our own protocol or an ASGI app. Everything wire-specific is in the codecs.
+It is independent of sockets and of ASGI: the HTTP listener and the ASGI app both pass a head, a body and an `Exchange`
+for the answer. The codecs contain everything specific to the wire format.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ _PLAIN = ((b"Content-Type", b"text/plain"),)
 METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
 
 _LASTING = (ModelLoad, ModelUnload)
-"""Calls that run the code of a model, which may never return."""
+"""Calls that run a model's code, which may never return."""
 _SLOW = (*_LASTING, RepositoryIndex, ModelExplain)
-"""Calls that load models, look at repositories or simulate: too long for the event loop."""
+"""Calls that would block the event loop: they load models, scan repositories or simulate."""
 
 HostsWork = Callable[[Head, Buffer, Exchange], Cancellable | None]
-"""Answers an inference in a host's own way, and may raise LoadingError."""
+"""Answers an inference on a host's custom route; may raise LoadingError."""
 
 
 class Later(Protocol):
-    """Runs slow work elsewhere and responds with its answer."""
+    """Function that runs slow work in another thread and responds with its answer."""
 
     def __call__(self, work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
-        """``lasts``: the work runs the code of a model, and must not hold up work that does not."""
+        """Run ``work``; with ``lasts``, it runs a model's code and must not delay work that does not."""
 
 
 Refuse = Callable[[str, Head], HttpAnswer | None]
-"""Refuses a request that does an action, such as "infer"; None where it may pass."""
+"""Returns the refusal of a request for an action such as "infer", or None if the request is allowed."""
 
 
 class _Plan:
-    """What a head asks for: worked out once, kept in the head's memo entry."""
+    """Parsed request head, computed once and kept in the head's memo entry."""
 
     __slots__ = (
         "accept",
@@ -81,9 +81,9 @@ class _Plan:
     def __init__(self, head: Head, refuse: Refuse) -> None:
         self.route: Route | None = None
         self.refusal: HttpAnswer | None = None
-        self.locked = False  # the refusal is for want of a secret or a page's: nothing else is looked at
+        self.locked = False  # refused because of a missing secret or a cross-site page: skip all other checks
         action = ""
-        self.infers = False  # without a deadline: the usual case
+        self.infers = False  # an inference without a deadline, the usual case
         self.generates: Route | None = None
         self.timeout_ns = 0
         try:
@@ -115,7 +115,7 @@ class _Plan:
 
 
 class _Forward(NamedTuple):
-    """A head that was rewritten for V2, kept with the head it was made of."""
+    """Head rewritten for a V2 route, kept with the original head."""
 
     model: str
     head: Head
@@ -125,30 +125,30 @@ _OPEN = Restrictions()
 
 
 def _page_action(path: str) -> str:
-    """What asking for a path that V2 does not have does; "" where there is nothing, which needs no secret."""
+    """Return the action of a path outside V2, or "" for an unknown path, which needs no secret."""
     if path == METRICS_PATH:
         return "metrics"
     return "pages" if path in PROBES or path in PAGES else ""
 
 
 def want_of(key: str) -> HttpAnswer:
-    """The refusal of a request without the secret header ``key``."""
+    """Return the refusal of a request without the secret header ``key``."""
     return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
 
 
 class RestService:
-    """Answers V2 requests.
+    """Service that answers V2 requests.
 
     Args:
-        engine: does the work.
-        codec: reads and writes inference bodies.
-        mailbox: where inference answers are delivered.
-        later: runs what would block the loop.
-        max_input_bytes: bodies may not inflate beyond this.
-        serves_metrics: whether METRICS_PATH is one that this service has.
-        malformed: the status of requests that cannot be read; 0 for Triton's, which is 500 [H13].
+        engine: performs the calls.
+        codec: decodes and encodes inference bodies.
+        mailbox: receives inference answers.
+        later: runs work that would block the event loop.
+        max_input_bytes: limit of a decompressed body.
+        serves_metrics: True to serve METRICS_PATH.
+        malformed: HTTP status of malformed requests; 0 for Triton's 500 [H13].
         restrictions: groups of calls that need a secret header.
-        allowed_hosts: hosts whose web pages may change the server.
+        allowed_hosts: hosts whose web pages may change the server's state.
     """
 
     def __init__(
@@ -187,11 +187,14 @@ class RestService:
         malformed: int = 0,
         binary_headers: BinaryHeaders = v2_binary_headers,
     ) -> RestService:
-        """The same service over an engine of its own choice, for a host's port.
+        """Return a copy of this service for another engine, for a host's port.
 
-        ``known_as`` is what answers call its model instead of its name. ``malformed`` is the status of bodies that
-        cannot be read, where a platform takes Triton's 500 [H13] for a fault of the server; 0 for this service's.
-        ``binary_headers`` says in the platform's way how long the JSON of an answer with raw tensors is.
+        Args:
+            engine: performs the calls.
+            known_as: model name in answers; "" for the model's real name.
+            malformed: HTTP status of malformed bodies, for platforms that take Triton's 500 [H13] for a server fault;
+                0 for the status of this service.
+            binary_headers: headers by which the platform states the JSON length of an answer with raw tensors.
         """
         other = copy(self)
         other._engine = engine
@@ -204,7 +207,7 @@ class RestService:
         return other
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request through ``exchange``, now or later; what this returns, if anything, can be cancelled."""
+        """Answer one request through ``exchange``, now or later; return a cancellable if it is still pending."""
         plan = head.note
         if not isinstance(plan, _Plan):
             plan = head.note = _Plan(head, self.locked)
@@ -214,20 +217,20 @@ class RestService:
             return self._wait(loading, plan, head, body, exchange)
 
     def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer an inference of ``model`` that came by a path of its host's own."""
+        """Answer an inference of ``model`` that arrived on a custom route of a host."""
         known = head.note
         if not isinstance(known, _Forward) or known.model != model:
             known = head.note = _Forward(model, head.to(f"/v2/models/{model}/infer", method="POST"))
         return self.handle(known.head, body, exchange)
 
     def when_loaded(self, work: HostsWork, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Do a host's own work of inference, and again once the model is there that LoadingError speaks of."""
+        """Run a host's inference ``work``; after LoadingError, run it again when the model is loaded."""
         try:
             return work(head, body, exchange)
         except LoadingError as loading:
             locked = self.locked("infer", head)
             if locked is not None:
-                exchange.respond(locked)  # who may not ask does not wait either
+                exchange.respond(locked)  # a refused request must not take a place among the waiting ones
                 return None
             again = lambda _waited_ns: self.when_loaded(work, head, body, exchange)  # noqa: E731
             return self._waiting.take(loading, exchange, 0, again)
@@ -235,7 +238,7 @@ class RestService:
     def _wait(
         self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange
     ) -> Cancellable | None:
-        """Handle a request again when what it needs is loaded; its deadline stays where it was."""
+        """Handle a request again when its model is loaded; its deadline does not move."""
         timeout_ns = plan.timeout_ns
 
         def go_on(waited_ns: int) -> Cancellable | None:
@@ -244,7 +247,7 @@ class RestService:
         return self._waiting.take(loading, exchange, timeout_ns, go_on)
 
     def _handle(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
-        """Raises LoadingError when the request may wait for its model."""
+        """Handle a request. Raises LoadingError if it may wait for its model."""
         if plan.infers:
             return self._infer(plan, head, body, exchange)
         if timeout_ns:
@@ -260,9 +263,9 @@ class RestService:
         return None
 
     def locked(self, action: str, head: Head) -> HttpAnswer | None:
-        """Return the refusal of a request that does what ``action`` does, such as "infer"; None when it may pass.
+        """Return the refusal of a request for ``action``, such as "infer", or None if the request is allowed.
 
-        Every route that reaches a model calls this first: a restriction that holds for V2 alone protects nothing.
+        Every route that reaches a model calls this first, because a restriction of V2 alone could be bypassed.
         """
         if not action:
             return None
@@ -271,13 +274,13 @@ class RestService:
             key = self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
             if key is not None:
                 return want_of(key)
-        # An inference by another site's page is let through: the page cannot read its answer without CORS headers,
-        # which a proxy may add on purpose.
+        # Inferences from pages of other sites are allowed, because such a page cannot read the answer without CORS
+        # headers, which a proxy may add on purpose.
         reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
         return failure(403, reason, plain=True) if reason else None
 
     def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
-        """Answer what V2 refuses: by a page of our own where the path is one's, else by the refusal."""
+        """Answer a request that V2 refuses: with metrics, a probe or a page if the path names one, else the refusal."""
         if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):
             exchange.respond(self.metrics())
         elif head.path in PROBES and head.method in ("GET", "HEAD"):
@@ -288,14 +291,14 @@ class RestService:
             exchange.respond(refusal)
 
     def page(self, head: Head, exchange: Exchange, scheme: str = "http", root_path: str = "") -> None:
-        """Answer a request for one of `PAGES`; ``root_path`` is the path that an ASGI host mounts the app at."""
+        """Answer a request for one of `PAGES`; ``root_path`` is the mount path of an ASGI app."""
         refused = self.locked("pages", head)
         if refused is not None:
             exchange.respond(refused)
             return
 
         def render() -> HttpAnswer:
-            from remora.server.http.pages import render  # because no start needs it
+            from remora.server.http.pages import render  # imported here, because startup does not need it
 
             return render(self._engine, head, scheme, root_path, metrics=self._serves_metrics)
 
@@ -304,7 +307,7 @@ class RestService:
     # -- inference --------------------------------------------------------------------------------------------------
 
     def _in_time(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
-        """An inference whose client has said how long it will wait."""
+        """Submit an inference that has a deadline."""
         timed = deadlines.TimedExchange(exchange, plain=plan.generates is None)
         if plan.generates is None:
             ticket = self._infer(plan, head, body, timed, timeout_ns)
@@ -348,7 +351,7 @@ class RestService:
         return None
 
     def _refusal(self, error: RemoraError, *, plain: bool) -> HttpAnswer:
-        """The answer to a request that cannot be decoded."""
+        """Return the answer to a request that cannot be decoded."""
         answer = encode_error(error, plain=plain)
         if self._malformed and isinstance(error, MalformedError):
             return answer._replace(status=self._malformed)
@@ -361,7 +364,7 @@ class RestService:
             exchange.respond(encode_error(outcome, plain=True))
             return
         if not isinstance(outcome, Response):
-            return  # decoupled models are refused above
+            return  # unreachable: decoupled models are refused before submission
         try:
             name = self._known_as or model.name
             answer = self._codec.encode(name, model.version_text, ticket.request.form, outcome, reply_format)
@@ -398,7 +401,7 @@ class RestService:
                 return encode_result(where, self._engine.perform(call))
             except RemoraError as error:
                 if isinstance(error, LoadingError) and not slow:
-                    raise  # the request waits; in another thread nobody would hear of it
+                    raise  # the request waits in the loop; in another thread the error would be lost
                 return encode_error(error, plain=where.plain_errors)
 
         if slow:
@@ -407,12 +410,12 @@ class RestService:
             exchange.respond(answer())
 
     def metrics(self) -> HttpAnswer:
-        """The Prometheus page."""
+        """Return the answer with the Prometheus metrics."""
         return HttpAnswer(200, METRICS_HEADERS, [self._engine.perform(Metrics()).encode()])
 
 
 class MetricsService:
-    """The metrics port: ``/metrics`` and nothing else [P01]."""
+    """Service of the metrics port, which has only ``/metrics`` [P01]."""
 
     def __init__(self, rest: RestService) -> None:
         self._rest = rest
@@ -431,7 +434,7 @@ _KNOWN_HOSTS = 64
 
 
 class _LoopbackService:
-    """A port that only this machine reaches, where requests for other hosts are refused."""
+    """Service of a loopback port that refuses requests whose Host header names another host (DNS rebinding)."""
 
     def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
         self._service = service
@@ -451,7 +454,7 @@ class _LoopbackService:
 
 
 def at(address: str, service: Service, allowed_hosts: Container[str]) -> Service:
-    """Return what answers on a port of ``address``: ``service``, behind a look at the Host header on loopback."""
+    """Return the service for a port at ``address``: on loopback, one that checks the Host header first."""
     return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service
 
 
@@ -459,13 +462,13 @@ _SCRAPED_PATH = "/metrics"
 
 
 class OnePortService:
-    """V2, and the metrics at ``/metrics`` as well."""
+    """V2 service that also serves the metrics at ``/metrics``."""
 
     def __init__(self, rest: RestService) -> None:
         self._rest = rest
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request, now or later."""
+        """Answer one request, now or later; see `RestService.handle`."""
         if head.path == _SCRAPED_PATH and head.method in ("GET", "HEAD"):
             exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
             return None
