@@ -1,11 +1,11 @@
-"""Threads that run one at a time, in an order that a seed decides: a race that was found once is found again.
+"""Deterministic thread scheduler, which makes a race reproducible by its seed.
 
-`Interleaving.threading` stands in for the module `threading` where code under test takes its locks and starts its
-threads. Laws:
+`Interleaving.threading` replaces the module `threading` where code under test takes its locks and starts its threads.
+Rules:
 
-1. Of all threads one runs; it goes on until it takes or gives back a lock, waits, joins, or calls `pause`.
-2. Who goes on then is the seed's choice among those that can. Nothing depends on real time.
-3. When nobody can go on, the clock jumps to the next moment somebody waits for; if there is none, it is a deadlock.
+1. One thread runs at a time, until it acquires or releases a lock, waits, joins, or calls `pause`.
+2. The seed chooses the next thread among the runnable ones. Nothing depends on real time.
+3. If no thread is runnable, the clock jumps to the next timeout; without a timeout it is a deadlock.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ STEP_LIMIT = 200_000
 
 
 class MovableClock(Protocol):
-    """A clock that stands still unless somebody moves it."""
+    """Clock that moves only when set."""
 
     now_ns: int
 
 
 class DeadlockError(AssertionError):
-    """Nobody can go on."""
+    """Deadlock, because no thread is runnable."""
 
 
 class _Thread:
-    """One thread, in the place of `threading.Thread`."""
+    """Replacement of `threading.Thread`."""
 
     def __init__(self, stage: Interleaving, target: Callable[..., object], args: tuple[Any, ...], name: str) -> None:
         self.name = name
@@ -70,11 +70,11 @@ class _Thread:
 
 
 class _OverError(BaseException):
-    """Ends a thread whose test is over."""
+    """Ends a thread of a finished test."""
 
 
 class _Lock:
-    """A lock; taking it and giving it back are where other threads may get their turn."""
+    """Lock whose acquisition and release let other threads run."""
 
     def __init__(self, stage: Interleaving, *, reentrant: bool = True) -> None:
         self._stage = stage
@@ -102,7 +102,7 @@ class _Lock:
 
 
 class _Condition(_Lock):
-    """A condition over a lock of its own, or over ``lock``."""
+    """Condition over a new lock, or over ``lock``."""
 
     def __init__(self, stage: Interleaving, lock: _Lock | None = None) -> None:
         super().__init__(stage)
@@ -149,11 +149,11 @@ class _Condition(_Lock):
 
 
 class Interleaving:
-    """The stage on which threads take turns.
+    """Scheduler of the threads of a test.
 
     Args:
-        seed: decides whose turn it is.
-        clock: moved when everybody waits.
+        seed: decides which thread runs next.
+        clock: moved when all threads wait.
     """
 
     def __init__(self, seed: int, clock: MovableClock) -> None:
@@ -171,33 +171,33 @@ class Interleaving:
         )
 
     def start(self, target: Callable[..., object], *args: Any, name: str = "") -> None:
-        """Have a thread of the test take part."""
+        """Start a thread of the test."""
         _Thread(self, target, args, name or getattr(target, "__name__", "thread")).start()
 
     @property
     def running(self) -> str:
-        """The name of the thread that runs."""
+        """The name of the running thread."""
         return self.known[real.get_ident()].name
 
     def canceller(self, tickets: Sequence[Ticket]) -> None:
-        """A thread that cancels some of the tickets that there are."""
+        """Cancel some of the existing tickets, in a thread of the test."""
         for _ in range(self.random.randint(0, 4)):
             self.pause()
             if tickets:
                 self.random.choice(tickets).cancel()
 
     def clockwork(self, most: int, steps_ns: Sequence[int]) -> None:
-        """A thread that moves the clock, at the most that often."""
+        """Move the clock at most ``most`` times, in a thread of the test."""
         for _ in range(self.random.randint(0, most)):
             self.pause()
             self.clock.now_ns += self.random.choice(steps_ns)
 
     def end_of(self, timeout: float | None) -> int:
-        """When a timeout is over; 0 for never."""
+        """Return the end of a timeout, 0 for never."""
         return 0 if timeout is None else self.clock.now_ns + max(int(timeout * 1e9), 1)
 
     def pause(self, ready: Callable[[], bool] = lambda: True, timeout: float | None = None) -> None:
-        """Let others have their turn, and go on when ``ready`` or when the time is over."""
+        """Let other threads run, and continue when ``ready`` or after the timeout."""
         me = self.known.get(real.get_ident())
         if me is None:
             assert ready(), "only threads of the stage can wait"
@@ -211,7 +211,7 @@ class Interleaving:
             raise _OverError
 
     def run(self) -> None:
-        """Let all threads run to their end. Raises what one of them raised, and DeadlockError."""
+        """Run all threads to their end. Raises a thread's exception, and DeadlockError."""
         try:
             for _ in range(STEP_LIMIT):
                 alive = [thread for thread in self.threads if not thread.done]
@@ -243,9 +243,9 @@ class Interleaving:
 
 
 class Loop:
-    """An event loop, as far as a scheduler sees it: the mailbox of what it submits, and what watches for ends.
+    """Event loop as a scheduler sees it, with the mailbox of its submissions and watchers.
 
-    A thread called "loop" turns it.
+    A thread called "loop" runs it.
     """
 
     def __init__(self, stage: Interleaving) -> None:
@@ -287,7 +287,7 @@ class Loop:
         return True
 
     def turn(self) -> None:
-        """Do what has come up since the last turn."""
+        """Run what was submitted since the last turn."""
         events, self.events = self.events, []
         for event in events:
             event()
