@@ -11,7 +11,7 @@ from fakes import FakeExchange
 from remora.errors import InternalError, RemoraError, RetiredError
 from remora.messages import InferForm, Outcome, Request, Ticket
 from remora.protocols.rest.predict import Part, Rows
-from remora.server.http.predict import _Gathering
+from remora.server.http.predict import _FanIn
 
 Reply = Callable[[Ticket, Outcome], None]
 PARTS = [Part(InferForm(()), [], 1) for _ in range(3)]
@@ -36,7 +36,7 @@ class Model:
 
 def start(model: Model) -> FakeExchange:
     exchange = FakeExchange()
-    _Gathering(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
+    _FanIn(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
     return exchange
 
 
@@ -50,7 +50,7 @@ def test_a_part_that_fails_at_once_is_the_answer_and_no_more_are_handed_in() -> 
 def test_a_model_that_is_replaced_amid_the_parts_answers_none_of_them() -> None:
     model, exchange = Model(None, RetiredError("replaced")), FakeExchange()
     with pytest.raises(RetiredError):
-        _Gathering(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
+        _FanIn(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
     (ticket,) = model.tickets
     assert ticket.request.cancelled
     ticket.reply(ticket, InternalError("too late"))
