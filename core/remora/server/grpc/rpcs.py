@@ -31,10 +31,13 @@ from remora.protocols.grpc.stream import is_strict
 from remora.protocols.restriction import GROUP_OF_RPC, Restrictions
 from remora.protocols.shared_memory import REGION_RPCS
 from remora.server.grpc.stream import InferStream, known
+from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival, Traces
 
 _LEAST_WAIT_S = 0.001
+IDLE_NS = 10_000_000_000
+"""A stream without a request in flight for this long gives its slot to a new stream when all slots are taken."""
 HEALTH_SERVICE = "grpc.health.v1.Health"
 INFER = f"/{SERVICE}/ModelInfer"
 STREAM = f"/{SERVICE}/ModelStreamInfer"
@@ -101,18 +104,26 @@ class Rpcs:
         streams: how many ModelStreamInfer calls may be open at once.
         pattern: see `forward_pattern`; "" for none.
         regions: tensors in shared memory.
+        now: monotonic time in nanoseconds.
 
     Raises ConfigError when the pattern is no regular expression.
     """
 
     def __init__(
-        self, engine: EngineCalls, restricted: Restrictions, streams: int, pattern: str, regions: Regions = DISABLED
+        self,
+        engine: EngineCalls,
+        restricted: Restrictions,
+        streams: int,
+        pattern: str,
+        regions: Regions = DISABLED,
+        now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self.engine = engine
         self.regions = regions
         self.pattern = forward_pattern(pattern)
         self.draining = False
         self.restricted = restricted
+        self._now = now
         self._most_streams = streams
         self._streams: set[InferStream] = set()
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
@@ -237,13 +248,24 @@ class Rpcs:
             timeout_ns=0 if left_s is None else max(int(left_s * 1e9), 1),
         )
 
+    def _evict_idle(self) -> bool:
+        """End the stream that has been idle longest, for `IDLE_NS` at least; return False if there is none."""
+        before_ns = self._now() - IDLE_NS
+        idle = [stream for stream in list(self._streams) if 0 < stream.idle_since_ns <= before_ns]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda stream: stream.idle_since_ns)
+        self._streams.discard(longest)
+        longest.evict()
+        return True
+
     def stream(
         self, messages: Iterator[bytes], context: CallContext, read: Callable[[Callable[[], None]], object]
     ) -> Iterator[bytes]:
         """ModelStreamInfer: the answers to ``messages``, which ``read`` has another thread take in."""
 
         self.check_secret("ModelStreamInfer", context)
-        if len(self._streams) >= self._most_streams:
+        if len(self._streams) >= self._most_streams and not self._evict_idle():
             raise UnavailableError(f"{len(self._streams)} streams are open, and more are not served: try again later")
         metadata = context.invocation_metadata()
         parameters = forwarded(self.pattern, metadata) if self.pattern else None
@@ -254,6 +276,7 @@ class Rpcs:
             hang_up=context.cancel,
             regions=self.regions,
             arrival=Arrival("GRPC", carrier(metadata)),
+            now=self._now,
         )
         self._streams.add(stream)
         try:

@@ -37,6 +37,7 @@ from remora.protocols.grpc.stream import (
     id_of,
 )
 from remora.scheduling.backpressure import Backpressure
+from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival
 
@@ -44,6 +45,9 @@ _log = logging.getLogger(__name__)
 
 STALL_S = 30.0
 """How long a model may be held up by a client that reads nothing."""
+
+
+EVICTED_TEXT = "the stream was idle and all streams of the server are taken: open it again"
 
 
 class StreamEngine(Protocol):
@@ -66,6 +70,7 @@ class _Signal(Enum):
     READ_ALL = "the client has sent its last request"
     LEFT = "the call has ended"
     DRAIN = "the server is stopping"
+    EVICT = "another stream needs the slot"
 
 
 class _Opened(NamedTuple):
@@ -101,8 +106,12 @@ class InferStream:
         limits: StreamLimits | None = None,
         regions: Regions = DISABLED,
         arrival: Arrival | None = None,
+        now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self._engine = engine
+        self._now = now
+        self.idle_since_ns = now()
+        """Monotonic time since when the stream has no request in flight; 0 while it has one."""
         self._front_end = FrontEnd(self._submit, self._arrived)
         self._arrival = arrival
         self._parameters = parameters
@@ -127,6 +136,10 @@ class InferStream:
         self._requests.close()
         self._answers.close()
         self._events.put(_Signal.LEFT)
+
+    def evict(self) -> None:
+        """End the stream with UNAVAILABLE if it still has no request in flight."""
+        self._events.put(_Signal.EVICT)
 
     def drain(self) -> None:
         """Refuse new requests from now on [R21]; when all others are answered the stream ends."""
@@ -255,6 +268,10 @@ class InferStream:
         while order.open or reading:
             if draining and not order.open:
                 raise UnavailableError(SHUTDOWN_TEXT)
+            if order.open:
+                self.idle_since_ns = 0
+            elif not self.idle_since_ns:
+                self.idle_since_ns = self._now()
             event = self._events.get()
             if isinstance(event, _Opened):
                 order.add(event.entry)
@@ -269,6 +286,9 @@ class InferStream:
                 return
             elif event is _Signal.READ_ALL:
                 reading = False
+            elif event is _Signal.EVICT:
+                if not order.open:
+                    raise UnavailableError(EVICTED_TEXT)
             else:
                 draining = True
 

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError, UnavailableError
 from remora.options import ServerOptions
 from remora.protocols.http2.frames import PREFACE, frame
+from remora.server.grpc.stream import EVICTED_TEXT
 from remora.server.main import Server, _run
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
@@ -432,6 +433,45 @@ def test_one_connection_has_half_of_the_streams_and_silent_ones_do_not_count(
         next(stream_of(other, infer_bytes(1)))
         busy[0].cancel()
         for call in silent:
+            call.cancel()
+
+
+def test_the_stream_that_is_idle_longest_gives_its_slot_to_a_new_one(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.server.grpc.listener.MAX_STREAMS", 2)
+    monkeypatch.setattr("remora.server.grpc.rpcs.IDLE_NS", 0)
+    with serving(repository) as server, ExitStack() as stack:
+        channels = [
+            stack.enter_context(grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]))
+            for _ in range(3)
+        ]
+        idle = []
+        for channel in channels:
+            idle.append(stream_of(channel, infer_bytes(1)))
+            next(idle[-1])
+        assert status_of(lambda: list(idle[0])) == grpc.StatusCode.UNAVAILABLE
+        assert idle[0].details() == EVICTED_TEXT
+        for call in idle[1:]:
+            assert call.is_active()
+            call.cancel()
+
+
+def test_streams_that_were_idle_for_a_moment_keep_their_slots(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.server.grpc.listener.MAX_STREAMS", 2)
+    with serving(repository) as server, ExitStack() as stack:
+        channels = [
+            stack.enter_context(grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]))
+            for _ in range(3)
+        ]
+        open_streams = [stream_of(channel, infer_bytes(1)) for channel in channels[:2]]
+        for call in open_streams:
+            next(call)
+        assert status_of(lambda: list(stream_of(channels[2], infer_bytes(1)))) == grpc.StatusCode.UNAVAILABLE
+        for call in open_streams:
+            assert call.is_active()
             call.cancel()
 
 
