@@ -1,6 +1,9 @@
-"""One gRPC call on our own HTTP/2; the law: it ends once, with a status, and all who wait for it hear so.
+"""gRPC calls on the built-in HTTP/2 transport, unary and streaming.
 
-What comes and goes is handled in the loop, and so are ends. Who answers may ask from any thread, see `rpcs.Context`.
+Received data, sent data and the end of a call are handled in the event loop. Behaviours use `rpcs.CallContext`, which
+is thread-safe.
+
+Invariant: a call ends once, with a status, and then runs its callbacks.
 """
 
 from __future__ import annotations
@@ -32,39 +35,42 @@ from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, CallContext, s
 from remora.server.http.http2 import StreamConnection
 
 _UNSENT_ITEMS, _UNSENT_BYTES = 64, 1 << 20
-"""How far the answers of a stream may be ahead of what the client's windows let through."""
+"""Answers of a stream that may wait for the client's flow-control windows."""
 _UNTAKEN_ITEMS = 65_536
-"""How many messages of a stream may wait for its thread. Flow control counts their bytes, and empty ones have few."""
+"""Messages of a stream that may wait for its thread, because flow control counts bytes and messages may be empty."""
 _LATE = "Deadline Exceeded"
 
 StreamBehaviour = Callable[[Iterator[bytes], CallContext], Iterator[bytes]]
 
 
 class Threads(Protocol):
-    """What calls ask of the front end that opens them."""
+    """Interface of the front end that opens calls."""
 
     max_message_bytes: int
 
     def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
-        """Do something in the loop's thread, soon."""
+        """Schedule ``work`` in the loop's thread."""
 
     def begin(self, call: Streaming, connection: object, work: Callable[[], None], /) -> None:
-        """Run a stream in a thread. Raises UnavailableError if its connection has too many, or the server is ending."""
+        """Run a stream in a thread.
+
+        Raises UnavailableError if its connection has too many streams or the server is shutting down.
+        """
 
     def stream_ended(self, call: Streaming, /) -> None:
-        """Count a stream no longer."""
+        """Remove a stream from the count."""
 
     def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
-        """Inflate or compress a message in another thread, and go on with it in the loop."""
+        """Inflate or compress a message in another thread, then call ``then`` in the loop."""
 
 
 def status_of_failure(error: Exception) -> tuple[int, str]:
-    """The status that a call ends with."""
+    """Return the status code and text with which a failed call ends."""
     return (error.status, error.message) if isinstance(error, StatusError) else status_of_error(error)
 
 
 class GrpcCall:
-    """What calls of both kinds have: a deadline, an end, and those who want to hear of it. See `rpcs.Context`."""
+    """Deadline, end and callbacks of a call, unary or streaming. It implements `rpcs.CallContext`."""
 
     def __init__(self, front: Threads, link: StreamConnection, opening: Opening) -> None:
         self._front = front
@@ -81,21 +87,21 @@ class GrpcCall:
             self._timer = loop.call_at(self._deadline, self._late)
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
-    # -- for those who answer, in any thread ------------------------------------------------------------------------
+    # -- for behaviours, in any thread ------------------------------------------------------------------------------
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self.opening.metadata
 
     @property
     def ended(self) -> bool:
-        """True if the call has been answered, or its client has gone."""
+        """True if the call is answered or its client has disconnected."""
         return self._ended
 
     def time_remaining(self) -> float | None:
         return self._deadline - self._now() if self._deadline else None
 
     def left_ns(self) -> int:
-        """Until the deadline, at least 1; 0 without one."""
+        """Return the nanoseconds until the deadline, at least 1; 0 without a deadline."""
         return max(int((self._deadline - self._now()) * 1e9), 1) if self._deadline else 0
 
     def add_callback(self, callback: Callable[[], None], /) -> bool:
@@ -121,7 +127,7 @@ class GrpcCall:
         self.fail(DEADLINE_EXCEEDED, _LATE)
 
     def _end(self) -> bool:
-        """Tell all who wait for it that the call has ended; False when it had before."""
+        """Mark the call as ended and run its callbacks; return False if it had ended before."""
         with _ENDING:
             if self._ended:
                 return False
@@ -135,11 +141,11 @@ class GrpcCall:
 
 
 _ENDING = threading.Lock()
-"""Of all calls together: it is held for some instructions, and a lock for each would cost every call."""
+"""One lock for all calls, because it is held briefly and a lock per call would add to every call's cost."""
 
 
 class UnaryCall(GrpcCall):
-    """A call of one message."""
+    """Call with one request message and one answer."""
 
     def __init__(
         self,
@@ -154,13 +160,13 @@ class UnaryCall(GrpcCall):
         self._coding = coding
         self._message: bytes | None = None
         self._begun = False
-        self._came = False  # since somebody asked whether it stalls
+        self._progress = False  # data has arrived since the last call of `stalls`
         self.ticket: Ticket | None = None
 
     def received(self, data: bytes, ended: bool) -> None:
         if self._ended or self._begun:
             return
-        self._came = True
+        self._progress = True
         try:
             if data:
                 for message in self._messages.feed(data):
@@ -188,12 +194,12 @@ class UnaryCall(GrpcCall):
             self._begin(self, message)
 
     def sent(self, _size: int) -> None:
-        """The answer waits in the connection: nothing here depends on it."""
+        """Ignore the progress of sending, because the connection buffers the answer."""
 
     def stalls(self) -> bool:
-        """Whether it stands still: a long message may take its time, as over grpcio."""
-        came, self._came = self._came, False
-        return not (came or self._begun or self._ended)
+        """Return True if no data has arrived since the last call; a long message may take long, as with grpcio."""
+        progress, self._progress = self._progress, False
+        return not (progress or self._begun or self._ended)
 
     def answer(self, message: bytes) -> None:
         """End the call with its answer."""
@@ -221,8 +227,10 @@ class UnaryCall(GrpcCall):
 
 
 class Streaming(GrpcCall):
-    """A call of any number of messages and answers. Its behaviour runs in a thread from the first message on, so that
-    clients that open calls and send nothing hold no threads."""
+    """Call with any number of messages and answers.
+
+    Its behaviour runs in a thread from the first message on, so that calls without messages occupy no threads.
+    """
 
     def __init__(
         self, front: Threads, link: StreamConnection, opening: Opening, behaviour: StreamBehaviour, coding: bytes = b""
@@ -233,11 +241,11 @@ class Streaming(GrpcCall):
         self._incoming: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
         self._unsent = Backpressure(_UNSENT_ITEMS, _UNSENT_BYTES)
         self._headed = False
-        self._waiting: deque[list[int]] = deque()  # answers that have not left: their size, and what is left of it
+        self._waiting: deque[list[int]] = deque()  # [size, unsent bytes] of each answer that is not fully sent
         self._begun = False
 
     def begin(self) -> None:
-        """Hand the call to its thread, if it has none and has not ended."""
+        """Start the call's thread, unless it is running or the call has ended."""
         if self._begun or self._ended:
             return
         self._begun = True
@@ -254,7 +262,7 @@ class Streaming(GrpcCall):
         except StatusError as error:
             self.fail(error.status, error.message)
             return
-        # What came counts as used when the last message that it completes is taken, or at once when it completes none.
+        # Received bytes are credited when the last message that they complete is read, or at once if there is none.
         for at, message in enumerate(messages, 1):
             self._incoming.put((message, len(data) if at == len(messages) else 0))
         if ended:
@@ -308,8 +316,8 @@ class Streaming(GrpcCall):
                 answers.close()
 
     def _taken(self) -> Iterator[bytes]:
-        while (came := self._incoming.get()) is not None and not self._ended:
-            message, size = came
+        while (item := self._incoming.get()) is not None and not self._ended:
+            message, size = item
             try:
                 plain = self._messages.plain(message)
             except StatusError as error:

@@ -1,7 +1,9 @@
-"""V2 over gRPC on our own HTTP/2; the law: an inference is begun and answered in the loop, and what may block is not.
+"""V2 over gRPC on the built-in HTTP/2 transport.
 
-A call's bytes become messages here and `rpcs` answers them. ModelInfer, the call that comes often, goes from the
-loop to the scheduler and back without a thread between; all others have threads, as they have on grpcio.
+`rpcs` answers the messages of the calls. ModelInfer, the most frequent call, passes from the event loop to the
+scheduler and back without another thread; all other calls run in threads, as with grpcio.
+
+Invariant: an inference starts and is answered in the loop, and nothing that may block runs there.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from remora.server.http.http2 import Stream, StreamConnection
 
 
 class GrpcFront:
-    """Opens calls. Made in the loop's thread, which alone may use it.
+    """Dispatcher of gRPC calls. Create and use it in the loop's thread, except for `drain` and `post`.
 
     Args:
-        engine: does the work.
-        calls: what answers all but inference in the loop.
-        mailbox: where the loop takes answers.
-        max_message_bytes: the longest message of a client.
-        workers: how many calls that may last are under way at once; further ones wait.
-        streams: how many calls of many messages are under way at once, at most half of them on one connection.
-        reflection: gives what answers a path of gRPC's reflection, None for other paths.
-        compression: how much the answers to inference are compressed [R18]: none, low, medium or high.
+        engine: runs inferences.
+        calls: behaviours of all calls except inference in the loop.
+        mailbox: delivers answers to the loop.
+        max_message_bytes: size limit of a client's message.
+        workers: number of long calls that run at the same time; further ones wait.
+        streams: number of streaming calls that run at the same time, at most half of them on one connection.
+        reflection: returns the behaviour for a path of gRPC reflection, None for other paths.
+        compression: compression level of inference answers [R18]: none, low, medium or high.
     """
 
     def __init__(
@@ -60,15 +62,15 @@ class GrpcFront:
         self._reflection = reflection
         self._compression = compression
         self._connection_streams = max(streams // 2, 1)
-        self._silent: set[Streaming] = set()  # that have sent no message yet
-        self._begun: dict[Streaming, object] = {}  # the connections of the others
+        self._silent: set[Streaming] = set()  # streams without a message so far
+        self._begun: dict[Streaming, object] = {}  # all other streams with their connections
         self._loop = asyncio.get_running_loop()
         self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
         self._working = ThreadPoolExecutor(workers, thread_name_prefix="remora-grpc")
         self._streaming = ThreadPoolExecutor(2 * streams + 2, thread_name_prefix="remora-grpc-stream")
 
     def open(self, link: StreamConnection, fields: Fields) -> Stream | None:
-        """Take a call; None when it is refused, and answered."""
+        """Open a call; return None if it was refused and answered."""
         try:
             opening = read_opening(fields)
             path = opening.path
@@ -85,23 +87,26 @@ class GrpcFront:
             behaviour = self._reflection(path)
             if behaviour is not None:
                 return Streaming(self, link, opening, behaviour)
-            raise StatusError(UNIMPLEMENTED, "")  # Triton says no more
+            raise StatusError(UNIMPLEMENTED, "")  # without a text, as in Triton
         except StatusError as error:
             link.headers(trailers(error.status, error.message, alone=True), end=True)
             return None
 
     def close(self) -> None:
-        """Let go of the threads; what they do goes on, and nobody hears of it."""
+        """Shut down the threads without waiting; the results of running work are dropped."""
         for pool in (self._asking, self._working, self._streaming):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Do something in the loop's thread, soon."""
-        with suppress(RuntimeError):  # the loop is closed, and all clients are gone
+        """Schedule ``work`` in the loop's thread. Any thread may call it."""
+        with suppress(RuntimeError):  # the loop is closed, and all clients are disconnected
             self._loop.call_soon_threadsafe(work, *arguments)
 
     def begin(self, call: Streaming, connection: object, work: Callable[[], None]) -> None:
-        """Run a stream in a thread. Raises UnavailableError if its connection has too many, or the server is ending."""
+        """Run a stream in a thread.
+
+        Raises UnavailableError if its connection has too many streams or the server is shutting down.
+        """
         self._silent.discard(call)
         if list(self._begun.values()).count(connection) >= self._connection_streams:
             raise UnavailableError(
@@ -115,12 +120,12 @@ class GrpcFront:
             raise UnavailableError(SHUTDOWN_TEXT) from error
 
     def stream_ended(self, call: Streaming) -> None:
-        """Count a stream no longer."""
+        """Remove a stream from the count."""
         self._silent.discard(call)
         self._begun.pop(call, None)
 
     def drain(self) -> None:
-        """Have the streams that are still silent hear that the server ends. Any thread may call."""
+        """Start the streams without messages, so that they learn of the shutdown. Any thread may call it."""
         self.post(self._begin_silent)
 
     def _begin_silent(self) -> None:
@@ -151,14 +156,14 @@ class GrpcFront:
         self._work(pool, call, lambda: behaviour(message, call), call.answer)
 
     def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
-        """Inflate or compress a message in another thread, and go on with it in the loop."""
+        """Inflate or compress a message in another thread, then call ``then`` in the loop."""
         self._work(self._working, call, work, then)
 
     def _work(
         self, pool: ThreadPoolExecutor, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None]
     ) -> None:
         def run() -> None:
-            if call.ended:  # reset while it waited for this thread
+            if call.ended:  # the client reset the call while it waited for this thread
                 return
             try:
                 result = work()
@@ -173,7 +178,7 @@ class GrpcFront:
             call.fail(*status_of_error(UnavailableError(SHUTDOWN_TEXT)))
 
     def infer(self, call: UnaryCall, message: bytes) -> None:
-        """Begin an inference in the loop; one whose model is being loaded waits in a thread."""
+        """Start an inference in the loop; if its model is being loaded, it waits in a thread."""
         calls = self.calls
         try:
             if calls.restricted:
@@ -191,24 +196,24 @@ class GrpcFront:
         """Decode an inference for ``model`` and submit it. Raises RemoraError."""
         calls = self.calls
         parameters = forwarded(calls.pattern, call.opening.metadata) if calls.pattern else None
-        asked = request.decode(parameters, calls.regions)
+        decoded = request.decode(parameters, calls.regions)
         return model.submit(
-            asked.form,
-            asked.data,
+            decoded.form,
+            decoded.data,
             self._inferred,
             mailbox=self._mailbox,
-            context=(call, model, asked),
+            context=(call, model, decoded),
             timeout_ns=call.left_ns(),
         )
 
     @staticmethod
     def _inferred(ticket: Ticket, outcome: Outcome) -> None:
         context: tuple[UnaryCall, ServedModel, InferCall] = ticket.context  # type: ignore[assignment]
-        call, served, asked = context
+        call, served, decoded = context
         try:
             if isinstance(outcome, RemoraError):
                 call.fail(*status_of_error(outcome))
             elif isinstance(outcome, Response):
-                call.answer(encode_infer(served.name, served.version_text, asked.form, outcome, asked.places))
+                call.answer(encode_infer(served.name, served.version_text, decoded.form, outcome, decoded.places))
         except Exception as error:
             call.fail(*status_of_error(error))

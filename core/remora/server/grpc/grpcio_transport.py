@@ -1,8 +1,8 @@
-"""The reference transport of V2 over gRPC: grpcio in the place of our own HTTP/2, for comparison and as a fallback.
+"""Transport of V2 over gRPC on the grpcio library, as a reference and fallback.
 
-It carries bytes between grpcio and `rpcs`, which answers on both transports. Calls that may last have a large pool of
-threads, those that only ask have a small one, and a stream has two threads of its own (`stream`). Only
-`--grpc-transport=grpcio` imports this module, and no other module imports grpc.
+It passes bytes between grpcio and `rpcs`, which answers on both transports. Long calls run in a large thread pool,
+short calls in a small one, and each stream uses two threads (`stream`). Only `--grpc-transport=grpcio` imports this
+module, and no other module imports grpc.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CODES: Mapping[int, Any] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class GrpcioCalls:
-    """Those of one server. Thread-safe."""
+    """Handlers, thread pools and calls in flight of one grpcio server. Thread-safe."""
 
     def __init__(self) -> None:
         self._pools: list[ThreadPoolExecutor] = []
@@ -43,13 +43,13 @@ class GrpcioCalls:
         self._under_way = 0
 
     def pool(self, threads: int, name: str) -> ThreadPoolExecutor:
-        """Threads for calls, which `close` ends."""
+        """Create a thread pool for calls; `close` shuts it down."""
         pool = _Pool(self, threads, name)
         self._pools.append(pool)
         return pool
 
     def unary(self, behaviour: Behaviour, pool: ThreadPoolExecutor | None = None) -> Any:
-        """A handler on bytes, errors turned into statuses; ``pool`` for other threads than the server's."""
+        """Return a unary handler on bytes that maps errors to statuses; ``pool`` replaces the server's threads."""
 
         def serve(message: bytes, context: CallContext) -> bytes:
             self._follow(context)
@@ -59,14 +59,14 @@ class GrpcioCalls:
                 _abort(context, error)
 
         if pool is not None:
-            # grpcio's own health service chooses its threads by this attribute, too.
+            # grpcio's health service selects its thread pool by this attribute, too.
             serve.experimental_thread_pool = pool  # type: ignore[attr-defined]
         return grpc.unary_unary_rpc_method_handler(serve)
 
     def streaming(
         self, behaviour: Callable[[Iterator[bytes], CallContext], Iterator[bytes]], pool: ThreadPoolExecutor
     ) -> Any:
-        """A handler on streams of bytes, errors turned into statuses, its answers written by threads of ``pool``."""
+        """Return a streaming handler on bytes that maps errors to statuses; threads of ``pool`` write its answers."""
 
         def serve(messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
             self._follow(context)
@@ -79,35 +79,35 @@ class GrpcioCalls:
         return grpc.stream_stream_rpc_method_handler(serve)
 
     def begin(self) -> None:
-        """One more thing is under way."""
+        """Count one more call or task in flight."""
         with self._changed:
             self._under_way += 1
 
     def end(self) -> None:
-        """One of them has ended."""
+        """Count one call or task less in flight."""
         with self._changed:
             self._under_way -= 1
             self._changed.notify_all()
 
     def _follow(self, context: CallContext) -> None:
-        """Count a call until it is over, its answer sent."""
+        """Count a call as in flight until its answer is sent."""
         self.begin()
         if not context.add_callback(self.end):
             self.end()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until none is under way; False when that took too long."""
+        """Wait until no call is in flight; return False after ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._under_way, timeout_s)
 
     def close(self) -> None:
-        """End the threads, each after what it does."""
+        """Shut down the threads without waiting; running work finishes."""
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class _Pool(ThreadPoolExecutor):
-    """Counts what waits for a thread, too."""
+    """Thread pool whose queued work counts as in flight, too."""
 
     def __init__(self, calls: GrpcioCalls, threads: int, name: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
@@ -127,24 +127,24 @@ class _Pool(ThreadPoolExecutor):
 def _abort(context: Any, error: Exception) -> NoReturn:
     number, text = status_of_error(error)
     context.abort(_CODES[number], text)
-    raise error  # abort has raised already; this is for those who do not know.
+    raise error  # unreachable: `abort` raises, which type checkers do not know
 
 
 _LEVELS = ("none", "low", "medium", "high")
 _GOODBYE_S = 1.0
-"""How long clients without a call have to disconnect at the end. One that is gone never does."""
+"""How long clients without a call have to disconnect at shutdown, because a vanished client never does."""
 
 
 class GrpcServer:
-    """V2, health and reflection on a port of grpcio's. `start` once, `stop` once, in any thread but an event loop's.
+    """Server of V2, health and reflection on grpcio. Call `start` and `stop` once each, outside an event loop's thread.
 
     Args:
-        engine: does the work.
-        options: where it listens, TLS, keepalive, compression, the number of threads.
-        regions: shared memory of clients.
-        streams: how many ModelStreamInfer calls may be open at once; further ones are refused.
+        engine: performs the calls.
+        options: address, TLS, keepalive, compression and number of threads.
+        regions: shared-memory regions of clients.
+        streams: number of ModelStreamInfer calls that may be open at the same time; further ones are refused.
 
-    Raises ConfigError when the pattern of forwarded metadata is not a regular expression.
+    Raises ConfigError if the pattern of forwarded metadata is not a regular expression.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class GrpcServer:
         self._server: Any = None
 
     def start(self) -> int:
-        """Bind and serve; return the bound port.
+        """Bind the port, start serving and return the port number.
 
-        Raises UnavailableError when the address cannot be bound, ConfigError when TLS files cannot be read.
+        Raises UnavailableError if the address cannot be bound, ConfigError if TLS files cannot be read.
         """
         server = grpc.server(self._working, options=_channel_options(self._options))
         server.add_generic_rpc_handlers(self._services())
@@ -186,13 +186,13 @@ class GrpcServer:
             ) from error
 
     def drain(self) -> None:
-        """Refuse new inference from now on [R21] and report NOT_SERVING; what is under way goes on."""
+        """Refuse new inference from now on [R21] and report NOT_SERVING; calls in flight continue."""
         self._rpcs.drain()
 
     def stop(self, grace_s: float) -> bool:
-        """Stop listening, let calls under way end within ``grace_s`` seconds, cancel the others, and return then.
+        """Stop listening, wait up to ``grace_s`` seconds for calls in flight, then cancel the rest.
 
-        False when there were others.
+        Returns False if calls were cancelled.
         """
         self.drain()
         done = True
@@ -238,7 +238,7 @@ def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_ms", options.grpc_max_connection_age),
         ("grpc.max_connection_age_grace_ms", options.grpc_max_connection_age_grace),
     ):
-        if milliseconds:  # 0 has no limit, which grpcio's own default is
+        if milliseconds:  # 0 means unlimited, which is grpcio's default
             chosen[name] = milliseconds
     return list(chosen.items())
 

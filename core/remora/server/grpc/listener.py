@@ -1,4 +1,7 @@
-"""gRPC on our own HTTP/2: its ports and its end; the law: what is under way is answered before a connection closes."""
+"""Ports and shutdown of gRPC on the built-in HTTP/2 transport.
+
+Invariant: calls in flight are answered before their connection closes.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class OwnGrpc:
-    """Answers gRPC on a port of its own and on HTTP's. All of it in the loop's thread.
+    """gRPC server on a dedicated port and on the HTTP port. Use it in the loop's thread.
 
-    Raises ConfigError when the forward pattern is no regular expression.
+    Raises ConfigError if the forward pattern is not a regular expression.
     """
 
     def __init__(
@@ -48,12 +51,12 @@ class OwnGrpc:
         self._fronts: list[GrpcFront] = []
         self.ports: list[Port] = []
         self.listeners: list[Http2Listener] = []
-        """Of all ports, whose connections are the server's to close."""
+        """Listeners of all ports; the server closes their connections."""
 
     async def listen(self) -> int:
-        """Open gRPC's own port; returns it.
+        """Open the dedicated gRPC port and return its number.
 
-        Raises UnavailableError when the address cannot be bound, ConfigError when TLS files cannot be used.
+        Raises UnavailableError if the address cannot be bound, ConfigError if TLS files cannot be used.
         """
         options = self._inside.options
         address, port = options.grpc_address or options.http_address, options.grpc_port
@@ -76,7 +79,7 @@ class OwnGrpc:
         return self.ports[0].number
 
     def beside(self, service: Service) -> Handover:
-        """What takes the connections of HTTP/2 on HTTP's port: ``service`` answers what is not gRPC there."""
+        """Return the handover for HTTP/2 connections on the HTTP port; ``service`` answers requests other than gRPC."""
         return self._listener(service, self._inside.options.http_max_input_size).take
 
     def _listener(self, service: Service | None, most_bytes: int) -> Http2Listener:
@@ -98,7 +101,7 @@ class OwnGrpc:
         return listener
 
     def end(self) -> None:
-        """Take no more connections, and no more inference on those there are."""
+        """Accept no new connections and refuse new inference on open connections."""
         self._calls.drain()
         for front in self._fronts:
             front.drain()
@@ -106,7 +109,7 @@ class OwnGrpc:
             port.close()
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Shut down the threads without waiting."""
         for front in self._fronts:
             front.close()
 
@@ -115,7 +118,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 
 def _everywhere(port: int, reuse: bool) -> socket.socket | None:
-    """A socket on all interfaces for both families, as grpcio has it; None where a machine has but one."""
+    """Return a dual-stack socket on all interfaces, as with grpcio, or None without support for both families."""
     if not socket.has_dualstack_ipv6():
         return None
     try:
@@ -129,7 +132,7 @@ def _everywhere(port: int, reuse: bool) -> socket.socket | None:
 
 
 def terms_of(options: ServerOptions) -> KeepalivePolicy:
-    """Return the keepalive policy and the ages of connections [R19], from milliseconds."""
+    """Return the keepalive policy with the age limits of connections [R19]; options are in milliseconds."""
     return KeepalivePolicy(
         silence_s=options.grpc_keepalive_time / 1e3,
         answer_s=options.grpc_keepalive_timeout / 1e3,
@@ -143,7 +146,7 @@ def terms_of(options: ServerOptions) -> KeepalivePolicy:
 
 
 def _reflection_of(services: Sequence[str]) -> Callable[[str], StreamBehaviour | None]:
-    """Return what finds reflection's RPCs by path; imported for the first of them, because a start needs none."""
+    """Return a function that finds reflection RPCs by path; it imports reflection at the first such call."""
     opened: list[Reflection] = []
 
     def find(path: str) -> StreamBehaviour | None:

@@ -1,8 +1,8 @@
-"""gRPC server reflection for clients such as grpcurl, on the bytes of messages.
+"""gRPC server reflection for clients such as grpcurl, on message bytes.
 
-Our messages are in protobuf packages of our own, so that clients' copies of the protocol can share the process. What
-reflection shows is the same files under the names of the protocol, in a descriptor pool of their own, which is built
-for the first client that asks. It needs protobuf alone.
+remora's messages are in separate protobuf packages, so that client copies of the protocol can be imported into the same
+process. Reflection shows the same files under the protocol's names, from a separate descriptor pool that is built at
+the first request. The module needs only protobuf.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remora.server.grpc.call import StreamBehaviour
 
 _VERSIONS = ("v1", "v1alpha")
-"""Of one content: clients ask for the first, and older ones know only the second."""
+"""Versions with the same content: clients request the first, and older clients know only the second."""
 REFLECTION_SERVICES = tuple(f"grpc.reflection.{version}.ServerReflection" for version in _VERSIONS)
 REFLECTION_METHOD = "ServerReflectionInfo"
 _PATHS = frozenset(f"/{service}/{REFLECTION_METHOD}" for service in REFLECTION_SERVICES)
@@ -31,7 +31,7 @@ _INVALID_ARGUMENT, _NOT_FOUND = 3, 5
 
 
 class Reflection:
-    """Answers questions about the protocol. Thread-safe.
+    """Behaviour of the reflection RPCs. Thread-safe.
 
     Args:
         services: full names of the services to list, besides reflection itself.
@@ -41,7 +41,7 @@ class Reflection:
         self._services = sorted((*services, *REFLECTION_SERVICES))
 
     def find(self, path: str) -> StreamBehaviour | None:
-        """Return what answers the RPC at ``path``; None if it is not reflection's."""
+        """Return the behaviour of the RPC at ``path``, or None if it does not belong to reflection."""
         return self.answer if path in _PATHS else None
 
     def answer(self, messages: Iterator[bytes], _context: object = None) -> Iterator[bytes]:
@@ -60,7 +60,7 @@ class Reflection:
             yield response.SerializeToString()
 
     def _answer(self, request: Any, response: Any) -> None:
-        """Raises KeyError for a name that the pool does not have."""
+        """Fill in ``response``. Raises KeyError for a name that is missing in the pool."""
         pool = self._protocol.pool
         match request.WhichOneof("message_request"):
             case "list_services":
@@ -93,7 +93,7 @@ class Reflection:
 
 
 class _Protocol(NamedTuple):
-    """The files that are shown, and the classes of reflection's own messages."""
+    """Descriptor pool of the public files and the classes of the reflection messages."""
 
     pool: Any
     request: Any
@@ -113,7 +113,7 @@ def _add_files(response: Any, file: Any) -> None:
 
 
 def public_files() -> list[FileDescriptorProto]:
-    """Return the protocol's files as its clients know them, each after those it imports."""
+    """Return the protocol's files under their public names, each after its imports."""
     return [
         _renamed(model_config_pb2.DESCRIPTOR, "model_config.proto"),
         _renamed(inference_pb2.DESCRIPTOR, "grpc_service.proto"),
@@ -126,7 +126,7 @@ _PUBLIC_PACKAGE = "inference"
 
 
 def _renamed(descriptor: Any, name: str) -> FileDescriptorProto:
-    """Return a file of ours with the protocol's own package and file names."""
+    """Return one of remora's files under the protocol's package and file names."""
     file = FileDescriptorProto()
     descriptor.CopyToProto(file)
     old, new = f".{file.package}.", f".{_PUBLIC_PACKAGE}."
@@ -146,7 +146,7 @@ def _renamed(descriptor: Any, name: str) -> FileDescriptorProto:
 
 
 def _health_file() -> FileDescriptorProto:
-    """Return grpc.health.v1 as far as it is served: Check [R02]."""
+    """Return grpc.health.v1 with the only method that is served, Check [R02]."""
     file = FileDescriptorProto(name="grpc/health/v1/health.proto", package="grpc.health.v1", syntax="proto3")
     _add_message(file, "HealthCheckRequest", _Field("service", 1, _STRING))
     _add_message(file, "HealthCheckResponse", _Field("status", 1, "HealthCheckResponse.ServingStatus"))
@@ -159,7 +159,7 @@ def _health_file() -> FileDescriptorProto:
 
 
 def _reflection_file(version: str) -> FileDescriptorProto:
-    """Return grpc.reflection, as https://github.com/grpc/grpc/tree/master/src/proto/grpc/reflection defines it."""
+    """Return grpc.reflection as defined in https://github.com/grpc/grpc/tree/master/src/proto/grpc/reflection."""
     name, package = f"grpc/reflection/{version}/reflection.proto", f"grpc.reflection.{version}"
     file = FileDescriptorProto(name=name, package=package, syntax="proto3")
     _add_message(
@@ -213,7 +213,7 @@ _STRING, _BYTES, _INT32 = (
 
 
 class _Field(NamedTuple):
-    """A field of a message; ``kind`` is a scalar type, or the name of a message or an enum of the same file."""
+    """Field of a message; ``kind`` is a scalar type, or the name of a message or enum of the same file."""
 
     name: str
     number: int

@@ -1,8 +1,8 @@
-"""V2's RPCs as work on the bytes of messages; the law: a transport carries, and what is answered is decided here.
+"""Behaviours of V2's RPCs on message bytes, independent of the transport.
 
-A call that may last (inference, loading, a look at repositories or at a model on its way) holds its thread until it is
-answered; what only asks (health, statistics, settings) is to have threads of its own, so that a probe is answered while
-every other thread waits for a model.
+A long call (inference, loading, a repository index, metadata of a model being loaded) occupies its thread until it is
+answered. Short calls (health, statistics, settings) need separate threads, so that a probe is answered while all other
+threads wait for models.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ INFER = f"/{SERVICE}/ModelInfer"
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 DEADLINE_EXCEEDED = 4
 MAX_STREAMS = 256
-"""ModelStreamInfer calls of one server that may be open at once, on either transport."""
+"""ModelStreamInfer calls of one server that may be open at the same time, on either transport."""
 Metadata = Iterable[tuple[str, str | bytes]]
 """Keys in lower case; values of keys that end in ``-bin`` are bytes."""
 
 
 class CallContext(Protocol):
-    """One call, as a transport has it. Thread-safe."""
+    """One call of a transport. Thread-safe."""
 
     def invocation_metadata(self) -> Metadata:
-        """What came with the call."""
+        """Return the call's metadata."""
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline; None, or very many, without one."""
+        """Return the seconds until the client's deadline; None or a very large number without one."""
 
     def add_callback(self, callback: Callable[[], None], /) -> bool:
-        """Have something called when the call ends, however it does; False when it has ended already."""
+        """Register a callback for the end of the call; return False if it has already ended."""
 
     def cancel(self) -> object:
         """End the call."""
 
 
 Behaviour = Callable[[bytes, CallContext], bytes]
-"""Answers one message. May block; raises whatever `status_of_error` turns into a status."""
+"""Answers one message. It may block and may raise any error; `status_of_error` maps it to a status."""
 
 
 class EngineCalls(Protocol):
-    """What this front end asks of the engine. `perform` may block; each may raise RemoraError."""
+    """Part of the engine that the RPCs use. `perform` may block; each method may raise RemoraError."""
 
     @property
     def traces(self) -> Traces: ...
@@ -84,7 +84,7 @@ class EngineCalls(Protocol):
 
 
 class UnaryMethod(NamedTuple):
-    """How an RPC of one message and one answer is answered; ``lasts`` when that may take long."""
+    """Behaviour of a unary RPC; ``lasts`` is True if it may take long."""
 
     behaviour: Behaviour
     lasts: bool
@@ -92,21 +92,21 @@ class UnaryMethod(NamedTuple):
 
 _SECRET_PREFIX = "triton-grpc-protocol-"
 _LASTING = ("ModelConfig", "ModelMetadata", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
-"""Management RPCs that may wait for a model, load one, or look at repositories."""
+"""Management RPCs that may wait for a model, load one, or scan repositories."""
 
 
 class Rpcs:
-    """What answers the calls of one server, whatever carries them. Thread-safe.
+    """Behaviours of all RPCs of one server, for any transport. Thread-safe.
 
     Args:
-        engine: does the work.
+        engine: performs the calls.
         restricted: groups of RPCs that need a secret.
-        streams: how many ModelStreamInfer calls may be open at once.
+        streams: number of ModelStreamInfer calls that may be open at the same time.
         pattern: see `forward_pattern`; "" for none.
-        regions: tensors in shared memory.
+        regions: shared-memory regions of clients.
         now: monotonic time in nanoseconds.
 
-    Raises ConfigError when the pattern is no regular expression.
+    Raises ConfigError if the pattern is not a regular expression.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Rpcs:
         self._streams: set[InferStream] = set()
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self.unary = self._all()
-        """The RPCs of one message and one answer, by their paths."""
+        """The unary RPCs by path."""
 
     def drain(self) -> None:
-        """Refuse new inference from now on [R21] and report NOT_SERVING; what is under way goes on."""
+        """Refuse new inference from now on [R21] and report NOT_SERVING; calls in flight continue."""
         self.draining = True
         for stream in list(self._streams):
             stream.drain()
@@ -151,12 +151,12 @@ class Rpcs:
         return found
 
     def _check(self, _message: bytes, _context: CallContext) -> bytes:
-        """grpc.health.v1: HealthCheckResponse, the same for every service name [R02]."""
+        """Return a HealthCheckResponse of grpc.health.v1, the same for every service name [R02]."""
         serving = not self.draining and self.engine.perform(ServerReady())
         return b"\x08\x01" if serving else b"\x08\x02"
 
     def _unlocked(self, rpc: str, behaviour: Behaviour) -> Behaviour:
-        """The behaviour behind the secret of its group, where it has one [R15]."""
+        """Return a behaviour that first checks the secret of the RPC's group, if the group has one [R15]."""
         if not self.restricted:
             return behaviour
 
@@ -167,7 +167,7 @@ class Rpcs:
         return guarded
 
     def check_secret(self, rpc: str, context: CallContext) -> None:
-        """Raises UnavailableError when the call lacks the secret of its RPC's group."""
+        """Raise UnavailableError if the call lacks the secret of its RPC's group."""
 
         def value_of(key: str) -> bytes | None:
             wanted = f"{_SECRET_PREFIX}{key}".lower()
@@ -198,7 +198,7 @@ class Rpcs:
     # -- Inference --------------------------------------------------------------------------------------------------
 
     def _infer(self, message: bytes, context: CallContext) -> bytes:
-        """Answer one ModelInfer in this thread: wait for its answer, the client's deadline or its cancellation."""
+        """Run one ModelInfer in this thread until its answer, the client's deadline or cancellation."""
         if self.draining:
             raise UnavailableError(SHUTDOWN_TEXT)
         request = read_infer(message)
@@ -216,7 +216,7 @@ class Rpcs:
         assert ticket is not None
 
         def leave() -> None:
-            # grpcio calls this at the end of every RPC; after the answer it changes nothing.
+            # grpcio calls this at the end of every RPC; after the answer it has no effect.
             ticket.cancel()
             pending.outcomes.put(CancelledError("the client cancelled the request"))
 
@@ -228,10 +228,10 @@ class Rpcs:
             leave()
             raise DeadlinePassedError("the request's deadline passed before its answer was there") from None
         if isinstance(outcome, RemoraError):
-            # The requests of a batch may have failed with one and the same object.
+            # A new object, because all requests of a failed batch share one error object.
             raise error_of(outcome.code, outcome.message)
         if not isinstance(outcome, Response):
-            raise UnsupportedError(DECOUPLED_TEXT)  # refused before it was submitted
+            raise UnsupportedError(DECOUPLED_TEXT)  # unreachable: decoupled models are refused before submission
         model, call = pending.model, pending.call
         return encode_infer(model.name, model.version_text, call.form, outcome, call.places)
 
@@ -262,8 +262,7 @@ class Rpcs:
     def stream(
         self, messages: Iterator[bytes], context: CallContext, read: Callable[[Callable[[], None]], object]
     ) -> Iterator[bytes]:
-        """ModelStreamInfer: the answers to ``messages``, which ``read`` has another thread take in."""
-
+        """Run ModelStreamInfer: yield the answers to ``messages``, which ``read`` consumes in another thread."""
         self.check_secret("ModelStreamInfer", context)
         if len(self._streams) >= self._most_streams and not self._evict_idle():
             raise UnavailableError(f"{len(self._streams)} streams are open, and more are not served: try again later")
@@ -280,7 +279,7 @@ class Rpcs:
         )
         self._streams.add(stream)
         try:
-            if self.draining:  # looked at when `drain` can already see the stream
+            if self.draining:  # checked after registering, so that `drain` cannot miss this stream
                 raise UnavailableError(SHUTDOWN_TEXT)
             if context.add_callback(stream.leave):
                 read(lambda: stream.read(messages))
@@ -291,11 +290,11 @@ class Rpcs:
 
 
 class DeadlinePassedError(CancelledError):
-    """A deadline that the client set: gRPC has a status for it which the engine has no use for."""
+    """Error for an expired gRPC deadline, which has a separate gRPC status."""
 
 
 def carrier(metadata: Iterable[tuple[str, str | bytes]]) -> Callable[[bytes], bytes | None]:
-    """The metadata of a call by its keys, as traces look for their context."""
+    """Return a function that looks up a call's metadata by key, for the trace context."""
 
     def get(name: bytes) -> bytes | None:
         wanted = name.decode()
@@ -306,11 +305,11 @@ def carrier(metadata: Iterable[tuple[str, str | bytes]]) -> Callable[[bytes], by
 
 
 FOREVER_S = 365 * 86_400.0
-"""A deadline further away is none: so grpcio's clients spell that."""
+"""A longer deadline counts as no deadline, because grpcio clients without a deadline send one in the far future."""
 
 
 class _Pending:
-    """A ModelInfer that blocks its thread: the version that took it, its request and the queue of its outcome."""
+    """State of a ModelInfer that blocks its thread: model version, decoded request and queue for the outcome."""
 
     __slots__ = ("call", "model", "outcomes")
     call: InferCall
@@ -326,13 +325,13 @@ def arrival_of(context: CallContext, *_: object) -> Arrival:
 
 
 def _seconds_left(context: CallContext) -> float | None:
-    """Until the client's deadline; None when there is none, which grpcio spells as one in the far future."""
+    """Return the seconds until the client's deadline, or None if it has none or one beyond FOREVER_S."""
     left = context.time_remaining()
     return None if left is None or left > FOREVER_S else float(left)
 
 
 def status_of_error(error: Exception) -> tuple[int, str]:
-    """The status that a call ends with: its number, and the text for the client."""
-    told = known(error)
-    number = DEADLINE_EXCEEDED if isinstance(told, DeadlinePassedError) else status_of(told)
-    return number, status_text(told)
+    """Return the number and the text of the status with which a failed call ends."""
+    public_error = known(error)
+    number = DEADLINE_EXCEEDED if isinstance(public_error, DeadlinePassedError) else status_of(public_error)
+    return number, status_text(public_error)

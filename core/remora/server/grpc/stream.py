@@ -1,9 +1,10 @@
-"""One ModelStreamInfer call: a thread that reads its requests and one that writes its answers; the law: neither the
-client nor a model makes the other's backlog grow without limit.
+"""ModelStreamInfer call with a reading and a writing thread.
 
-The writing thread owns the order of the answers; all others hand it what happened through a queue. When too many
-requests wait for answers, no more are read. When too many answers wait for the client, models that stream are held up
-in their ``send``, and a client that reads nothing for a while is let go.
+The writing thread owns the order of the answers; all other threads send it events through a queue. Reading pauses while
+too many requests wait for answers. While too many answers wait for the client, streaming models block in ``send``, and
+a client that reads nothing for STALL_S is dropped.
+
+Invariant: neither the client nor a model makes the other's backlog grow without limit.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from remora.tracing.tracer import Arrival
 _log = logging.getLogger(__name__)
 
 STALL_S = 30.0
-"""How long a model may be held up by a client that reads nothing."""
+"""How long a client that reads nothing may block a model."""
 
 
 EVICTED_TEXT = "the stream was idle and all streams of the server are taken: open it again"
@@ -59,7 +60,7 @@ class StreamEngine(Protocol):
 
 
 class StreamLimits(NamedTuple):
-    """What one stream may keep in memory, requests and answers each; ``stall_s`` is explained at STALL_S."""
+    """Limits of the requests and of the answers that one stream keeps in memory; for ``stall_s`` see STALL_S."""
 
     items: int = 1_024
     size: int = 64 << 20
@@ -86,14 +87,14 @@ _Event = _Opened | _Answered | _Signal | RemoraError
 
 
 class InferStream:
-    """One stream. `read` and `answers` each have a thread; `leave` and `drain` may be called from any.
+    """One stream. `read` and `answers` each run in a thread; `leave` and `drain` are thread-safe.
 
     Args:
-        engine: takes the requests.
-        parameters: join the parameters of every request [R16].
-        strict: a model's error ends the stream with its status [R10].
-        hang_up: ends the call, from any thread, also while an answer is being written.
-        arrival: what came with the call, for traces of its requests.
+        engine: runs the requests.
+        parameters: added to the parameters of every request [R16].
+        strict: True to end the stream with the status of a model's error [R10].
+        hang_up: ends the call; called from any thread, also while an answer is being written.
+        arrival: how the call arrived, for the traces of its requests.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class InferStream:
         self._draining = False
 
     def leave(self) -> None:
-        """The call has ended, however it did: cancel what is under way [R14]."""
+        """Cancel all requests in flight, because the call has ended [R14]."""
         if self._left:
             return
         self._left = True
@@ -142,26 +143,26 @@ class InferStream:
         self._events.put(_Signal.EVICT)
 
     def drain(self) -> None:
-        """Refuse new requests from now on [R21]; when all others are answered the stream ends."""
+        """Refuse new requests from now on [R21]; the stream ends when all others are answered."""
         self._draining = True
         self._events.put(_Signal.DRAIN)
 
     # -- The reading thread -----------------------------------------------------------------------------------------
 
     def read(self, messages: Iterator[bytes]) -> None:
-        """Take requests until the client sends no more, or the call ends."""
+        """Submit requests until the client half-closes or the call ends."""
         try:
             for message in messages:
                 if not self._requests.take(len(message)) or not self._accept(message):
                     return
-        except Exception:  # grpcio says by one that the client has gone; `leave` was called then
+        except Exception:  # grpcio raises one when the client has disconnected, after `leave` was called
             if not self._left:
                 _log.debug("gRPC: reading a stream ended early", exc_info=True)
         finally:
             self._events.put(_Signal.READ_ALL)
 
     def _accept(self, message: bytes) -> bool:
-        """Submit one request; False if the stream cannot go on."""
+        """Submit one request; return False if the stream cannot continue."""
         entry = Entry(in_line=True)  # also for the refusal of an unknown model, as in Triton
         try:
             request = self._read(message)
@@ -193,7 +194,7 @@ class InferStream:
 
     @staticmethod
     def _read(message: bytes) -> InferMessage | bytes:
-        """Return the request, or its refusal. Raises MalformedError for bytes that are no message."""
+        """Return the request, or its encoded refusal. Raises MalformedError for bytes that do not parse."""
         try:
             return read_infer(message)
         except InvalidArgumentError as error:
@@ -210,13 +211,13 @@ class InferStream:
         call = request.decode(self._parameters, self._regions)
         ticket = model.submit(call.form, call.data, self._reply(entry, model, call, size))
         self._tickets[entry] = ticket
-        if entry.ended:  # answered meanwhile: the writing thread has found nothing to remove
+        if entry.ended:  # answered meanwhile, before the writing thread could find the ticket to remove
             self._tickets.pop(entry, None)
         if self._left:
             ticket.cancel()
         return ticket
 
-    # -- Whatever thread has an answer ------------------------------------------------------------------------------
+    # -- Any thread that delivers an answer -------------------------------------------------------------------------
 
     def _reply(
         self, entry: Entry, served: ServedModel, call: InferCall, size: int
@@ -232,7 +233,7 @@ class InferStream:
             streamed = final_of(outcome)
             try:
                 message = encode(streamed)
-            except Exception as error:  # whatever it is: the client waits for an answer
+            except Exception as error:  # any error, because the client waits for an answer
                 streamed = Streamed(known(error), streamed.final)
                 message = encode(streamed)
             if message is not None and not self._make_room(len(message), wait=not streamed.final):
@@ -244,7 +245,7 @@ class InferStream:
         return reply
 
     def _make_room(self, size: int, *, wait: bool) -> bool:
-        """Room for one more answer; False when the call has ended meanwhile."""
+        """Reserve room for one more answer; return False if the call has ended meanwhile."""
         if not wait:
             self._answers.add(size)
             return True
@@ -259,9 +260,9 @@ class InferStream:
     # -- The writing thread -----------------------------------------------------------------------------------------
 
     def answers(self) -> Iterator[bytes]:
-        """The messages for the client. Ends after the last answer when the client sends no more [R13].
+        """Yield the messages for the client; after its half-close, end with the last answer [R13].
 
-        Raises the RemoraError that the stream is to end with.
+        Raises the RemoraError with which the stream must end.
         """
         order = AnswerOrder()
         reading, draining = True, False
@@ -276,10 +277,10 @@ class InferStream:
             if isinstance(event, _Opened):
                 order.add(event.entry)
             elif isinstance(event, _Answered):
-                leaving = order.answer(event.entry, event.answer)
+                next_answers = order.answer(event.entry, event.answer)
                 if event.entry.ended:
                     self._tickets.pop(event.entry, None)
-                yield from self._write(leaving)
+                yield from self._write(next_answers)
             elif isinstance(event, RemoraError):
                 raise event
             elif event is _Signal.LEFT:
@@ -292,10 +293,10 @@ class InferStream:
             else:
                 draining = True
 
-    def _write(self, leaving: list[StreamAnswer]) -> Iterator[bytes]:
-        for answer in leaving:
+    def _write(self, answers: list[StreamAnswer]) -> Iterator[bytes]:
+        for answer in answers:
             if answer.error is not None and self._strict:
-                # The requests of a batch may have failed with one and the same object.
+                # A new object, because all requests of a failed batch share one error object.
                 raise error_of(answer.error.code, answer.error.message)
             if answer.message is not None:
                 yield answer.message
@@ -305,8 +306,8 @@ class InferStream:
 
 
 def known(error: Exception) -> RemoraError:
-    """The error that a client is told: one of ours as it is, any other goes to the log."""
+    """Return the error to report to the client: a RemoraError as it is, else InternalError after logging."""
     if isinstance(error, RemoraError):
         return error
-    _log.error("gRPC: a request failed in a way nobody foresaw", exc_info=error)
+    _log.error("gRPC: a request failed with an unexpected error", exc_info=error)
     return InternalError("internal error: the server's log has the details")

@@ -1,4 +1,7 @@
-"""The files of gRPC's TLS; the law: what cannot be read or used is said with the flag that names it."""
+"""TLS files of gRPC and the server's TLS context.
+
+Invariant: an error for an unreadable or invalid file names its flag.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from remora.errors import ConfigError
 
 
 class TlsFiles(NamedTuple):
-    """Paths of PEM files: the server's private key, its certificates, and those of who vouches for clients."""
+    """Paths of PEM files: the server's private key, its certificate chain, and the CA certificates for clients."""
 
     key: str
     cert: str
@@ -18,7 +21,7 @@ class TlsFiles(NamedTuple):
 
 
 def read(flag: str, path: str) -> bytes:
-    """What a file says. Raises ConfigError."""
+    """Return the content of a file. Raises ConfigError, which names ``--grpc-<flag>``."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -26,7 +29,7 @@ def read(flag: str, path: str) -> bytes:
 
 
 def context_of(files: TlsFiles, alpn: str) -> ssl.SSLContext:
-    """Return the context of a server [R17]; with ``root`` clients need a certificate that it vouches for.
+    """Return the TLS context of a server [R17]; with ``root``, clients need a certificate from that CA.
 
     Raises ConfigError.
     """
@@ -36,7 +39,7 @@ def context_of(files: TlsFiles, alpn: str) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION  # RFC 9113 9.2.1
     context.set_alpn_protocols([alpn])
     try:
-        context.load_cert_chain(files.cert, files.key, password=lambda: b"")  # nobody is there to be asked
+        context.load_cert_chain(files.cert, files.key, password=lambda: b"")  # never prompt for a password
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
             f"--grpc-server-cert and --grpc-server-key: '{files.cert}' and '{files.key}' are not a certificate and its "
@@ -47,9 +50,9 @@ def context_of(files: TlsFiles, alpn: str) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cadata=roots.decode("ascii", "replace"))
         except (ssl.SSLError, ValueError) as error:
-            raise ConfigError(f"--grpc-root-cert: '{files.root}' is no certificate ({_reason(error)})") from error
+            raise ConfigError(f"--grpc-root-cert: '{files.root}' is not a certificate ({_reason(error)})") from error
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever is named vouches, be it below another
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA is accepted as a root
     return context
 
 
