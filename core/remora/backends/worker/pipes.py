@@ -35,6 +35,7 @@ class PipeChannel:
         self._inbox: deque[Message] = deque()
         self._partial = bytearray()
         self._has_front = False
+        self._handle: Handle | None = None  # of the background thread, through which all messages arrive
         self._lost = False
 
     @property
@@ -96,8 +97,20 @@ class PipeChannel:
         try:
             yield
         finally:
-            with self._arrived:
-                self._has_front = False
+            while (message := self._leave()) is not None:
+                assert self._handle is not None
+                self._handle(message)
+
+    def _leave(self) -> Message | None:
+        """Return a message that arrived after the last ``next``; give the reader role back if there is none.
+
+        Such a message would otherwise wait until the next one wakes the background thread.
+        """
+        with self._arrived:
+            if self._inbox:
+                return self._inbox.popleft()
+            self._has_front = False
+        return None
 
     def next(self, timeout_s: float) -> Message | None:
         """Return the next message, or None after ``timeout_s``.
@@ -133,6 +146,7 @@ class PipeChannel:
                 self._lost = True
                 self._arrived.notify_all()
             raise PeerLostError
+        self._handle = handle
         self._partial += data
         for message in self._messages():
             with self._arrived:
