@@ -1,1 +1,1 @@
-"""Sockets, event loop and threads around the engine; the only place where asyncio, FastAPI and grpcio live."""
+"""Sockets, event loop and threads around the engine, with all uses of asyncio, FastAPI and grpcio."""

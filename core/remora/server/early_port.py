@@ -1,7 +1,8 @@
-"""The HTTP port while the server is still being imported; the law: it answers /livez, and whatever else comes waits.
+"""HTTP port that is open while the server is still being imported.
 
-The first bytes of a connection are looked at and not taken. What does not ask for /livez is the server's to answer, as
-soon as it is there: nobody is refused who would have been served.
+It peeks at the first bytes of each connection and answers /livez. All other connections wait for the server.
+
+Invariant: no connection is refused or loses bytes that the server needs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import threading
 
 _BACKLOG = 1024
-_ASKED = (b"GET /livez ", b"HEAD /livez ")
+_LIVEZ_REQUESTS = (b"GET /livez ", b"HEAD /livez ")
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nCache-Control: no-store\r\n"
     b"Content-Length: 3\r\nConnection: close\r\n\r\n"
@@ -19,9 +20,9 @@ _HEAD = (
 
 
 class EarlyPort:
-    """Listens in a thread of its own until `take` hands over what it holds.
+    """Port that listens in a dedicated thread until `take` returns its sockets.
 
-    Raises OSError when the address, which must be one of numbers, cannot be listened to.
+    Raises OSError if the address is not numeric or cannot be bound.
     """
 
     def __init__(self, address: str, port: int, *, reuse_port: bool = False) -> None:
@@ -29,20 +30,20 @@ class EarlyPort:
         socket.inet_pton(family, address)
         self._listening = socket.create_server((address, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
         self._listening.setblocking(False)
-        self._told, self._end = socket.socketpair()
-        self._held: dict[socket.socket, None] = {}  # who came first is served first
+        self._stop_receiver, self._stop_sender = socket.socketpair()
+        self._waiting: dict[socket.socket, None] = {}  # in order of arrival
         self._thread = threading.Thread(target=self._answer, name="remora early port", daemon=True)
         self._thread.start()
 
     def take(self) -> tuple[socket.socket, list[socket.socket]]:
-        """Stop; returns the listening socket and the connections that wait, in their order. To be called once."""
-        self._end.close()
+        """Stop, and return the listening socket and the waiting connections in order of arrival. Call it once."""
+        self._stop_sender.close()
         self._thread.join()
-        return self._listening, [*self._held]
+        return self._listening, [*self._waiting]
 
     def _answer(self) -> None:
-        with selectors.DefaultSelector() as selector, self._told:
-            selector.register(self._told, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as selector, self._stop_receiver:
+            selector.register(self._stop_receiver, selectors.EVENT_READ)
             selector.register(self._listening, selectors.EVENT_READ, self._accept)
             while True:
                 for key, _ in selector.select():
@@ -53,25 +54,25 @@ class EarlyPort:
     def _accept(self, listening: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = listening.accept()
-        except (BlockingIOError, ConnectionError):  # gone again
+        except (BlockingIOError, ConnectionError):  # the client has disconnected
             return
-        except OSError:  # too many are open, which would be said without pause: the server will see to it
+        except OSError:  # no descriptors: stop polling, which would spin, and leave the connection to the server
             selector.unregister(listening)
             return
         connection.setblocking(False)
-        self._held[connection] = None
+        self._waiting[connection] = None
         selector.register(connection, selectors.EVENT_READ, self._look_at)
 
     def _look_at(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
-        """Answer it when it asks for /livez, else leave it to the server, which meets its faults."""
+        """Answer a request for /livez; leave every other connection to the server."""
         selector.unregister(connection)
         try:
-            asked = connection.recv(4096, socket.MSG_PEEK)
-            if not asked.startswith(_ASKED) or not asked.endswith(b"\r\n\r\n"):
+            request = connection.recv(4096, socket.MSG_PEEK)
+            if not request.startswith(_LIVEZ_REQUESTS) or not request.endswith(b"\r\n\r\n"):
                 return
-            connection.recv(len(asked))  # what is closed with bytes unread is reset
-            connection.send(_HEAD if asked.startswith(b"HEAD") else _HEAD + b"ok\n")
+            connection.recv(len(request))  # because closing a socket with unread bytes resets the connection
+            connection.send(_HEAD if request.startswith(b"HEAD") else _HEAD + b"ok\n")
         except OSError:
             pass
-        self._held.pop(connection, None)
+        self._waiting.pop(connection, None)
         connection.close()

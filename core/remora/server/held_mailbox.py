@@ -1,7 +1,7 @@
-"""Backpressure from the client of a stream over HTTP to the model: its sender waits while the client does not read.
+"""Backpressure from the client of an HTTP stream to the model that sends it.
 
-The sender's thread waits for room, and the event loop makes room when the client has taken what was sent. Answers that
-arise in the loop's own thread are not held up.
+The sending thread blocks until there is room; the event loop frees room when the client has read the sent answers.
+Answers that are produced in the loop's thread never block.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from remora.server.http.exchange import Flow
 AHEAD = 64
 """Answers of one stream that may wait for the event loop and the client."""
 AHEAD_BYTES = 262_144
-"""Bytes of them; one answer may be larger."""
+"""Total bytes of these answers; a single answer may be larger."""
 SILENT_S = 60.0
-"""How long a client may take nothing of its stream before its request is cancelled."""
+"""How long a client may read nothing of its stream before its request is cancelled."""
 
 
 class HeldMailbox:
-    """The mailbox of one request whose answers are sent to one client.
+    """Mailbox with backpressure for the answers to one request.
 
     Args:
-        inner: the event loop's.
-        flow: how the client takes what is sent. Used in the loop's thread.
+        inner: mailbox of the event loop.
+        flow: flow control of the client; used in the loop's thread.
     """
 
     def __init__(self, inner: Mailbox, flow: Flow) -> None:
@@ -36,7 +36,7 @@ class HeldMailbox:
         self._flow = flow
         self._room = Backpressure(AHEAD, AHEAD_BYTES)
         self._posted: deque[int] = deque()  # sizes of the answers that the loop has not sent
-        self._sent: list[int] = []  # and of those that the client has not taken
+        self._sent: list[int] = []  # sizes of the answers that the client has not read
         self._timer: asyncio.TimerHandle | None = None
         self._unsent = 0
 
@@ -50,7 +50,7 @@ class HeldMailbox:
         return self._inner.defer(work)
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Deliver, once there is room; at once in the loop's thread, and what is final."""
+        """Deliver answers once there is room; final answers and answers in the loop's thread never wait."""
         watcher = self._inner.watcher
         waits = watcher is None or not watcher.is_current()
         for _, outcome in deliveries:
@@ -66,11 +66,11 @@ class HeldMailbox:
     # -- in the loop's thread ---------------------------------------------------------------------------------------
 
     def release_with(self, request: Request) -> None:
-        """Hold up nothing more once the request is cancelled."""
+        """Unblock the sender for good when the request is cancelled."""
         request.when_cancelled(self._room.close)
 
     def sent(self) -> None:
-        """An answer that was not final was sent to the client."""
+        """Record that a non-final answer was sent to the client."""
         self._sent.append(self._posted.popleft())
         if not self._flow.unsent:
             self._taken()
@@ -79,11 +79,11 @@ class HeldMailbox:
             self._look()
 
     def end(self) -> None:
-        """The stream has ended."""
+        """Free all room at the end of the stream."""
         self._taken()
 
     def _taken(self) -> None:
-        """The client has taken all that was sent, or has left."""
+        """Free the room of all sent answers, because the client has read them or has disconnected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +92,7 @@ class HeldMailbox:
             self._room.give(size)
 
     def _look(self) -> None:
-        """Give a client up that has taken nothing since the last look."""
+        """Drop the client if it has read nothing since the last check, else schedule the next check."""
         if self._timer is not None and self._flow.unsent >= self._unsent:
             self._timer = None
             self._flow.give_up(f"took nothing of its stream for {SILENT_S:g} s")

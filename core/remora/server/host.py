@@ -1,8 +1,8 @@
-"""How a platform plugs into the server: its settings as options, its routes as services on ports; all of it data.
+"""Interface between the server and platform adapters: options, services and extra ports.
 
-An adapter is a module with a function ``host(environ) -> Host``. It reads nothing but the variables it is given and
-the folders they name, and starts nothing: `remora.cli` lays the command line's flags over the host's options, and
-`remora.server.main` opens the ports. What answers on them is a service made of what is `ServerContext`.
+An adapter is a module with a function ``host(environ) -> Host``. It reads only the given variables and the directories
+that they name, and starts nothing: `remora.cli` applies the command-line flags over the host's options, and
+`remora.server.main` opens the ports. The host's factories create the services of the ports from a `ServerContext`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from remora.options import EngineOptions, ServerOptions
 
-if TYPE_CHECKING:  # a host is made before the server's modules are imported
+if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.engine import Engine
     from remora.messages import Mailbox
     from remora.server.http.http1 import Service
@@ -30,17 +30,17 @@ PLATFORMS = (
     "sagemaker",
     "vertex",
 )
-"""The platforms that have an adapter here: modules of ``remora_adapters``."""
+"""Platforms with a built-in adapter: modules of ``remora_adapters``."""
 _GROUP = "remora.hosts"
 _BESIDE = {"allow_sagemaker": "sagemaker"}
-"""The options that open a platform's port beside V2's, and the adapter that has it."""
+"""Options that open a platform's port in addition to V2's, and their adapters."""
 
 
 class ServerContext(NamedTuple):
-    """What a platform's service is made of: it answers its own routes and hands on what is V2.
+    """Parts of the server from which a platform's service is built.
 
-    ``rest`` answers V2; ``mailbox`` is where the loop takes inference answers; ``later`` runs what would block the loop
-    and answers the exchange with its result. All are to be used in the loop's thread.
+    ``rest`` answers V2 requests; ``mailbox`` delivers inference answers to the loop; ``later`` runs work that would
+    block the loop and answers the exchange with its result. Use all of them in the loop's thread.
     """
 
     engine: Engine
@@ -51,12 +51,12 @@ class ServerContext(NamedTuple):
 
 
 ServiceFactory = Callable[[ServerContext], "Service"]
-"""Makes the service of a port, in the loop's thread, before the models are loaded: it must answer probes meanwhile."""
+"""Creates the service of a port, in the loop's thread. The service must answer probes before the models are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraPort:
-    """A port besides V2's: what it is called in messages, where it listens, who answers there."""
+    """Port in addition to V2's: its name in messages (``what``), its address and the factory of its service."""
 
     what: str
     address: str
@@ -65,12 +65,12 @@ class ExtraPort:
 
 
 def v2_alone(inside: ServerContext) -> Service:
-    """The front of a host that has no routes of its own."""
+    """Return the V2 service, for hosts without custom routes."""
     return inside.rest
 
 
 def all_on_one_port(inside: ServerContext) -> Service:
-    """The front of a host that lets one port through: the metrics are there as well."""
+    """Return a V2 service that includes the metrics, for hosts that expose a single port."""
     from remora.server.http.rest import OnePortService
 
     return OnePortService(inside.rest)
@@ -81,10 +81,10 @@ _ENGINE, _SERVER = EngineOptions(), ServerOptions()
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a platform asks of a server.
+    """Configuration of the server for a platform.
 
-    ``engine`` and ``server`` are the options that hold unless a flag says otherwise, ``front`` makes what answers on
-    the HTTP port, and ``doors`` are further ports.
+    ``engine`` and ``server`` are the options, which flags override; ``front`` creates the service of the HTTP port, and
+    ``doors`` are extra ports.
     """
 
     engine: EngineOptions = _ENGINE
@@ -94,17 +94,17 @@ class Host:
 
 
 class Adapter(Protocol):
-    """A platform's module."""
+    """Module of a platform."""
 
     def host(self, environ: Mapping[str, str]) -> Host:
-        """What the platform asks, from its environment.
+        """Return the platform's configuration from its environment variables.
 
-        Raises ValueError for settings that cannot be used, OSError for folders that they name and nobody can read.
+        Raises ValueError for invalid settings, OSError for directories that cannot be read.
         """
 
 
 def port_of(environ: Mapping[str, str], variable: str, default: int) -> int:
-    """The port that a variable names. Raises ValueError for what is none."""
+    """Return the port number in a variable. Raises ValueError if it is not a port."""
     text = environ.get(variable, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65_536):
         raise ValueError(f"{variable}={text}: expected a port")
@@ -112,19 +112,19 @@ def port_of(environ: Mapping[str, str], variable: str, default: int) -> int:
 
 
 def models_of(environ: Mapping[str, str], directories: Sequence[str]) -> tuple[str, ...]:
-    """What ``REMORA_MODEL_REPOSITORY`` names, else the first of the directories that is there."""
+    """Return the path in ``REMORA_MODEL_REPOSITORY``, else the first of the directories that exists."""
     named = environ.get("REMORA_MODEL_REPOSITORY")
     return (named,) if named else tuple(place for place in directories if Path(place).is_dir())[:1]
 
 
 def find_adapter(name: str) -> Adapter:
-    """The adapter of a platform: one of ours, or one that an installed package offers in the group ``remora.hosts``.
+    """Return the adapter of a platform: built in, or from an installed package's entry point in ``remora.hosts``.
 
-    Raises ValueError when there is none.
+    Raises ValueError for an unknown platform.
     """
     if name in PLATFORMS:
         return cast(Adapter, import_module(f"remora_adapters.{name}"))
-    from importlib.metadata import entry_points  # 40 ms: only for a platform that is not ours
+    from importlib.metadata import entry_points  # takes 40 ms, so only for external adapters
 
     for entry in entry_points(group=_GROUP):
         if entry.name == name:
@@ -133,9 +133,9 @@ def find_adapter(name: str) -> Adapter:
 
 
 def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
-    """The platforms' ports that options ask for beside V2's, as tritonserver has them [N01].
+    """Return the platform ports that options enable in addition to V2's, as in tritonserver [N01].
 
-    Raises ValueError for settings that cannot be used.
+    Raises ValueError for invalid settings.
     """
     wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
     doors: list[ExtraPort] = [import_module(f"remora_adapters.{name}").beside(options, environ) for name in wanted]

@@ -1,7 +1,7 @@
-"""Listening sockets: connections are accepted also when a server ends, and when it has no descriptor left.
+"""Listening sockets that lose no connection at shutdown or when descriptors run out.
 
-The event loop's own servers do neither: they reset the connections that the kernel has established when they close, and
-close or forget the ones for which there is no descriptor.
+The event loop's servers do: they reset connections that the kernel has established when they close, and drop those for
+which there is no descriptor.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from collections.abc import Callable
 _log = logging.getLogger("remora.server")
 
 BACKLOG = 1024
-"""Connections that the kernel may keep until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 
 _AT_ONCE = 64
-"""Connections that are accepted in one turn of the event loop."""
+"""Connections to accept in one turn of the event loop."""
 _PAUSE_S = 1.0
-"""How long no connection is accepted when there is no descriptor for it."""
+"""How long accepting pauses when there is no descriptor and no idle connection to close."""
 _ROOM_S = 0.01
-"""How long idle connections may take to close that make room."""
+"""How long accepting pauses while idle connections are being closed."""
 _WARNING_S = 60.0
-"""How often the log tells that descriptors run out."""
+"""Minimum interval between warnings about missing descriptors."""
 
 
 async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
-    """Return listening sockets for an address, which may be a name. Raises OSError."""
+    """Return listening sockets for an address or a host name. Raises OSError."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         asyncio.Protocol, address, port, reuse_port=reuse_port or None, start_serving=False
@@ -45,13 +45,13 @@ async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.sock
 
 
 class Port:
-    """Accepts connections of one port until it is closed. To be used in the event loop's thread.
+    """Port that accepts connections until it is closed. Use it in the event loop's thread.
 
     Args:
-        sockets: listen already.
-        protocol: makes the protocol of a connection.
-        make_room: closes idle connections because descriptors have run out; False if there are none.
-        context: for TLS.
+        sockets: listening sockets.
+        protocol: creates the protocol of a connection.
+        make_room: closes idle connections if descriptors have run out; returns False if there are none.
+        context: TLS context.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class Port:
 
     @property
     def opening(self) -> int:
-        """How many accepted connections have no protocol yet."""
+        """Number of accepted connections without a protocol so far."""
         return len(self._opening)
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection that was accepted."""
+        """Serve an accepted connection."""
         connection.setblocking(False)
         opening = self._loop.create_task(self._open(connection))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
     def close(self) -> None:
-        """Accept the connections that clients have made so far, and no more."""
+        """Accept the connections that are already established, then stop listening."""
         sockets, self._sockets = self._sockets, []
         if self._pause is not None:
             self._pause.cancel()
@@ -101,7 +101,7 @@ class Port:
     async def _open(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._context)
-        except (OSError, asyncio.CancelledError) as error:  # the client has left, or speaks no TLS
+        except (OSError, asyncio.CancelledError) as error:  # the client has disconnected or does not use TLS
             _log.debug("a connection was not opened: %r", error)
 
     def _resume(self) -> None:
@@ -115,12 +115,12 @@ class Port:
                 return
 
     def _accept(self, listening: socket.socket) -> bool:
-        """Accept one connection; False if there is none, or no descriptor for it."""
+        """Accept one connection; return False if there is no connection or no descriptor."""
         try:
             connection, _ = listening.accept()
         except (BlockingIOError, InterruptedError):
             return False
-        except ConnectionError:  # the client has left
+        except ConnectionError:  # the client has disconnected
             return True
         except OSError as error:
             self._starve(error)
@@ -129,7 +129,7 @@ class Port:
         return True
 
     def _starve(self, error: OSError) -> None:
-        """Stop accepting for a moment: a descriptor is missing, and the kernel would report that without pause."""
+        """Pause accepting, because without a descriptor the socket would stay readable and the loop would spin."""
         if self._pause is not None or not self._sockets:
             return
         made_room = self._make_room()
@@ -152,8 +152,8 @@ _SO_ATTACH_FILTER = 26
 _WITHOUT_SYN = b"".join(
     struct.pack("HBBI", code, if_true, if_false, value)
     for code, if_true, if_false, value in (
-        (0x30, 0, 0, 13),  # load the byte of the TCP header that has the flags
-        (0x45, 0, 1, 0x02),  # is SYN among them?
+        (0x30, 0, 0, 13),  # load the flags byte of the TCP header
+        (0x45, 0, 1, 0x02),  # test the SYN flag
         (0x06, 0, 0, 0),  # drop
         (0x06, 0, 0, 0xFFFFFFFF),  # keep
     )
@@ -161,14 +161,14 @@ _WITHOUT_SYN = b"".join(
 
 
 def _refuse_new(listening: socket.socket) -> None:
-    """Let the kernel establish no further connection, so that none is reset between the last accept and the close.
+    """Drop new SYN packets, so that no connection is established and then reset between the last accept and the close.
 
-    Clients try again, and are then refused or find another server. Linux alone can do it.
+    Clients retry, and are then refused or reach another server. This works on Linux only.
     """
     if sys.platform != "linux":
         return
     program = ctypes.create_string_buffer(_WITHOUT_SYN)
     try:
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 4, ctypes.addressof(program)))
-    except OSError:  # a sandbox without filters: a connection may come between
+    except OSError:  # a sandbox without socket filters; a connection may be reset
         _log.debug("new connections cannot be refused before the port is closed", exc_info=True)

@@ -1,4 +1,7 @@
-"""An event loop as the place where answers are delivered; the law: one wake-up for a batch, and nothing raised."""
+"""Mailbox that delivers answers in an event loop.
+
+Invariant: one wake-up per batch, and `LoopMailbox.post` does not raise.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _log = logging.getLogger("remora.server")
 
 
 class LoopMailbox:
-    """The mailbox of one running event loop. Made in that loop's thread.
+    """Mailbox of a running event loop. Create it in that loop's thread.
 
-    ``alone`` may tell that nothing else can arrive in the current turn; deferred work then need not wait for its end.
+    ``alone`` returns True if no other request can arrive in the current turn; deferred work then runs at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,7 +46,7 @@ class LoopMailbox:
         def end_soon() -> None:
             try:
                 self._loop.call_soon_threadsafe(end)
-            except RuntimeError:  # the loop is closed, and watches nothing
+            except RuntimeError:  # the loop is closed
                 os.close(own)
 
         return end_soon
@@ -53,17 +56,20 @@ class LoopMailbox:
         return threading.get_ident() == self._thread
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Deliver now when the caller is the loop's thread, else in one wake-up of the loop."""
+        """Deliver at once in the loop's thread, else with one wake-up of the loop."""
         if threading.get_ident() == self._thread:
             run_replies(deliveries)
             return
         try:
             self._loop.call_soon_threadsafe(run_replies, deliveries)
-        except RuntimeError:  # the loop is closed: nobody is left to answer
+        except RuntimeError:  # the loop and all its connections are closed
             _log.debug("%d answers came after the server stopped", len(deliveries))
 
     def defer(self, work: Callable[[], None]) -> bool:
-        """Run ``work`` in the loop's next turn, when what arrived together with this has been taken in."""
+        """Run ``work`` in the loop's next turn, after all requests that arrived in this turn.
+
+        Returns False outside the loop's thread.
+        """
         if threading.get_ident() != self._thread:
             return False
         if self._inside or not self.alone():

@@ -1,6 +1,6 @@
-"""A whole server in this process: binds the ports, loads the models, serves until told to stop.
+"""Server process: open the ports, load the models, serve until a signal, shut down.
 
-Signals and the process's standard streams are touched here and in `cli`, nowhere else.
+Only this module and `cli` use signals and the standard streams of the process.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _log = logging.getLogger("remora.server")
 _SWEEP_S = 5.0
 _LOOK_S = 0.01
 _STALL_LIMIT_S = 120.0
-"""A request that takes longer than this to arrive is given up, as is a connection whose first one does not come."""
+"""How long a request may take to arrive; also the timeout for the first request of a connection."""
 _CLOSED_AT_ONCE = 8
-"""Idle connections that are closed when there is no descriptor for a new one."""
+"""Idle connections to close at a time when file descriptors run out."""
 
 
 class StartError(Exception):
-    """The server cannot start; the text is for the operator."""
+    """Error that prevents the server from starting; its text is for the operator."""
 
 
 class Ports(NamedTuple):
-    """Where a running server listens; 0 for what is off. ``doors`` are in the order of the server's."""
+    """Port numbers of a running server, 0 for disabled ports; ``doors`` is in the order of `Server.doors`."""
 
     http: int = 0
     grpc: int = 0
@@ -66,14 +66,14 @@ class Ports(NamedTuple):
 
 
 class Server:
-    """The fronts of one engine on one event loop.
+    """HTTP, gRPC and metrics servers of one engine on one event loop.
 
     Args:
-        engine: not yet started; `start` starts it and `stop` stops it.
-        options: addresses, ports, limits.
-        front: makes what answers on the HTTP port.
-        doors: further ports of the host.
-        early: the HTTP port, where it is open already.
+        engine: the engine, not started; `start` starts it and `stop` stops it.
+        options: addresses, ports and limits.
+        front: creates the service of the HTTP port.
+        doors: extra ports of the host.
+        early: the HTTP port, if it is already open.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Server:
         self.doors = doors
         self.ports = Ports()
         self.end = 0.0
-        """When the exit timeout is over, in the loop's time."""
+        """Loop time at which the exit timeout expires."""
         self._front = front
         self._early = early
         self._listeners: list[Listener | Http2Listener] = []
@@ -103,9 +103,10 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, loading: Future[Engine] | None = None) -> None:
-        """Listen, and load the models unless ``loading`` does so already; returns when they are ready.
+        """Open the ports, load the models and return when they are ready.
 
-        Raises StartError or RemoraError; the caller then stops the server.
+        ``loading`` is the future of a load that is already running. Raises StartError or RemoraError; the caller then
+        stops the server.
         """
         loop = asyncio.get_running_loop()
         options = self.options
@@ -131,7 +132,7 @@ class Server:
             allowed_hosts=self._allowed_hosts,
         )
         inside = ServerContext(self.engine, rest, mailbox, later, options)
-        if options.allow_grpc:  # said before a probe can ask
+        if options.allow_grpc:  # set before the ports open, so that no probe sees "ready" too early
             self._grpc_is_there = self.engine.hold_readiness("gRPC is being opened")
         if options.grpc_transport == "own" and (options.allow_grpc or options.grpc_on_http_port):
             self._own = self._own_grpc(inside, restricted)
@@ -151,14 +152,14 @@ class Server:
         self.engine.ledger.mark("models")
 
     async def _open_grpcio(self) -> None:
-        """Open gRPC on the reference transport, whose import takes longer than the event loop may stand still."""
+        """Open gRPC on grpcio in another thread, because its import would block the event loop for too long."""
         self._grpc_opening = asyncio.get_running_loop().run_in_executor(None, self._start_grpcio)
         port = await asyncio.shield(self._grpc_opening)
         self.ports = self.ports._replace(grpc=port)
         self._grpc_is_there()
 
     async def _open_ports(self, inside: ServerContext, mailbox: LoopMailbox) -> None:
-        """Listen on every port but gRPC's; what answers there has to say that models are still being loaded."""
+        """Open all ports except grpcio's. Their services must answer while models are still being loaded."""
         options, http, metrics = self.options, 0, 0
         if options.allow_http:
             front = at(options.http_address, self._front(inside), self._allowed_hosts)
@@ -172,7 +173,7 @@ class Server:
         if options.grpc_transport == "own":
             self._grpc_is_there()
         self._listeners += self._own.listeners if self._own is not None else ()
-        if len(self._listeners) == 1:  # with more, a request may come in by another while one is handled
+        if len(self._listeners) == 1:  # with several, a request may arrive at another one in the same loop turn
             mailbox.alone = self._listeners[0].is_alone
         if options.allow_metrics:
             address = options.metrics_address or options.http_address
@@ -185,7 +186,7 @@ class Server:
         return await self._listen(service, door.address, door.port, door.what)
 
     def _takes_http2(self, service: Service) -> Handover:
-        """Return what takes the HTTP port's connections of HTTP/2."""
+        """Return the handover for HTTP/2 connections on the HTTP port."""
         return self._own.beside(service) if self._own is not None else _refuse_http2
 
     def _own_grpc(self, inside: ServerContext, restricted: Restrictions) -> OwnGrpc | None:
@@ -205,7 +206,7 @@ class Server:
         if options.grpc_on_http_port and not options.allow_http:
             raise StartError("--grpc-on-http-port: with --allow-http=false there is no such port; leave one out")
         if options.grpc_on_http_port and options.grpc_transport == "grpcio":
-            raise StartError("--grpc-on-http-port: grpcio needs a port of its own, --grpc-transport=own does not")
+            raise StartError("--grpc-on-http-port: grpcio needs a separate port, --grpc-transport=own does not")
         used: dict[int, str] = {}
         for on, port, what in (
             (options.allow_http, options.http_port, "HTTP"),
@@ -234,7 +235,7 @@ class Server:
                 listening, waiting = self._early.take()
                 sockets = [listening]
             else:
-                # Of processes on one metrics port the kernel would give every scrape to one, which counts for itself.
+                # A metrics port is not shared, because each scrape would reach a random process and its counts only.
                 shared = self.options.reuse_http_port and what != "metrics"
                 sockets = await bind(address, port, reuse_port=shared)
         except OSError as error:
@@ -270,14 +271,14 @@ class Server:
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     def make_room(self) -> bool:
-        """Close the connections that have been idle for longest, because descriptors have run out."""
+        """Close the longest idle connections, because descriptors have run out; return False if there are none."""
         idle = [connection for listener in self._listeners for connection in listener.connections if connection.is_idle]
         for connection in sorted(idle, key=lambda connection: connection.idle_since)[:_CLOSED_AT_ONCE]:
             connection.abort()
         return bool(idle)
 
     def _close_idle(self) -> int:
-        """Close connections without a request; returns how many are left, or about to be opened."""
+        """Close connections without a request; return the number of those that remain or are being opened."""
         opening = sum(port.opening for port in self._ports)
         return sum(listener.close_idle() for listener in self._listeners) + opening
 
@@ -288,10 +289,10 @@ class Server:
         return counts
 
     async def stop(self, *, drain: bool = False, announce: bool = True) -> bool:
-        """Stop accepting, finish what is under way, close. False when the exit timeout was not enough.
+        """Stop accepting, finish the requests in flight and close; return False if the exit timeout expired.
 
-        With ``announce``, log each second what is waited for.
-        With ``drain``, be not ready first, go on serving for the lame-duck time, and until open sequences have ended.
+        With ``announce``, log the requests in flight every second. With ``drain``, first report "not ready" and keep
+        serving for the lame-duck time, and until open sequences have ended.
         """
         loop = asyncio.get_running_loop()
         if drain:
@@ -313,7 +314,7 @@ class Server:
             await asyncio.sleep(_LOOK_S)
         left = max(end - loop.time(), 0.0)
         stopping = in_own_thread(self.engine.stop, left)
-        await asyncio.wait((stopping,), timeout=left + _LOOK_S)  # a model may hang when it is closed
+        await asyncio.wait((stopping,), timeout=left + _LOOK_S)  # a model may hang while it is being closed
         done = stopping.done() and stopping.result() and done
         if countdown is not None:
             countdown.cancel()
@@ -329,7 +330,7 @@ class Server:
         return done
 
     async def _lame_duck(self) -> None:
-        """Be not ready, and serve on while traffic goes elsewhere; answers say that their connection ends."""
+        """Report "not ready" and keep serving while traffic moves away; answers carry ``Connection: close``."""
         self.engine.begin_drain()
         for listener in self._listeners:
             listener.closing = True
@@ -338,7 +339,7 @@ class Server:
             await asyncio.sleep(self.options.lame_duck_secs)
 
     async def _count_down(self, end: float) -> None:
-        """Say each second what is waited for, in Triton's words [V03]."""
+        """Log the requests in flight every second, in Triton's words [V03]."""
         loop = asyncio.get_running_loop()
         _log.info("Waiting for in-flight requests to complete.")
         while True:
@@ -351,14 +352,14 @@ class Server:
 
 
 def _refuse_http2(transport: asyncio.Transport, _received: bytes) -> None:
-    """End a connection of HTTP/2, with the reason that sends clients to HTTP/1.1 (RFC 9113 7)."""
+    """Close an HTTP/2 connection with HTTP_1_1_REQUIRED (RFC 9113 section 7)."""
     text = b"gRPC is off, its package is not installed: use HTTP/1.1"
     transport.write(frames.settings() + frames.goaway(0, frames.HTTP_1_1_REQUIRED, text))
     transport.close()
 
 
 def _check_tls(options: ServerOptions) -> None:
-    """Raise StartError when gRPC's TLS lacks the name of a file."""
+    """Raise StartError if a file name for gRPC's TLS is missing."""
     mutual = options.grpc_use_ssl_mutual
     if not (options.grpc_use_ssl or mutual):
         return
@@ -371,22 +372,22 @@ def _check_tls(options: ServerOptions) -> None:
 
 
 def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None = None) -> int:
-    """Run a server until SIGTERM or SIGINT; returns the process's exit code (0 clean, 1 otherwise)."""
+    """Run a server until SIGTERM or SIGINT and return the exit code (0 after a clean shutdown, else 1)."""
     return _run(_serve(engine, loading, host, settings, early))
 
 
 async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None) -> int:
     loop = asyncio.get_running_loop()
     server = Server(engine, host.server, host.front, host.doors, early)
-    told = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def stop() -> None:
         seconds = host.server.lame_duck_secs + engine.options.exit_timeout_secs
-        force_exit_after(seconds + MARGIN_S)  # what waits at the end of that time is answered then
-        loop.call_soon_threadsafe(told.set)
+        force_exit_after(seconds + MARGIN_S)  # the margin leaves time to answer waiting requests at the timeout
+        loop.call_soon_threadsafe(stop_requested.set)
 
     on_signals(_ending_signals(), stop)
-    starting, stopping = loop.create_task(server.start(loading)), loop.create_task(told.wait())
+    starting, stopping = loop.create_task(server.start(loading)), loop.create_task(stop_requested.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         _log.info("told to stop before the models were loaded")
@@ -412,13 +413,13 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
 
 
 def _ending_signals() -> tuple[signal.Signals, ...]:
-    """The signals that end a server; a process under nohup goes on when its terminal is closed."""
+    """Return the signals that stop a server: SIGHUP only if it is not ignored, as it is under nohup."""
     ending = (signal.SIGTERM, signal.SIGINT)
     return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*ending, signal.SIGHUP)
 
 
 def _reason(engine: Engine, error: Exception) -> str:
-    """Why there is no server; models that cannot be loaded have their reasons in the log already."""
+    """Return why startup failed; the reasons of models that failed to load are already in the log."""
     failed = engine.start_failures
     if not isinstance(error, RemoraError) or not failed:
         return str(error)
@@ -427,7 +428,7 @@ def _reason(engine: Engine, error: Exception) -> str:
 
 
 def ready_table(server: Server, age_s: float) -> str:
-    """What serves, how long it took to load, and where to reach it."""
+    """Return a table of the ready models with their load times and the addresses of the server."""
     rows = [("model", "version", "backend", "load")]
     rows += [
         (model.name, model.version_text, model.config.backend or model.platform, f"{model.load_ns / 1e6:.0f} ms")
@@ -453,19 +454,19 @@ def ready_table(server: Server, age_s: float) -> str:
 def _run(main: asyncio.Future[int] | object) -> int:
     try:
         import uvloop
-    except ImportError:  # not built for this platform: the standard loop serves as well, slower
+    except ImportError:  # not available on this platform; asyncio's loop works too, but is slower
         return asyncio.run(main)  # type: ignore[arg-type]
     return int(uvloop.run(main))  # type: ignore[arg-type]
 
 
 def _grpc_restrictions(options: ServerOptions) -> tuple[str, ...]:
-    """A port that is locked for HTTP is not to be open for gRPC."""
+    """Return gRPC's restrictions; on a shared port they default to those of HTTP."""
     shared = options.http_restricted_api if options.grpc_on_http_port else ()
     return options.grpc_restricted_protocol or shared
 
 
 def _pattern(text: str, flag: str) -> re.Pattern[str] | None:
-    """A pattern of the command line; names match without regard to case [H25]. Raises StartError."""
+    """Compile a pattern from the command line, case-insensitive [H25]. Raises StartError."""
     if not text:
         return None
     try:

@@ -1,4 +1,7 @@
-"""Loading begins while the rest of the server is still being imported: the two take different resources."""
+"""Startup options of the server process and the thread that loads the models.
+
+Loading starts while the rest of the server is still being imported, because the two use different resources.
+"""
 
 from __future__ import annotations
 
@@ -21,47 +24,47 @@ _REDIS_SECRETS = {"TRITONCACHE_REDIS_USERNAME": "redis,user", "TRITONCACHE_REDIS
 
 
 def with_workers(options: EngineOptions) -> EngineOptions:
-    """A server keeps models' code out of its process unless it is told otherwise (decision 0007)."""
+    """Return options that run Python models in worker processes by default (decision 0007)."""
     return replace(options, backend_config=("python,isolation=process", *options.backend_config))
 
 
 def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """With what the variables of Triton's own scheduler tests ask for [D16, S15]. Raises ValueError."""
-    asked: dict[str, Any] = {}
+    """Return options with the variables of Triton's scheduler tests applied [D16, S15]. Raises ValueError."""
+    overrides: dict[str, Any] = {}
     for variable, option in _HOOKS.items():
         value = environ.get(variable)
         if value is None:
             continue
         if not value.isdecimal():
             raise ValueError(f"{variable} must be a whole number of requests, got '{value}'")
-        asked[option] = int(value)
-    return replace(options, **asked)
+        overrides[option] = int(value)
+    return replace(options, **overrides)
 
 
 def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """With the credentials that Triton reads from the environment, where the command line gives none [K04]."""
-    given = {entry.partition("=")[0] for entry in options.cache_config}
-    if not any(entry.startswith("redis,") for entry in given):
+    """Return options with Triton's cache credentials from the environment; the command line has priority [K04]."""
+    configured = {entry.partition("=")[0] for entry in options.cache_config}
+    if not any(entry.startswith("redis,") for entry in configured):
         return options
-    found = [
+    credentials = [
         f"{entry}={environ[variable]}"
         for variable, entry in _REDIS_SECRETS.items()
-        if environ.get(variable) and entry not in given
+        if environ.get(variable) and entry not in configured
     ]
-    return replace(options, cache_config=(*options.cache_config, *found))
+    return replace(options, cache_config=(*options.cache_config, *credentials))
 
 
 def begin(engine: Engine) -> Future[Engine]:
-    """Start an engine in a thread of its own; the future has it when its models are loaded, or what was wrong."""
+    """Start an engine in a dedicated thread; its future resolves when the models are loaded, or fails."""
     loading: Future[Engine] = Future()
-    loading.set_running_or_notify_cancel()  # whoever waits for it may leave; the load goes on
+    loading.set_running_or_notify_cancel()  # the future can no longer be cancelled, because the load continues
 
     def load() -> None:
         try:
             loading.set_result(engine.start())
-        except BaseException as error:  # whoever waits for the future gets it
+        except BaseException as error:  # any error, because it belongs to the waiter of the future
             loading.set_exception(error)
-        remove_left_behind()  # in this thread, which keeps nobody waiting any more
+        remove_left_behind()  # in this thread, because it no longer delays the start
 
     threading.Thread(target=load, name="remora start", daemon=True).start()
     return loading
