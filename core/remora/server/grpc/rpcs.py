@@ -49,7 +49,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class CallContext(Protocol):
-    """One call of a transport. Thread-safe."""
+    """Call of a transport, as behaviours see it. Thread-safe."""
 
     def invocation_metadata(self) -> Metadata:
         """Return the call's metadata."""
@@ -128,7 +128,7 @@ class Rpcs:
         self._streams: set[InferStream] = set()
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self.unary = self._all()
-        """The unary RPCs by path."""
+        """Unary RPCs by path."""
 
     def drain(self) -> None:
         """Refuse new inference from now on [R21] and report NOT_SERVING; calls in flight continue."""

@@ -87,7 +87,7 @@ _Event = _Opened | _Answered | _Signal | RemoraError
 
 
 class InferStream:
-    """One stream. `read` and `answers` each run in a thread; `leave` and `drain` are thread-safe.
+    """State of one stream. `read` and `answers` each run in a thread; `leave` and `drain` are thread-safe.
 
     Args:
         engine: runs the requests.

@@ -157,7 +157,7 @@ class _Single(_Reply):
         self._answered = False
 
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
-        """The next response of the model."""
+        """Process the next response of the model."""
         if self._answered:
             return
         found, final = _parted(outcome)
@@ -188,7 +188,7 @@ class _Events(_Reply):
         self._held = held
 
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
-        """The next response of the model."""
+        """Process the next response of the model."""
         found, final = _parted(outcome)
         status, body = (200, b"") if found is None else self._printed(ticket, found)
         if not self._begun and (final or found is not None):
