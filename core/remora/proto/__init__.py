@@ -1,1 +1,1 @@
-"""The wire's messages, generated from the .proto files beside this one; the law: nothing is written by hand here."""
+"""Generated messages of the V2 protocol and of model configurations, wire-identical to Triton's."""
