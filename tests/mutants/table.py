@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("slot.begun == 1 and", "slot.busy and"),
         ("self.retired = False", "self.retired = True"),
         ("left_out = list(known.values())", "left_out = []"),
-        ("any(hasattr(instance", "all(not hasattr(instance"),
+        ("unhealthy_reason is not None for", "unhealthy_reason is None for"),
     ),
     *_of(
         "signature.py",
