@@ -42,7 +42,7 @@ _ATTEMPTS = 4
 
 
 class FrontEnd(NamedTuple):
-    """Functions by which a front end submits inference requests. Create it once and use it for every request.
+    """Functions by which a front end submits inference requests, created once.
 
     Attributes:
         submit: ``submit(model, *arguments)`` decodes the request for that version and calls ``model.submit``. It raises
@@ -378,7 +378,7 @@ class Engine:
         return self._lifecycle.ready_models()
 
     def only_model(self) -> str:
-        """Return the name of the only model that is ready or loadable on demand, or "" if there are none or several.
+        """Return the only model that is ready or loadable on demand, "" for none or several.
 
         Raises LoadingError while the startup models are still being loaded and the answer is unknown.
         """

@@ -118,9 +118,10 @@ def models_of(environ: Mapping[str, str], directories: Sequence[str]) -> tuple[s
 
 
 def find_adapter(name: str) -> Adapter:
-    """Return the adapter of a platform: built in, or from an installed package's entry point in ``remora.hosts``.
+    """Return the adapter of a platform.
 
-    Raises ValueError for an unknown platform.
+    It is built in or an entry point of an installed package in the group ``remora.hosts``. Raises ValueError for an
+    unknown platform.
     """
     if name in PLATFORMS:
         return cast(Adapter, import_module(f"remora_adapters.{name}"))

@@ -161,9 +161,10 @@ _WITHOUT_SYN = b"".join(
 
 
 def _refuse_new(listening: socket.socket) -> None:
-    """Drop new SYN packets, so that no connection is established and then reset between the last accept and the close.
+    """Make the kernel drop new SYN packets.
 
-    Clients retry, and are then refused or reach another server. This works on Linux only.
+    A connection established between the last accept and the close would otherwise be reset. Clients retry, and are then
+    refused or reach another server. This works on Linux only.
     """
     if sys.platform != "linux":
         return

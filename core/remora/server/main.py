@@ -289,7 +289,9 @@ class Server:
         return counts
 
     async def stop(self, *, drain: bool = False, announce: bool = True) -> bool:
-        """Stop accepting, finish the requests in flight and close; return False if the exit timeout expired.
+        """Stop accepting, finish the requests in flight and close.
+
+        Returns False if the exit timeout expired first.
 
         With ``announce``, log the requests in flight every second. With ``drain``, first report "not ready" and keep
         serving for the lame-duck time, and until open sequences have ended.

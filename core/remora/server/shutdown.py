@@ -52,9 +52,10 @@ def force_exit_after(seconds: float) -> None:
 
 
 def on_signals(numbers: Collection[int], stop: Callable[[], None]) -> None:
-    """Call ``stop`` in a dedicated thread at the first of these signals; end the process at the second.
+    """Call ``stop`` in a dedicated thread at the first of these signals.
 
-    Call this in the main thread while its event loop runs. The loop must not have signal handlers.
+    The second signal ends the process. Call this in the main thread while its event loop runs. The loop
+    must not have signal handlers.
     """
     receiving, sending = socket.socketpair()
     sending.setblocking(False)

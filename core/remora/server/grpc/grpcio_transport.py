@@ -136,7 +136,9 @@ _GOODBYE_S = 1.0
 
 
 class GrpcServer:
-    """Server of V2, health and reflection on grpcio. Call `start` and `stop` once each, outside an event loop's thread.
+    """Server of V2, health and reflection on grpcio.
+
+    Call `start` and `stop` once each, outside an event loop's thread.
 
     Args:
         engine: performs the calls.

@@ -29,9 +29,9 @@ def read(flag: str, path: str) -> bytes:
 
 
 def context_of(files: TlsFiles, alpn: str) -> ssl.SSLContext:
-    """Return the TLS context of a server [R17]; with ``root``, clients need a certificate from that CA.
+    """Return the TLS context of a server [R17].
 
-    Raises ConfigError.
+    With ``root``, clients need a certificate from that CA. Raises ConfigError.
     """
     read("server-key", files.key)
     read("server-cert", files.cert)

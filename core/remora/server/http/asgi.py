@@ -73,9 +73,9 @@ _DEFAULTS = ServerOptions()
 
 
 def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
-    """Return a FastAPI application with all V2 routes and the pages of ``engine``; routes can be added to it.
+    """Return a FastAPI application with all V2 routes and the pages of ``engine``.
 
-    Start the engine before the first request and stop it after the last. Bodies of more than
+    Routes can be added to it. Start the engine before the first request and stop it after the last. Bodies of more than
     ``options.http_max_input_size`` bytes are refused while they arrive.
 
     Raises ValueError for an invalid ``http_header_forward_pattern`` and for invalid restrictions.

@@ -263,7 +263,7 @@ class RestService:
         return None
 
     def locked(self, action: str, head: Head) -> HttpAnswer | None:
-        """Return the refusal of a request for ``action``, such as "infer", or None if the request is allowed.
+        """Return the refusal of a request for ``action``, such as "infer", or None if allowed.
 
         Every route that reaches a model calls this first, because a restriction of V2 alone could be bypassed.
         """
