@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "scheduling/slots.py",
-        "test_scheduler_remote_instances",
+        "test_slots test_scheduler_remote_instances",
         ("self.begun -= begun", "pass"),
         ("self.busy = self.begun > 0", "self.busy = False"),
         ("known.pop(id(each)) if id(each) in known else Slot(each)", "Slot(each)"),
