@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from remora.backends import Source
 from remora.backends.python.environment_cache import EnvironmentCache
+from remora.backends.python.failures import REQUIREMENTS
 from remora.backends.python.requirements import asks_for_anything, read_requirements, unmet
 from remora.backends.worker.process import server_paths
 from remora.errors import ConfigError, InternalError
@@ -29,7 +30,6 @@ from remora.storage.archive import unpack
 _log = logging.getLogger("remora.models")
 
 PATH_PARAMETER = "EXECUTION_ENV_PATH"
-REQUIREMENTS = "requirements.txt"
 CACHE_SETTING = "environment-cache-directory"
 LIMIT_SETTING = "environment-cache-byte-size"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"

@@ -6,23 +6,31 @@ The text shows lines of the model's code and hides lines of this package.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+REQUIREMENTS = "requirements.txt"
 _OWN_FOLDER = str(Path(__file__).resolve().parents[2])
 
+_SAME_NAME = (
+    *("accelerate", "joblib", "lightgbm", "numpy", "onnx", "onnxruntime", "pandas", "requests", "safetensors", "scipy"),
+    *("sentencepiece", "tensorflow", "tokenizers", "torch", "torchaudio", "torchvision", "transformers", "xgboost"),
+)
 _DISTRIBUTIONS = {
+    **{name: name for name in _SAME_NAME},
     "bs4": "beautifulsoup4",
     "cv2": "opencv-python-headless",
     "dateutil": "python-dateutil",
     "fitz": "pymupdf",
+    "sentence_transformers": "sentence-transformers",
     "PIL": "pillow",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Common modules whose package has another name."""
+"""Common modules and their packages. Other names get no install command, because a mistyped name may be a package."""
 
 
 class _Line(NamedTuple):
@@ -47,11 +55,21 @@ def describe_load(error: BaseException, file: Path, folders: Sequence[Path]) -> 
     text = _text(error, lines)
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
-        text += (
-            f"Install it into the server's environment: pip install {_DISTRIBUTIONS.get(top, top)}\n"
-            f"(if '{top}' is the model's own, put it beside {file.name} or into the model's folder)\n"
-        )
+        text += _remedy(top, file) + f"(if '{top}' is the model's own, put it beside {file.name} or into its folder)\n"
     return text
+
+
+def _remedy(module: str, file: Path) -> str:
+    package = _DISTRIBUTIONS.get(module)
+    if package is None:
+        near = get_close_matches(module, _DISTRIBUTIONS, 1)
+        return f"Did you mean '{near[0]}'?\n" if near else f"No package is known for '{module}': check its name.\n"
+    for requirements in (file.with_name(REQUIREMENTS), file.parent.parent / REQUIREMENTS):
+        if requirements.is_file():
+            return f"Add it to {REQUIREMENTS} of the model: {package}\n"
+    return (
+        f"Install it into the server's environment: pip install {package}, or name it in {REQUIREMENTS} of the model\n"
+    )
 
 
 def _text(error: BaseException, lines: Iterable[_Line]) -> str:

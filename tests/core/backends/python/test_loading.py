@@ -158,13 +158,36 @@ def test_a_load_error_names_file_and_line(tmp_path: Path) -> None:
     assert load_failure(tmp_path, "raise SystemExit('no')").startswith("SystemExit: no")
 
 
-@pytest.mark.parametrize(("module", "package"), [("nowhere_to_be_found", "nowhere_to_be_found"), ("cv2", "opencv")])
+@pytest.mark.parametrize(("module", "package"), [("skimage", "scikit-image"), ("cv2", "opencv")])
 def test_a_missing_module_comes_with_the_line_that_installs_it(
     tmp_path: Path, module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     text = load_failure(tmp_path, f"\nimport {module}.part\n")
     assert f"model.py(2): <module>\nInstall it into the server's environment: pip install {package}" in text
+
+
+@pytest.mark.parametrize("place", ["requirements.txt", "1/requirements.txt"])
+def test_a_model_with_requirements_of_its_own_gets_missing_modules_there(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    requirements = tmp_path / "m" / place
+    requirements.parent.mkdir(parents=True, exist_ok=True)
+    requirements.write_text("numpy\n")
+    text = load_failure(tmp_path, "import skimage\n")
+    assert "Add it to requirements.txt of the model: scikit-image\n" in text
+    assert "pip install" not in text
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [("transfomers", "Did you mean 'transformers'?"), ("zzqx", "No package is known for 'zzqx': check its name.")],
+)
+def test_a_name_that_may_be_a_typing_error_gets_no_install_command(tmp_path: Path, module: str, hint: str) -> None:
+    text = load_failure(tmp_path, f"import {module}\n")
+    assert hint in text
+    assert "pip install" not in text
 
 
 def test_a_file_without_a_model_says_what_belongs_into_it(tmp_path: Path) -> None:
