@@ -186,7 +186,7 @@ def serves_on(port: int) -> bool:
     """Whether it says that it does not serve, and answers all the same."""
     with suppress(OSError, http.client.HTTPException):  # nobody listens any more
         answered = ask(port, "POST", "/v2/models/scale/infer", v2_request(ROWS)).status == 200
-        return answered and health(port).startswith("the health service says")
+        return answered and health(port).startswith("the health service answered")
     return False
 
 

@@ -267,7 +267,7 @@ def test_a_restriction_of_http_holds_for_grpc_on_its_port(serving: Serving, tmp_
     [
         (("--grpc-use-ssl=true",), "has no TLS"),
         (("--allow-http=false",), "there is no such port"),
-        (("--grpc-transport=grpcio",), "grpcio needs a port of its own"),
+        (("--grpc-transport=grpcio",), "grpcio needs a separate port"),
         (("--grpc-restricted-protocol=nonsense",), "grpc-restricted-protocol"),
     ],
 )

@@ -287,7 +287,7 @@ def test_the_sequences_page_tells_which_live_and_why_others_were_refused(server:
     (row,) = [row for row in found["sequences"] if row["correlation_id"] == 77]
     assert (row["state"], row["instance"], row["running"]) == ("active", "words_oldest_0", False)
     assert found["refused"][0]["correlation_id"] == 78
-    assert "is not known" in found["refused"][0]["explanation"]
+    assert "is unknown" in found["refused"][0]["explanation"]
     assert "/v2/models/words_oldest/sequences" in read(server, "/v2/openapi.json")["paths"]
     ask("words_oldest", 77, "b", "BYTES", end=True)
     last = read(server, "/v2/models/words_oldest/sequences")

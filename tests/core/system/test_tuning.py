@@ -79,7 +79,8 @@ def test_a_system_without_glibc_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_freezing_takes_living_objects_out_of_the_collectors_sight() -> None:
-    assert freeze(Tuning()) == gc.get_freeze_count() > 0
+    frozen = freeze(Tuning())
+    assert 0 < gc.get_freeze_count() <= frozen  # objects that are released leave the count
 
 
 def test_memory_is_given_back_only_where_the_allocator_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
