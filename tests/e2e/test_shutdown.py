@@ -73,12 +73,16 @@ def read_all(connection: socket.socket) -> bytes:
 def test_a_hangup_ends_the_server_as_sigterm_does(repository: Path, child_environment: dict[str, str]) -> None:
     write_version(repository, 1)
     port = free_port()
-    with process(repository, port, child_environment) as server:
-        until(port, "/readyz", server)
-        server.send_signal(signal.SIGHUP)
-        assert server.stderr is not None
-        assert any("Waiting for in-flight requests" in line for line in server.stderr)
-        assert server.wait(PATIENCE_S) == 0
+    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a child inherits that it is ignored, as under nohup
+    try:
+        with process(repository, port, child_environment) as server:
+            until(port, "/readyz", server)
+            server.send_signal(signal.SIGHUP)
+            assert server.stderr is not None
+            assert any("Waiting for in-flight requests" in line for line in server.stderr)
+            assert server.wait(PATIENCE_S) == 0
+    finally:
+        signal.signal(signal.SIGHUP, outside)
 
 
 @pytest.mark.parametrize("lame_duck", ["0", "1"])
