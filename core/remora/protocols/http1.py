@@ -52,6 +52,7 @@ class Head:
         "content_length",
         "expects_continue",
         "headers",
+        "host",
         "http10",
         "keep_alive",
         "method",
@@ -74,6 +75,7 @@ class Head:
         self.headers = headers
         self.keep_alive = keep_alive
         self.http10 = http10
+        self.host = self.get(b"host") or b""
         self.content_length = int(self.get(b"content-length") or 0)
         self.chunked = (self.get(b"transfer-encoding") or b"").lower().endswith(b"chunked")
         self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"

@@ -442,7 +442,7 @@ class _LoopbackService:
         self._known: set[bytes] = set()
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        host = head.get(b"host") or b""
+        host = head.host
         if host not in self._known:
             reason = refuse_host(head.get, self._allowed)
             if reason:
