@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from remora.backends import Backend, BackendModel, Instance, Source
 from remora.backends.registry import backend_in, find_backend, kinds_of
 from remora.config import (
     Placement,
+    SequenceState,
     check_names,
     find_config,
     infer_backend,
@@ -21,16 +25,17 @@ from remora.config import (
     read_config,
     read_data,
     select_versions,
+    sequence_policy,
     validate,
     validate_written,
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
-from remora.messages import Array
+from remora.messages import DTYPES, Array
 from remora.models.placement import PlacedModel, parse_gpu_limits, parse_host_policies
 from remora.models.policy import Revision, revision_of
 from remora.models.served_model import ServedModel, Steps
 from remora.options import EngineOptions, cache_settings, cache_size, rate_limits
-from remora.proto.model_config_pb2 import ModelConfig
+from remora.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from remora.repository import Fingerprint, ModelFolder, Repository
 from remora.startup import Ledger
 from remora.statistics import (
@@ -48,13 +53,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.cache import ResponseCache
     from remora.scheduling.rate_limiter import RateLimiter, Turn
-import math
 
-import numpy as np
-
-from remora.config import SequenceState, sequence_policy
-from remora.messages import DTYPES
-from remora.proto.model_config_pb2 import ModelSequenceBatching
 
 _log = logging.getLogger("remora.models")
 
